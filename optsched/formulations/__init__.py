@@ -1,0 +1,1 @@
+"""Mathematical models, one file each: data in, model, schedule out."""

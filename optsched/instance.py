@@ -1,0 +1,442 @@
+"""The problem: requests as read-only columns, the KV capacity and the limits of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.errors import InputError
+
+TimeUnit = Literal["round", "second"]
+KvAccounting = Literal["generated", "cached"]
+
+MAX_TOKENS = 2**31 - 1
+"""Largest prompt or output of one request, in tokens."""
+MAX_ROUND = 2**53
+"""Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hard limits of the machine, per batch; ``None`` is unlimited.
+
+    Parameters
+    ----------
+    max_batch_tokens : int, optional
+        C: tokens processed in one batch, prefill and decode together.
+    max_prefill_tokens : int, optional
+        P: prefill tokens processed in one batch.
+    max_running : int, optional
+        R_max: requests that hold KV after a batch.
+    """
+
+    max_batch_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_running: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _whole(value, f"limits.{name}", 1, _INT64_MAX))
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the limits that are set, by name."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Requests to schedule on one worker, and what limits it.
+
+    Requests are indices ``0..n-1`` in the order given; arrivals need not be sorted.
+
+    Parameters
+    ----------
+    arrival : array_like, shape (n,)
+        Arrival times, >= 0: whole rounds, or seconds.
+    prompt_tokens, output_tokens : array_like of int, shape (n,)
+        s_i >= 1 and o_i >= 1, in tokens.
+    kv_capacity : int
+        M, in tokens.
+    time_unit : {"round", "second"}
+        ``"round"``: every batch takes one round. ``"second"``: a cost model gives batch times.
+    kv_accounting : {"generated", "cached"}
+        Whether a running request's newest token counts: it holds s + j, or s + j - 1, while
+        its j-th token is produced (FORMULATIONS, section 0).
+    limits : Limits
+    hybrid_batching, chunked_prefill : bool, optional
+        Hard switches; ``None`` leaves schedulers their own (models: hybrid on, chunking off).
+    predicted : array_like, shape (n,), optional
+        Predicted output tokens, >= 1.
+    predicted_lower, predicted_upper : array_like of int, shape (n,), optional
+        Prediction intervals; both or neither, and they contain the output.
+    name : str
+    id : sequence of str or int, optional
+        External names of the requests, unique.
+    known : mapping, optional
+        What is known of the optimum: ``optimum``, ``bound``, ``best_known``, ``reference``.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be, with field, request, value and what would be right; also a
+        request that can never fit into the KV capacity or a hard token limit.
+    """
+
+    arrival: NDArray[Any]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    kv_capacity: int
+    time_unit: TimeUnit = "round"
+    kv_accounting: KvAccounting = "generated"
+    limits: Limits = field(default_factory=Limits)
+    hybrid_batching: bool | None = None
+    chunked_prefill: bool | None = None
+    predicted: NDArray[np.float64] | None = None
+    predicted_lower: NDArray[np.int64] | None = None
+    predicted_upper: NDArray[np.int64] | None = None
+    name: str = ""
+    id: tuple[str | int, ...] | None = None
+    known: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__.__get__(self)
+        if self.time_unit not in ("round", "second"):
+            raise InputError(f"time_unit: {self.time_unit!r} is not one of 'round', 'second'")
+        if self.kv_accounting not in ("generated", "cached"):
+            raise InputError(
+                f"kv_accounting: {self.kv_accounting!r} is not one of 'generated', 'cached'"
+            )
+        if not isinstance(self.name, str):
+            raise InputError(f"name: {self.name!r} is not a string")
+        for switch in ("hybrid_batching", "chunked_prefill"):
+            value = getattr(self, switch)
+            if value is not None and not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"{switch}: {value!r} is not true, false or null")
+            put(switch, None if value is None else bool(value))
+        put("kv_capacity", _whole(self.kv_capacity, "kv_capacity", 1, _INT64_MAX))
+        if self.time_unit == "round":
+            put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
+        else:
+            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, float(MAX_ROUND)))
+        put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
+        put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
+        if self.predicted is not None:
+            put("predicted", real_column(self.predicted, "requests.predicted", 1.0, MAX_TOKENS))
+        for bound in ("predicted_lower", "predicted_upper"):
+            if getattr(self, bound) is not None:
+                put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
+        self._check_columns()
+        self._check_intervals()
+        self._check_fit()
+
+    def _check_columns(self) -> None:
+        n = len(self.arrival)
+        if n == 0:
+            raise InputError("requests: the list is empty; at least one request is needed")
+        columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "predicted": self.predicted,
+            "predicted_lower": self.predicted_lower,
+            "predicted_upper": self.predicted_upper,
+            "id": self.id,
+        }
+        for key, column in columns.items():
+            if column is not None and len(column) != n:
+                raise InputError(
+                    f"requests.{key}: has {len(column)} values, but arrival has {n}; "
+                    "columns must be of equal length"
+                )
+        if self.id is not None:
+            seen: dict[str | int, int] = {}
+            for i, label in enumerate(self.id):
+                if isinstance(label, bool) or not isinstance(label, (str, int)):
+                    raise InputError(f"requests.id: request {i}: {label!r} is no string or integer")
+                if label in seen:
+                    raise InputError(
+                        f"requests.id: request {i}: {label!r} is also request {seen[label]}'s; "
+                        "ids must be unique"
+                    )
+                seen[label] = i
+            object.__setattr__(self, "id", tuple(self.id))
+
+    def _check_intervals(self) -> None:
+        lower, upper = self.predicted_lower, self.predicted_upper
+        if (lower is None) != (upper is None):
+            missing = "predicted_lower" if lower is None else "predicted_upper"
+            raise InputError(f"requests.{missing}: missing; an interval needs both ends")
+        if lower is None or upper is None:
+            return
+        for bad, text in (
+            (lower > upper, "the interval is reversed"),
+            (self.output_tokens < lower, "output_tokens lies below the interval"),
+            (self.output_tokens > upper, "output_tokens lies above the interval"),
+        ):
+            if bad.any():
+                i = int(np.argmax(bad))
+                raise InputError(
+                    f"requests.predicted_lower: request {i}: {text} "
+                    f"[{lower[i]}, {upper[i]}] (output_tokens {self.output_tokens[i]})"
+                )
+
+    def _check_fit(self) -> None:
+        too_big = self.peak_tokens > self.kv_capacity
+        if too_big.any():
+            i = int(np.argmax(too_big))
+            raise InputError(
+                f"kv_capacity: request {i}: needs {self.peak_tokens[i]} KV tokens at its peak "
+                f"(prompt {self.prompt_tokens[i]}, output {self.output_tokens[i]}, "
+                f"{self.kv_accounting} accounting), but kv_capacity is {self.kv_capacity}; "
+                "it can never fit"
+            )
+        if self.chunked_prefill is False:
+            for name in ("max_batch_tokens", "max_prefill_tokens"):
+                limit = getattr(self.limits, name)
+                if limit is not None and (self.prompt_tokens > limit).any():
+                    i = int(np.argmax(self.prompt_tokens > limit))
+                    raise InputError(
+                        f"limits.{name}: request {i}: prompt_tokens {self.prompt_tokens[i]} "
+                        f"exceeds {limit} and chunked_prefill is false; it can never be processed"
+                    )
+        last = int(self.arrival.max()) + int(self.output_tokens.sum())
+        volume = (
+            sum(
+                int((column.astype(object) * self.output_tokens.astype(object)).sum())
+                for column in (self.prompt_tokens, self.output_tokens)
+            )
+            if self.output_tokens.max() > 2**20 or self.prompt_tokens.max() > 2**20
+            else 0
+        )
+        if last * self.n >= 2**62 or volume >= 2**62:
+            raise InputError(
+                "requests: the sum of all completion times or KV volumes would not fit into "
+                "64-bit integers; use fewer or smaller requests, or earlier arrivals"
+            )
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return len(self.arrival)
+
+    @property
+    def kv_offset(self) -> int:
+        """KV tokens that a running request holds beyond its cached ones: 1 or 0."""
+        return 1 if self.kv_accounting == "generated" else 0
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether every batch takes one round."""
+        return self.time_unit == "round"
+
+    @cached_property
+    def peak_tokens(self) -> NDArray[np.int64]:
+        """Most KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
+        return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
+
+    @cached_property
+    def volume(self) -> NDArray[np.int64]:
+        """KV token-rounds of each uninterrupted run: s o + o (o + 1) / 2 (cached: - o)."""
+        s, o = self.prompt_tokens, self.output_tokens
+        return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
+
+    def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
+        """Return the instance of the requests at ``index``, in that order."""
+        pick = np.asarray(index)
+
+        def cut(column: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if column is None else column[pick]
+
+        ids = None
+        if self.id is not None:
+            ids = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+        return replace(
+            self,
+            arrival=self.arrival[pick],
+            prompt_tokens=self.prompt_tokens[pick],
+            output_tokens=self.output_tokens[pick],
+            predicted=cut(self.predicted),
+            predicted_lower=cut(self.predicted_lower),
+            predicted_upper=cut(self.predicted_upper),
+            id=ids,
+            known=None,
+            name=self.name if name is None else name,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the instance as the JSON object of an instance file, absent fields left out."""
+        requests: dict[str, Any] = {
+            "arrival": plain_numbers(self.arrival),
+            "prompt_tokens": self.prompt_tokens.tolist(),
+            "output_tokens": self.output_tokens.tolist(),
+        }
+        if self.predicted is not None:
+            requests["predicted"] = plain_numbers(self.predicted)
+        if self.predicted_lower is not None and self.predicted_upper is not None:
+            requests["predicted_lower"] = self.predicted_lower.tolist()
+            requests["predicted_upper"] = self.predicted_upper.tolist()
+        if self.id is not None:
+            requests["id"] = list(self.id)
+        data: dict[str, Any] = {
+            "format": "optsched-instance",
+            "version": 1,
+            "name": self.name,
+            "time_unit": self.time_unit,
+            "kv_capacity": self.kv_capacity,
+            "kv_accounting": self.kv_accounting,
+        }
+        if self.limits.as_dict():
+            data["limits"] = self.limits.as_dict()
+        for switch in ("hybrid_batching", "chunked_prefill"):
+            if getattr(self, switch) is not None:
+                data[switch] = getattr(self, switch)
+        data["requests"] = requests
+        if self.known:
+            data["known"] = dict(self.known)
+        return data
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the content: canonical JSON without ``name``, ``id`` and ``known``.
+
+        Canonical: keys sorted, no spaces, integral numbers as integers, absent and null
+        fields left out (they mean the same).
+        """
+        data = self.to_dict()
+        for key in ("name", "known"):
+            data.pop(key, None)
+        data["requests"].pop("id", None)
+        return hashlib.sha256(canonical_json(data)).hexdigest()
+
+
+def canonical_json(data: Any) -> bytes:
+    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def plain_numbers(column: NDArray[Any]) -> list[int | float]:
+    """Return a column as Python numbers, integral ones as ``int``."""
+    if column.dtype.kind in "iu":
+        return list(column.tolist())
+    return [int(v) if v.is_integer() else v for v in column.tolist()]
+
+
+def _whole(value: Any, field_name: str, low: int, high: int) -> int:
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise InputError(f"{field_name}: {value!r} is not an integer")
+    if isinstance(number, float) and not number.is_integer():
+        raise InputError(f"{field_name}: {value!r} is not an integer")
+    if not low <= number <= high:
+        raise InputError(f"{field_name}: {value!r} is out of range; {low} to {high} is right")
+    return int(number)
+
+
+def whole_column(
+    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS
+) -> NDArray[np.int64]:
+    """Return ``values`` as a read-only int64 column, or say which one is no integer in range.
+
+    Parameters
+    ----------
+    values : array_like, shape (n,)
+    field_name : str
+        How the error names the column.
+    low, high : int
+        The smallest and largest value allowed.
+
+    Raises
+    ------
+    InputError
+        Not a flat list; a boolean, string, fraction, NaN or infinity; out of range.
+    """
+    array = _flat(values, field_name)
+    if array.dtype.kind not in "iu":
+        checked = [
+            _request_number(v, i, field_name, low, high, whole=True)
+            for i, v in enumerate(array.tolist())
+        ]
+        array = np.array(checked, dtype=np.int64)
+    elif array.size and not (array.min() >= low and array.max() <= high):
+        i = int(np.argmax((array < low) | (array > high)))
+        _request_number(array[i].item(), i, field_name, low, high, whole=True)
+    return _read_only(array.astype(np.int64))
+
+
+def real_column(values: ArrayLike, field_name: str, low: float, high: float) -> NDArray[np.float64]:
+    """Return ``values`` as a read-only float64 column; see `whole_column`."""
+    array = _flat(values, field_name)
+    if array.dtype.kind not in "iuf":
+        checked = [
+            _request_number(v, i, field_name, low, high, whole=False)
+            for i, v in enumerate(array.tolist())
+        ]
+        array = np.array(checked, dtype=np.float64)
+    elif array.size:
+        bad = ~((array >= low) & (array <= high))
+        if bad.any():
+            i = int(np.argmax(bad))
+            _request_number(array[i].item(), i, field_name, low, high, whole=False)
+    return _read_only(array.astype(np.float64))
+
+
+def _flat(values: ArrayLike, field_name: str) -> NDArray[Any]:
+    if not isinstance(values, (np.ndarray, list, tuple, range)):
+        values = (
+            list(values)
+            if hasattr(values, "__iter__") and not isinstance(values, (str, bytes, Mapping))
+            else values
+        )
+        if not isinstance(values, list):
+            raise InputError(f"{field_name}: {values!r} is not a list of numbers")
+    if isinstance(values, np.ndarray):
+        array = values
+    else:
+        kinds = {type(v) for v in values}
+        if kinds <= {int}:
+            try:
+                array = np.array(values, dtype=np.int64)
+            except OverflowError:
+                array = np.array(values, dtype=object)
+        elif kinds <= {int, float}:
+            array = np.array(values, dtype=object if kinds == {int, float} else np.float64)
+        else:
+            array = np.empty(len(values), dtype=object)
+            array[:] = values
+    if array.ndim != 1:
+        raise InputError(f"{field_name}: has {array.ndim} dimensions; a flat list is right")
+    return array
+
+
+def _request_number(
+    value: Any, i: int, field_name: str, low: float, high: float, *, whole: bool
+) -> float:
+    where = f"{field_name}: request {i}: {value!r}"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where} is not {'an integer' if whole else 'a number'}")
+    if value != value or value in (float("inf"), float("-inf")):
+        raise InputError(f"{where} is not a finite number")
+    if whole and isinstance(value, float) and not value.is_integer():
+        raise InputError(f"{where} is not an integer")
+    if not low <= value <= high:
+        raise InputError(f"{where} is out of range; {low} to {high} is right")
+    return int(value) if whole else value
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    if array.flags.writeable:
+        array = array.copy() if array.base is not None else array
+        array.setflags(write=False)
+    return array

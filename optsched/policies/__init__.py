@@ -1,0 +1,1 @@
+"""Schedulers of the literature, one file per family, found by a registry."""

@@ -1,0 +1,1 @@
+"""HiGHS and CP-SAT back ends."""
