@@ -1,1 +1,111 @@
-"""Lower bounds and certificates."""
+"""Lower bounds on what any schedule costs, found by a registry.
+
+A bound is one `Bound` at the top level of a module of this package; nothing else lists it.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+from optsched.cost import CostModel
+from optsched.errors import UsageError
+from optsched.instance import Instance
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound that holds for every schedule of an instance.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line for people.
+    time_unit : {"round", "second"}
+        The instances that it is proved for.
+    objectives : tuple of str
+        The objectives that it bounds from below.
+    function : callable
+        ``(instance, cost_model) -> value``: the bound in the instance's time unit, or ``None``
+        where it says nothing. The proof stands in its docstring.
+    """
+
+    name: str
+    summary: str
+    time_unit: str
+    objectives: tuple[str, ...]
+    function: Callable[[Instance, CostModel | None], float | None]
+
+
+@cache
+def bounds() -> dict[str, Bound]:
+    """Return every bound of this package by name."""
+    found: dict[str, Bound] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        for value in vars(import_module(f"{__name__}.{module}")).values():
+            if isinstance(value, Bound):
+                found[value.name] = value
+    return found
+
+
+def lower_bound(
+    instance: Instance,
+    *,
+    method: str = "auto",
+    cost_model: CostModel | None = None,
+    objective: str = "tel",
+) -> tuple[float | None, str | None]:
+    """Return the largest of the bounds that apply, and its name.
+
+    In rounds it holds for uninterrupted runs and for policies that restart: the last run of a
+    request that restarts is uninterrupted, and the earlier ones only take room.
+
+    Parameters
+    ----------
+    instance : Instance
+    method : str
+        One bound by name, or ``"auto"`` for the best of all.
+    cost_model : CostModel, optional
+        Needed by bounds for instances in seconds.
+    objective : str
+
+    Returns
+    -------
+    value : int, float or None
+        ``None`` when no bound is known.
+    name : str or None
+        The bound that gave the value.
+
+    Raises
+    ------
+    UsageError
+        An unknown method, or one that does not apply to the instance or objective.
+    """
+    usable = {
+        name: bound
+        for name, bound in bounds().items()
+        if bound.time_unit == instance.time_unit and objective in bound.objectives
+    }
+    if method != "auto":
+        if method not in bounds():
+            raise UsageError(
+                f"method: {method!r} is no bound; known are auto, {', '.join(sorted(bounds()))}"
+            )
+        if method not in usable:
+            able = ", ".join(sorted(usable)) or "none yet"
+            raise UsageError(
+                f"method: the bound {method!r} does not apply to {objective} on an instance in "
+                f"{instance.time_unit}s; those that do: {able}"
+            )
+        usable = {method: usable[method]}
+    best: float | None = None
+    origin: str | None = None
+    for name in sorted(usable):
+        value = usable[name].function(instance, cost_model)
+        if value is not None and (best is None or value > best):
+            best, origin = value, name
+    return best, origin

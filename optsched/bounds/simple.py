@@ -1,0 +1,155 @@
+"""Lower bounds on total latency in rounds from sorting alone: O(n log n), exact arithmetic.
+
+All three relax the KV cache to a machine that works off token-rounds at speed M: a request is
+a job of volume vol_i (`Instance.volume`, the token-rounds of an uninterrupted run) that is
+released at a_i. Times are integers in units of 1/M round, so nothing is ever rounded the wrong
+way, and nothing depends on how far apart arrivals are.
+
+Notes
+-----
+Limits on batches only take schedules away, so every bound stays valid under them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+
+from optsched.bounds import Bound
+from optsched.cost import CostModel
+from optsched.instance import Instance
+
+_FRACTION_BITS = 80
+"""Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds."""
+
+
+def sum_outputs(instance: Instance, cost_model: CostModel | None = None) -> int:
+    """Return sum o_i.
+
+    Proof. A request produces at most one token per round, none before its arrival, so
+    C_i >= a_i + o_i.
+    """
+    return int(instance.output_tokens.sum())
+
+
+def srpt(instance: Instance, cost_model: CostModel | None = None) -> int:
+    """Return the SRPT volume bound, sharpened to whole rounds and earliest completions.
+
+    Proof. In a schedule let request i use its KV tokens at each moment as a processing rate;
+    the rates sum to at most M and i has received vol_i by its completion C_i. Speeding nothing
+    up, the jobs can be run one at a time on a preemptive machine of speed M so that each
+    completes by C_i (earliest due date first meets any due dates that shared rates meet). On
+    that machine the shortest-remaining-processing-time rule has, at every moment, completed
+    the largest number of jobs that any rule can have (Schrage 1968). So the k-th smallest
+    completion time of the schedule is at least T_k, SRPT's k-th, and, being a whole number, at
+    least ceil(T_k). It is also at least E_k, the k-th smallest a_i + o_i, since C_i >= a_i + o_i
+    holds for each i. Hence TEL >= sum_k max(ceil(T_k), E_k) - sum_i a_i.
+
+    Notes
+    -----
+    At least as large as `sum_outputs`, and as the sum of SRPT's completion times rounded up.
+    """
+    capacity = instance.kv_capacity
+    earliest = sorted((instance.arrival + instance.output_tokens).tolist())
+    total = 0
+    completions = _srpt_completions(instance)
+    for completion, floor in zip(completions, earliest, strict=True):
+        total += max(-(-completion // capacity), floor)
+    return total - int(instance.arrival.sum())
+
+
+def _srpt_completions(instance: Instance) -> Iterator[int]:
+    """Yield SRPT's completion times in ascending order, in units of 1/M round."""
+    capacity = instance.kv_capacity
+    order = np.argsort(instance.arrival, kind="stable")
+    release = [a * capacity for a in instance.arrival[order].tolist()]
+    volume = instance.volume[order].tolist()
+    waiting: list[int] = []
+    now = 0
+    for at, work in zip(release, volume, strict=True):
+        while waiting and now + waiting[0] <= at:
+            now += heappop(waiting)
+            yield now
+        if waiting and now < at:
+            # The head stays the smallest when it shrinks, so the heap needs no repair.
+            waiting[0] -= at - now
+        now = max(now, at)
+        heappush(waiting, work)
+    while waiting:
+        now += heappop(waiting)
+        yield now
+
+
+def mean_busy_time(instance: Instance, cost_model: CostModel | None = None) -> int:
+    """Return the mean-busy-time bound, rounded up after rounding safely down.
+
+    Proof. Let B_i = (1/vol_i) * integral of t * (KV tokens of i at t) dt over the uninterrupted
+    run of i. With q = s_i (cached accounting: s_i - 1) it holds q + j during the round that
+    ends at C_i - o_i + j, so
+
+        B_i = C_i - o_i + A_i / vol_i,   A_i = sum_{j=1..o_i} (q + j) (j - 1/2)
+            = q o_i^2 / 2 + o_i (o_i + 1) (2 o_i + 1) / 6 - o_i (o_i + 1) / 4.
+
+    The tokens held are processing rates that sum to at most M, and zero before a_i. Over all
+    such rates that give i its vol_i, sum_i B_i = sum_i integral (t / vol_i) rate_i(t) dt is a
+    transportation problem, and the exchange argument solves it: at each moment give the
+    machine to the released, unfinished job of the largest 1/vol_i (Goemans 1996). So with B*_i
+    of that preemptive list schedule, sum C_i >= sum_i (B*_i + o_i - A_i / vol_i).
+
+    A piece [x, y) in units of 1/M round adds (y^2 - x^2) / (2 M vol_i) to B*_i. Each request's
+    terms are rounded down to a multiple of 2**-80; TEL is a whole number, so the sum, still a
+    valid bound, is rounded up.
+    """
+    capacity = instance.kv_capacity
+    order = np.argsort(instance.arrival, kind="stable")
+    release = [a * capacity for a in instance.arrival[order].tolist()]
+    volume = instance.volume[order].tolist()
+    remaining = list(volume)
+    # Twice the first moment of each job's work, in units of 1/M round: sum of y^2 - x^2.
+    moment = [0] * instance.n
+    waiting: list[tuple[int, int]] = []
+    now = 0
+
+    def run(until: int | None) -> int:
+        """Work off waiting jobs up to `until` and return the time reached."""
+        clock = now
+        while waiting and (until is None or clock < until):
+            job = waiting[0][1]
+            end = clock + remaining[job]
+            if until is not None and end > until:
+                end = until
+            moment[job] += end * end - clock * clock
+            remaining[job] -= end - clock
+            clock = end
+            if remaining[job] == 0:
+                heappop(waiting)
+        return clock
+
+    for job, at in enumerate(release):
+        if waiting:
+            now = run(at)
+        now = max(now, at)
+        heappush(waiting, (volume[job], job))
+    run(None)
+
+    total = 0
+    prompt = instance.prompt_tokens[order].tolist()
+    output = instance.output_tokens[order].tolist()
+    for job in range(instance.n):
+        q, o, vol = prompt[job] + instance.kv_offset - 1, output[job], volume[job]
+        a12 = 6 * q * o * o + 2 * o * (o + 1) * (2 * o + 1) - 3 * o * (o + 1)
+        # moment / (2 M vol) + o - a12 / (12 vol), over the common denominator 12 M vol.
+        numerator = 6 * moment[job] + 12 * capacity * vol * o - capacity * a12
+        total += (numerator << _FRACTION_BITS) // (12 * capacity * vol)
+    return -(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum())
+
+
+SUM_OUTPUTS = Bound(
+    "sum-outputs", "every request alone in the machine", "round", ("tel",), sum_outputs
+)
+SRPT = Bound("srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt)
+MEAN_BUSY_TIME = Bound(
+    "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time
+)

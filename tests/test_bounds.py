@@ -1,0 +1,192 @@
+"""Lower bounds in rounds never exceed an optimum that was found by trying everything."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+
+import numpy as np
+import pytest
+
+from optsched.bounds import bounds, lower_bound
+from optsched.errors import UsageError
+from optsched.instance import Instance
+
+
+def brute_force_tel(instance: Instance) -> int:
+    """Return the optimal TEL by trying every vector of start times, smallest sums first."""
+    arrival = instance.arrival.tolist()
+    prompt = instance.prompt_tokens.tolist()
+    output = instance.output_tokens.tolist()
+    n, capacity = instance.n, instance.kv_capacity
+    # One after another in order of arrival is feasible, and no optimum starts later than that.
+    horizon = max(arrival) + sum(output)
+    usage = [0] * (horizon + max(output) + 1)
+    best = [sum(horizon - a + o for a, o in zip(arrival, output, strict=True))]
+    tail = [0] * (n + 1)
+    for i in reversed(range(n)):
+        tail[i] = tail[i + 1] + output[i]
+
+    def place(i: int, cost: int) -> None:
+        if cost + tail[i] >= best[0]:
+            return
+        if i == n:
+            best[0] = cost
+            return
+        for start in range(arrival[i], horizon):
+            total = cost + start + output[i] - arrival[i]
+            if total + tail[i + 1] >= best[0]:
+                return
+            held = [prompt[i] + j + instance.kv_offset - 1 for j in range(1, output[i] + 1)]
+            span = range(start + 1, start + output[i] + 1)
+            if all(usage[t] + h <= capacity for t, h in zip(span, held, strict=True)):
+                for t, h in zip(span, held, strict=True):
+                    usage[t] += h
+                place(i + 1, total)
+                for t, h in zip(span, held, strict=True):
+                    usage[t] -= h
+
+    place(0, 0)
+    return best[0]
+
+
+def tiny_instance(rng: np.random.Generator, accounting: str) -> Instance:
+    n = int(rng.integers(1, 5))
+    prompt = rng.integers(1, 5, n)
+    output = rng.integers(1, 6, n)
+    peak = int((prompt + output).max())
+    return Instance(
+        rng.integers(0, rng.choice([1, 4, 9]), n),
+        prompt,
+        output,
+        kv_capacity=peak + int(rng.integers(0, 8)),
+        kv_accounting=accounting,
+    )
+
+
+@pytest.mark.parametrize("accounting", ["generated", "cached"])
+def test_no_bound_exceeds_the_optimum_of_a_thousand_tiny_instances(accounting: str) -> None:
+    rng = np.random.default_rng(20240607)
+    reached = dict.fromkeys(bounds(), 0)
+    for _ in range(1000):
+        instance = tiny_instance(rng, accounting)
+        optimum = brute_force_tel(instance)
+        for name in bounds():
+            value, origin = lower_bound(instance, method=name)
+            assert origin == name
+            assert value is not None
+            assert value <= optimum, (name, instance.to_dict())
+            reached[name] += value == optimum
+    # A bound that is never reached would be of no use here.
+    assert all(count > 100 for count in reached.values()), reached
+
+
+def test_srpt_bound_by_hand() -> None:
+    # M = 4, two requests s = 1, o = 2 at 0: volume 2 + 3 = 5 each, so the machine completes
+    # them at 5/4 and 10/4 rounds: 2 and 3 in whole rounds. Together they would hold 6 > 4.
+    instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4)
+    assert lower_bound(instance, method="srpt") == (5, "srpt")
+    assert lower_bound(instance, method="sum-outputs") == (4, "sum-outputs")
+    # The second starts after round 1 at the earliest: at t = 2 they hold 3 + 2 > 4. So 2 + 4.
+    assert brute_force_tel(instance) == 6
+
+
+def test_mean_busy_time_bound_by_hand() -> None:
+    # One request alone, s = 1, o = 1, M = 2: volume 2, busy all of round 1, mean 1/2, and
+    # o - A/vol = 1 - (2 * 1/2)/2 = 1/2: the bound is 1, the optimum.
+    one = Instance([0], [1], [1], kv_capacity=2)
+    assert lower_bound(one, method="mean-busy-time") == (1, "mean-busy-time")
+    # k of them: busy over [i, i + 1), so sum (i + 1/2 + 1/2) = 1 + ... + k, again the optimum.
+    many = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=2)
+    assert lower_bound(many, method="mean-busy-time") == (45, "mean-busy-time")
+
+
+def test_srpt_preempts_a_long_request_for_a_short_one() -> None:
+    # M = 10. A: s = 5, o = 5, volume 40, at 0; B: s = 1, o = 1, volume 2, at 1. SRPT serves B
+    # over [1, 1.2) and A until 4.2: completions ceil to 2 and 5, as early as a + o allows.
+    instance = Instance([0, 1], [5, 1], [5, 1], kv_capacity=10)
+    assert lower_bound(instance, method="srpt") == (6, "srpt")
+
+
+def test_the_best_bound_is_taken_and_named() -> None:
+    instance = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=2)
+    value, name = lower_bound(instance)
+    assert value == 45
+    assert name in ("mean-busy-time", "srpt")
+
+
+def test_arrivals_a_billion_rounds_apart_take_no_memory_and_keep_every_unit() -> None:
+    far = 10**9
+    instance = Instance([0, far, 2 * far, 3 * far], [3] * 4, [7] * 4, kv_capacity=10)
+    for name in bounds():
+        # No two requests meet, so each takes its 7 rounds; the volume bounds come close.
+        value, _ = lower_bound(instance, method=name)
+        assert value is not None
+        assert 0 < value <= 28
+    assert lower_bound(instance)[0] == 28
+
+
+@pytest.mark.parametrize("arrivals", ["all at 0", "4 per round", "1 per round"])
+def test_ten_thousand_requests_take_well_below_a_second(arrivals: str) -> None:
+    n = 10_000
+    rng = np.random.default_rng(1)
+    arrival = {"all at 0": np.zeros(n), "4 per round": np.arange(n) // 4, "1 per round": range(n)}
+    instance = Instance(
+        np.asarray(arrival[arrivals], dtype=np.int64),
+        rng.integers(1, 2000, n),
+        rng.integers(1, 1000, n),
+        kv_capacity=16_492,
+    )
+    begin = time.perf_counter()
+    value, _ = lower_bound(instance)
+    assert value is not None
+    assert value >= instance.output_tokens.sum()
+    assert time.perf_counter() - begin < 1.0
+
+
+def test_mean_busy_time_agrees_with_fractions_and_rounds_down_before_up() -> None:
+    from fractions import Fraction
+
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        instance = tiny_instance(rng, "generated")
+        m = instance.kv_capacity
+        order = sorted(range(instance.n), key=lambda i: (instance.volume[i], instance.arrival[i]))
+        # Highest priority first, each job takes the earliest free volume after its release.
+        free = [(Fraction(0), Fraction(10**6))]
+        total = Fraction(0)
+        for i in order:
+            vol = int(instance.volume[i])
+            need, moment = Fraction(vol, m), Fraction(0)
+            left = []
+            for x, y in free:
+                x0 = max(x, Fraction(int(instance.arrival[i])))
+                if need == 0 or x0 >= y:
+                    left.append((x, y))
+                    continue
+                y0 = min(y, x0 + need)
+                need -= y0 - x0
+                moment += (y0 * y0 - x0 * x0) / 2 * m
+                left += [(u, v) for u, v in ((x, x0), (y0, y)) if u < v]
+            free = left
+            s, o = int(instance.prompt_tokens[i]), int(instance.output_tokens[i])
+            a = sum(Fraction((s + j) * (2 * j - 1), 2) for j in range(1, o + 1))
+            total += moment / vol + o - a / vol - int(instance.arrival[i])
+        exact = -(-total.numerator // total.denominator)
+        assert lower_bound(instance, method="mean-busy-time")[0] == exact
+
+
+def test_bounds_say_where_they_do_not_apply() -> None:
+    instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
+    assert lower_bound(instance) == (None, None)
+    with pytest.raises(UsageError, match="does not apply"):
+        lower_bound(instance, method="srpt")
+    with pytest.raises(UsageError, match="known are auto, "):
+        lower_bound(instance, method="magic")
+
+
+def test_bounds_of_one_kind_of_request_match_each_other_over_a_grid() -> None:
+    # A single request: every bound but the plain volume must be its own output.
+    for s, o in product(range(1, 6), range(1, 6)):
+        instance = Instance([3], [s], [o], kv_capacity=s + o)
+        assert lower_bound(instance)[0] == o
