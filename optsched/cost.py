@@ -1,4 +1,4 @@
-"""How long a batch takes: one round, or milliseconds per layer from coefficients profiled on A100."""
+"""How long a batch takes: one round, or milliseconds per layer from A100 profiles."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
         data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a cost model in TOML is right") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a readable TOML file ({error})") from None
     try:
         return cost_model_from_dict(data, default_name=path.stem)
@@ -251,13 +251,23 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         raise InputError(f"kv_capacity_tokens: {capacity!r} is not an integer")
     if "layers" not in data:
         raise InputError("layers: missing; the number of model layers is right")
+    valid = data.get("valid", {})
+    if not isinstance(valid, Mapping):
+        raise InputError(f"valid: {valid!r} is not a table of limits")
+    for key, value in valid.items():
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not number >= 0:
+            raise InputError(f"valid.{key}: {value!r} is not a number >= 0")
     return BatchCost(
         name=str(data.get("name", default_name)),
         layers=data["layers"],
         coefficients={k: str(v) for k, v in coefficients.items()},
         kv_capacity_tokens=capacity,
         provenance=str(data.get("provenance", "")),
-        valid={k: float(v) for k, v in dict(data.get("valid", {})).items()},
+        valid={k: float(v) for k, v in valid.items()},
     )
 
 

@@ -143,6 +143,8 @@ class Instance:
         n = len(self.arrival)
         if n == 0:
             raise InputError("requests: the list is empty; at least one request is needed")
+        if self.id is not None and (isinstance(self.id, str) or not isinstance(self.id, Sequence)):
+            raise InputError(f"requests.id: {self.id!r} is not a list of strings or integers")
         columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
@@ -343,7 +345,7 @@ def _whole(value: Any, field_name: str, low: int, high: int) -> int:
 
 
 def whole_column(
-    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS
+    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: str = "request"
 ) -> NDArray[np.int64]:
     """Return ``values`` as a read-only int64 column, or say which one is no integer in range.
 
@@ -354,6 +356,8 @@ def whole_column(
         How the error names the column.
     low, high : int
         The smallest and largest value allowed.
+    item : str
+        How the error names one entry of the column.
 
     Raises
     ------
@@ -363,22 +367,24 @@ def whole_column(
     array = _flat(values, field_name)
     if array.dtype.kind not in "iu":
         checked = [
-            _request_number(v, i, field_name, low, high, whole=True)
+            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=True)
             for i, v in enumerate(array.tolist())
         ]
         array = np.array(checked, dtype=np.int64)
     elif array.size and not (array.min() >= low and array.max() <= high):
         i = int(np.argmax((array < low) | (array > high)))
-        _request_number(array[i].item(), i, field_name, low, high, whole=True)
+        _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=True)
     return _read_only(array.astype(np.int64))
 
 
-def real_column(values: ArrayLike, field_name: str, low: float, high: float) -> NDArray[np.float64]:
+def real_column(
+    values: ArrayLike, field_name: str, low: float, high: float, *, item: str = "request"
+) -> NDArray[np.float64]:
     """Return ``values`` as a read-only float64 column; see `whole_column`."""
     array = _flat(values, field_name)
     if array.dtype.kind not in "iuf":
         checked = [
-            _request_number(v, i, field_name, low, high, whole=False)
+            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=False)
             for i, v in enumerate(array.tolist())
         ]
         array = np.array(checked, dtype=np.float64)
@@ -386,42 +392,39 @@ def real_column(values: ArrayLike, field_name: str, low: float, high: float) -> 
         bad = ~((array >= low) & (array <= high))
         if bad.any():
             i = int(np.argmax(bad))
-            _request_number(array[i].item(), i, field_name, low, high, whole=False)
+            _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=False)
     return _read_only(array.astype(np.float64))
 
 
 def _flat(values: ArrayLike, field_name: str) -> NDArray[Any]:
-    if not isinstance(values, (np.ndarray, list, tuple, range)):
-        values = (
-            list(values)
-            if hasattr(values, "__iter__") and not isinstance(values, (str, bytes, Mapping))
-            else values
-        )
-        if not isinstance(values, list):
-            raise InputError(f"{field_name}: {values!r} is not a list of numbers")
-    if isinstance(values, np.ndarray):
-        array = values
+    column: Any = values
+    if isinstance(column, np.ndarray):
+        array = column
     else:
-        kinds = {type(v) for v in values}
+        if not isinstance(column, (list, tuple, range)):
+            if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
+                raise InputError(f"{field_name}: {values!r} is not a list of numbers")
+            column = list(column)
+        kinds = {type(v) for v in column}
         if kinds <= {int}:
             try:
-                array = np.array(values, dtype=np.int64)
+                array = np.array(column, dtype=np.int64)
             except OverflowError:
-                array = np.array(values, dtype=object)
-        elif kinds <= {int, float}:
-            array = np.array(values, dtype=object if kinds == {int, float} else np.float64)
+                array = np.array(column, dtype=object)
+        elif kinds == {float}:
+            array = np.array(column, dtype=np.float64)
         else:
-            array = np.empty(len(values), dtype=object)
-            array[:] = values
+            # One by one: numpy would spread nested lists over further dimensions.
+            array = np.empty(len(column), dtype=object)
+            for i, value in enumerate(column):
+                array[i] = value
     if array.ndim != 1:
         raise InputError(f"{field_name}: has {array.ndim} dimensions; a flat list is right")
     return array
 
 
-def _request_number(
-    value: Any, i: int, field_name: str, low: float, high: float, *, whole: bool
-) -> float:
-    where = f"{field_name}: request {i}: {value!r}"
+def _request_number(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
+    where = f"{place}: {value!r}"
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
