@@ -1,0 +1,124 @@
+"""The application: commands, global options, and how errors end the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+import optsched
+from optsched.cli import files, judging, listing, solving
+from optsched.errors import OptschedError
+
+
+class Commands(TyperGroup):
+    """Runs a command and turns every failure into one line and an exit status."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit with the status that `options` describes."""
+        words = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in words
+        words = [word for word in words if word != "--debug"]
+        try:
+            result = super().main(
+                words, "optsched", complete_var, False, windows_expand_args, **extra
+            )
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has seen enough. Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(0)
+        except KeyboardInterrupt:
+            _fail("interrupted", 130, debug)
+        except typer.Abort:
+            _fail("interrupted", 130, debug)
+        except OptschedError as error:
+            _fail(str(error), error.exit_code, debug)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(f"{where}{error.strerror or error}", 2, debug)
+        except Exception as error:
+            if hasattr(error, "format_message"):  # a usage error of the command-line parser
+                _fail(error.format_message(), int(getattr(error, "exit_code", 2)), debug)
+            text = f"{type(error).__name__}: {error}"
+            if debug:
+                _fail(f"internal error: {text}", 1, debug, prefix="")
+            _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    print(prefix + " ".join(message.split()), file=sys.stderr)
+    sys.exit(status)
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"optsched {optsched.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")
+    ] = False,
+) -> None:
+    """How good could an LLM-serving schedule have been, with a proof.
+
+    Exit status: 0 an answer, 2 bad usage or input, 3 infeasible, 4 no schedule within the
+    limits, 5 a schedule that does not verify, 1 an internal error.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("solve")(solving.solve)
+app.command("compare")(solving.compare)
+app.command("bound")(solving.bound)
+app.command("simulate")(judging.simulate)
+app.command("evaluate")(judging.evaluate)
+app.command("verify")(judging.verify)
+app.command("generate")(files.generate)
+app.command("import")(files.import_trace)
+app.command("export")(files.export)
+app.command("policies")(listing.policies)
+app.command("formulations")(listing.formulations)
+app.command("methods")(listing.methods)
+app.command("models")(listing.models)
+app.command("schema")(listing.schema)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``optsched`` script."""
+    app()

@@ -1,0 +1,141 @@
+"""``generate``, ``import`` and ``export``: instances from generators, traces, and into models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optsched.cli.options import InstanceFile, Seed, check_number, check_outputs, key_values
+from optsched.cli.output import emit_json, unit
+from optsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from optsched.instance import Instance
+
+Out = Annotated[
+    str | None, typer.Option("-o", "--out", metavar="FILE", help="Default: standard output.")
+]
+
+
+def generate(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed, "
+            "infermax-mix.",
+        ),
+    ],
+    seed: Seed = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Draw a random instance."""
+    texts = key_values(settings)
+    from optsched.generate import generate as run
+    from optsched.generate import parse_parameters
+
+    instance = run(name, seed=seed, **parse_parameters(name, texts))
+    _write(instance, out)
+
+
+def import_trace(
+    format_name: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            show_default=False,
+            help="azure, burstgpt, mooncake, vidur, vllm, sharegpt, lmsys or csv.",
+        ),
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The trace.")],
+    offset: Annotated[int, typer.Option(metavar="N", help="Requests to skip.")] = 0,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Requests to take.")] = None,
+    kv_capacity: Annotated[
+        int | None, typer.Option(metavar="N", help="KV capacity in tokens.")
+    ] = None,
+    rate_scale: Annotated[
+        float, typer.Option(metavar="X", help="Arrivals come X times as fast.")
+    ] = 1.0,
+    rounds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Make an instance in rounds of this length."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A row that cannot be a request is an error.")
+    ] = False,
+    out: Out = None,
+) -> None:
+    """Turn a trace into an instance."""
+    check_number(rate_scale, "--rate-scale", 0.0, strict=True)
+    check_number(rounds, "--rounds", 0.0, strict=True)
+    check_number(offset, "--offset", 0)
+    check_number(limit, "--limit", 1)
+    from optsched.traces import read_trace
+
+    instance = read_trace(
+        format_name,
+        file,
+        offset=offset,
+        limit=limit,
+        kv_capacity=kv_capacity,
+        rate_scale=rate_scale,
+        round_seconds=rounds,
+        strict=strict,
+    )
+    _write(instance, out)
+
+
+def export(
+    instance_file: InstanceFile,
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="lp|mps|json", show_default=False, help="What.")
+    ],
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE", show_default=False, help="Where.")
+    ],
+    formulation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model of lp and mps: `formulations`.")
+    ] = None,
+) -> None:
+    """Write an instance's mathematical model, or itself."""
+    if format_name not in ("lp", "mps", "json"):
+        raise UsageError(f"--format: {format_name!r}; lp, mps or json is right")
+    from optsched.io import read_instance, write_instance
+
+    instance = read_instance(instance_file)
+    check_outputs(out)
+    if format_name == "json":
+        write_instance(instance, out)
+        return
+    if formulation not in (None, "hindsight"):
+        raise UsageError(
+            f"--formulation: {formulation!r} has no {format_name} export; hindsight has one"
+        )
+    if not instance.in_rounds:
+        raise UsageError(
+            "--formulation: hindsight needs an instance in rounds; `import --rounds SECONDS` "
+            "makes one from a trace"
+        )
+    from optsched.formulations.hindsight_pulp import write_lp, write_mps
+
+    (write_lp if format_name == "lp" else write_mps)(instance, out)
+
+
+def _write(instance: Instance, out: str | None) -> None:
+    if out is None or out == "-":
+        emit_json(instance.to_dict(), "-")
+        return
+    from optsched.io import write_instance
+
+    check_outputs(out)
+    write_instance(instance, out)
+    last = instance.arrival.max()
+    print(
+        f"{out}: {instance.n} requests, arrivals to {last:g} {unit(instance)}, "
+        f"kv_capacity {instance.kv_capacity} tokens"
+    )

@@ -1,0 +1,176 @@
+"""``simulate``, ``evaluate`` and ``verify``: schedules made, judged and checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optsched.cli.options import (
+    CostModelName,
+    InstanceFile,
+    JsonOut,
+    RequestsOut,
+    ScheduleOut,
+    Seed,
+    SloTpot,
+    SloTtft,
+    check_number,
+    check_outputs,
+    check_requests_out,
+)
+from optsched.cli.output import emit_json, number, show_metrics, unit, write_requests
+from optsched.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.cost import CostModel
+    from optsched.instance import Instance
+
+
+def simulate(
+    instance_file: InstanceFile,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", show_default=False, help="A policy: `policies`.")
+    ],
+    cost_model: CostModelName = None,
+    seed: Seed = 0,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    schedule_out: ScheduleOut = None,
+    requests_out: RequestsOut = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Run an online policy and judge its schedule."""
+    _check_options(slo_ttft, slo_tpot, requests_out)
+    from optsched.cli.results import result_dict
+    from optsched.cost import cost_for
+    from optsched.evaluate import evaluate as judge
+    from optsched.io import read_instance, write_schedule
+    from optsched.policies import make_policy
+    from optsched.simulate import simulate as run
+
+    instance = read_instance(instance_file)
+    check_outputs(schedule_out, requests_out, json_out)
+    _, info = make_policy(policy)
+    cost = cost_for(instance, cost_model)
+    cost_or_none = None if instance.in_rounds else cost
+    begin = time.perf_counter()
+    schedule = run(instance, policy, cost_or_none, seed=seed)
+    wall_s = time.perf_counter() - begin
+    evaluation = judge(instance, schedule, cost_or_none, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    if schedule_out is not None:
+        write_schedule(schedule, schedule_out)
+    write_requests(evaluation, requests_out)
+    metrics = evaluation.metrics
+    data = result_dict(
+        instance,
+        command="simulate",
+        method=policy,
+        policy=policy,
+        objective=metrics["tel"],
+        metrics=metrics,
+        cost_model=cost_or_none,
+        seed=seed,
+        solve_s=wall_s,
+        schedule=schedule_out,
+    )
+    emit_json(data, json_out)
+    if json_out != "-":
+        show_metrics(metrics, instance)
+        if instance.predicted is None:
+            print("\npredictor: oracle (the instance carries no predictions)")
+            if info.clairvoyant:
+                print(f"{policy} is clairvoyant: it uses the true output lengths")
+
+
+def evaluate(
+    instance_file: InstanceFile,
+    schedule_file: Annotated[
+        str, typer.Argument(metavar="SCHEDULE", show_default=False, help="Schedule file (JSON).")
+    ],
+    cost_model: CostModelName = None,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    requests_out: RequestsOut = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Judge a schedule: every constraint, every metric."""
+    _check_options(slo_ttft, slo_tpot, requests_out)
+    from optsched.cli.results import result_dict
+    from optsched.cost import cost_for
+    from optsched.evaluate import evaluate as judge
+    from optsched.io import read_instance, read_schedule
+
+    instance = read_instance(instance_file)
+    schedule = read_schedule(schedule_file, instance)
+    check_outputs(requests_out, json_out)
+    cost = cost_for(instance, cost_model)
+    cost_or_none = None if instance.in_rounds else cost
+    evaluation = judge(instance, schedule, cost_or_none, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    write_requests(evaluation, requests_out)
+    data = result_dict(
+        instance,
+        command="evaluate",
+        method=None,
+        objective=evaluation.metrics["tel"],
+        metrics=evaluation.metrics,
+        cost_model=cost_or_none,
+        schedule=schedule_file,
+    )
+    emit_json(data, json_out)
+    if json_out != "-":
+        show_metrics(evaluation.metrics, instance)
+
+
+def verify(
+    instance_file: InstanceFile,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", show_default=False, help="A schedule or a certificate."),
+    ],
+    cost_model: CostModelName = None,
+) -> None:
+    """Check a schedule or certificate; exit 5 if it fails."""
+    from optsched.cost import cost_for
+    from optsched.io import read_instance, read_json
+
+    instance = read_instance(instance_file)
+    kind = read_json(file).get("format")
+    checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
+    if checker is None:
+        raise InputError(f"{file}: format: {kind!r}; one of {', '.join(_CHECKERS)} is right")
+    cost = cost_for(instance, cost_model)
+    print(checker(instance, file, None if instance.in_rounds else cost))
+
+
+def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> str:
+    from optsched.evaluate import evaluate as judge
+    from optsched.io import read_schedule
+
+    evaluation = judge(instance, read_schedule(file, instance), cost)
+    times = unit(instance)
+    return (
+        f"{file}: valid schedule of {instance.n} requests, "
+        f"tel {number(evaluation.metrics['tel'])} {times}, "
+        f"makespan {number(evaluation.metrics['makespan'])} {times}"
+    )
+
+
+def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -> str:
+    raise UsageError(f"{file}: this version checks no certificates yet; a schedule is right")
+
+
+_CHECKERS: dict[str, Callable[[Instance, str, CostModel | None], str]] = {
+    "optsched-schedule": _verify_schedule,
+    "optsched-certificate": _verify_certificate,
+}
+
+
+def _check_options(
+    slo_ttft: float | None, slo_tpot: float | None, requests_out: str | None
+) -> None:
+    check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
+    check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
+    check_requests_out(requests_out)

@@ -1,0 +1,93 @@
+"""What there is to choose from: policies, formulations, methods, models and schemas."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from optsched.cli.output import emit_json, show_table
+
+
+def policies() -> None:
+    """List the policies with their parameters."""
+    from optsched.policies import policies as registry
+
+    rows = []
+    for name, info in registry().items():
+        parameters = ", ".join(
+            key if p.default is inspect.Parameter.empty else f"{key}={_text(p.default)}"
+            for key, p in info.parameters.items()
+        )
+        lengths = "clairvoyant" if info.clairvoyant else ""
+        rows.append((name, lengths, info.summary, parameters, info.paper))
+    show_table(
+        ("policy", "lengths", "summary", "parameters", "source"),
+        rows,
+        text_columns=range(5),
+    )
+    print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
+    print("my_policy.py:Class runs a policy of your own")
+
+
+def formulations() -> None:
+    """List the mathematical models."""
+    from optsched.formulations import formulations as registry
+
+    rows = [(name, f.time_unit, f.summary) for name, f in sorted(registry().items())]
+    show_table(("formulation", "time unit", "summary"), rows, text_columns=range(3))
+
+
+def methods() -> None:
+    """List the ways to solve each formulation."""
+    from optsched.formulations import formulations as registry
+
+    rows = []
+    for formulation, f in sorted(registry().items()):
+        for name, method in f.methods.items():
+            objectives, switches = ", ".join(method.objectives), ", ".join(sorted(method.switches))
+            rows.append((formulation, name, method.summary, objectives, switches))
+    show_table(
+        ("formulation", "method", "summary", "objectives", "switches"),
+        rows,
+        text_columns=range(5),
+    )
+
+
+def models() -> None:
+    """List the shipped cost models."""
+    from optsched.cost import load_cost_model, shipped_models
+
+    rows = []
+    for name in shipped_models():
+        model = load_cost_model(name)
+        valid = ", ".join(f"{key} {value:g}" for key, value in model.valid.items())
+        rows.append((name, model.layers, model.kv_capacity_tokens, valid, model.provenance))
+    show_table(
+        ("model", "layers", "KV capacity [tokens]", "valid for", "provenance"),
+        rows,
+        text_columns=(0, 3, 4),
+    )
+
+
+def schema(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="instance, schedule, result, comparison or certificate.",
+        ),
+    ],
+) -> None:
+    """Print the JSON Schema of a file format."""
+    from optsched.io import json_schema
+
+    emit_json(json_schema(name), "-")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

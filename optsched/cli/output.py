@@ -1,0 +1,208 @@
+"""What the terminal sees: JSON, tables and the live line of a solve."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optsched.evaluate import Evaluation
+    from optsched.instance import Instance
+
+_PIPE_WIDTH = 500
+
+
+def unit(instance: Instance) -> str:
+    """Return the unit of times in table headers."""
+    return "rounds" if instance.in_rounds else "s"
+
+
+def emit_json(data: Mapping[str, Any], target: str | None) -> None:
+    """Write a result to a file, or to standard output for ``-``."""
+    if target is None:
+        return
+    from optsched.io import json_text, write_json
+
+    if target == "-":
+        print(json_text(dict(data)), end="")
+    else:
+        write_json(dict(data), target)
+
+
+def write_requests(evaluation: Evaluation, target: str | None) -> None:
+    """Write the table of requests as CSV or Parquet, by the suffix."""
+    if target is None:
+        return
+    from optsched.io import write_bytes
+
+    table = evaluation.table()
+    if target.endswith(".parquet"):
+        content = table.to_parquet(None, index=False)
+    else:
+        content = table.to_csv(index=False).encode()
+    write_bytes(content, target)
+
+
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], *, text_columns: Sequence[int] = (0,)
+) -> None:
+    """Print a table: text to the left, numbers to the right with digits that fit their size.
+
+    On a narrow terminal the last columns are left out until the rest fits.
+
+    Parameters
+    ----------
+    headers : sequence of str
+    rows : sequence of sequences
+        Strings as they are, numbers to be formatted, None as a dash.
+    text_columns : sequence of int
+        Columns of text.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    columns = [
+        list(map(_words, column)) if k in text_columns else _numbers(column)
+        for k, column in enumerate(zip(*rows, strict=True))
+    ]
+    shown = len(headers)
+    while True:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+        for k, header in enumerate(headers[:shown]):
+            left = k in text_columns
+            table.add_column(
+                Text(header),
+                justify="left" if left else "right",
+                no_wrap=not left,
+                vertical="bottom",
+            )
+        for row in zip(*columns[:shown], strict=True):
+            table.add_row(*map(Text, row))
+        if shown == 1 or console.measure(table).minimum <= console.width:
+            break
+        shown -= 1
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+    if shown < len(headers):
+        print(f"(too narrow for: {', '.join(h.split(chr(10))[0] for h in headers[shown:])})")
+
+
+def _words(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _numbers(column: Sequence[Any]) -> list[str]:
+    """Format a column with one number of decimals: about four digits of its largest value."""
+    reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
+    decimals = 0
+    if reals and not all(v.is_integer() for v in reals):
+        largest = max(reals)
+        decimals = 3 if largest < 10 else 2 if largest < 100 else 1
+        if largest < 0.1:
+            decimals = min(9, 3 - math.floor(math.log10(largest)))
+    out = []
+    for value in column:
+        if value is None:
+            out.append("-")
+        elif isinstance(value, float):
+            out.append(f"{value:.{decimals}f}")
+        else:
+            out.append(str(value))
+    return out
+
+
+def number(value: float | None) -> str:
+    """Return one number for a sentence: integers whole, others with some seven digits."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, int) or float(value).is_integer():
+        return str(int(value))
+    return f"{value:.7g}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent for a sentence."""
+    return "unknown" if share is None else f"{100 * share:.2f} %"
+
+
+METRIC_HEADERS = {
+    "tel": "TEL", "mean_latency": "mean latency", "p50_latency": "p50 latency",
+    "p90_latency": "p90 latency", "p99_latency": "p99 latency", "mean_ttft": "mean TTFT",
+    "p50_ttft": "p50 TTFT", "p90_ttft": "p90 TTFT", "p99_ttft": "p99 TTFT",
+    "mean_tpot": "mean TPOT", "p99_tpot": "p99 TPOT", "max_tpot": "max TPOT",
+    "makespan": "makespan", "tps": "output tokens", "peak_kv": "peak KV", "mean_kv": "mean KV",
+    "batches": "batches", "evictions": "evictions", "slo_attainment": "SLO attainment",
+    "slo_goodput": "SLO goodput",
+}  # fmt: skip
+"""Names of metrics for people; one that is not here is shown by its own name."""
+
+
+def metric_unit(name: str, instance: Instance) -> str:
+    """Return the unit of a metric for people."""
+    time_unit = unit(instance)
+    single = "round" if instance.in_rounds else "s"
+    return {
+        "tps": f"tokens/{single}", "peak_kv": "tokens", "mean_kv": "tokens", "batches": "",
+        "evictions": "", "slo_attainment": "share", "slo_goodput": f"requests/{single}",
+        "mean_tpot": f"{time_unit}/token", "p99_tpot": f"{time_unit}/token",
+        "max_tpot": f"{time_unit}/token",
+    }.get(name, time_unit)  # fmt: skip
+
+
+def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
+    """Print the metrics of one schedule, one to a line."""
+    rows = [
+        (METRIC_HEADERS.get(name, name), _numbers([value])[0], metric_unit(name, instance))
+        for name, value in metrics.items()
+        if value is not None
+    ]
+    show_table(("metric", "value", "unit"), rows, text_columns=(0, 2))
+
+
+class LiveLine:
+    """One line on standard error that is rewritten in place; silent when it is no terminal."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
+        self._last = -math.inf
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._on:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def show(self, text: str) -> None:
+        """Replace the line, at most ten times a second."""
+        now = time.monotonic()
+        if self._on and now - self._last >= 0.1:
+            self._last = now
+            width = shutil.get_terminal_size().columns
+            sys.stderr.write("\r\x1b[2K" + text[: width - 1])
+            sys.stderr.flush()
+
+    def solving(self, state: Any) -> None:
+        """Show a `Progress`: time, incumbent, bound and gap."""
+        gap = None
+        if state.incumbent and state.bound is not None:
+            gap = (state.incumbent - state.bound) / abs(state.incumbent)
+        self.show(
+            f"{state.elapsed_s:7.1f} s  incumbent {number(state.incumbent)}  "
+            f"bound {number(state.bound)}  gap {percent(gap)}"
+        )

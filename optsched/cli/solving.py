@@ -1,0 +1,422 @@
+"""``solve``, ``compare`` and ``bound``: what has a best schedule or a bound as its answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optsched.cli.options import (
+    CostModelName,
+    InstanceFile,
+    JsonOut,
+    ScheduleOut,
+    Seed,
+    SloTpot,
+    SloTtft,
+    TimeLimit,
+    check_folder,
+    check_number,
+    check_outputs,
+)
+from optsched.cli.output import (
+    LiveLine,
+    emit_json,
+    number,
+    percent,
+    show_metrics,
+    show_table,
+    unit,
+)
+from optsched.errors import (
+    InfeasibleError,
+    InputError,
+    NoIncumbentError,
+    SolverError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from optsched.compare import Comparison
+    from optsched.cost import CostModel
+    from optsched.instance import Instance
+    from optsched.schedule import Schedule
+
+
+def solve(
+    instance_file: InstanceFile,
+    formulation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Default: hindsight in rounds, infermax in seconds."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="auto|NAME", help="How to solve it: `methods`.")
+    ] = "auto",
+    cost_model: CostModelName = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME...]", help="Lexicographic if several.")
+    ] = None,
+    eviction_free: Annotated[
+        bool, typer.Option("--eviction-free", help="Allow no evictions.")
+    ] = False,
+    below: Annotated[
+        float | None,
+        typer.Option(metavar="PHI", help="Ask for a schedule below PHI times a policy's value."),
+    ] = None,
+    than: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="The policy that --below refers to.")
+    ] = None,
+    time_limit: TimeLimit = 60.0,
+    mip_rel_gap: Annotated[
+        float, typer.Option(metavar="G", help="Relative gap that is good enough.")
+    ] = 0.0,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Default: all.")] = None,
+    seed: Seed = 0,
+    warm_start: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEDULE|POLICY", help="A schedule file or policy to start from."),
+    ] = None,
+    schedule_out: ScheduleOut = None,
+    json_out: JsonOut = None,
+    log: Annotated[str | None, typer.Option(metavar="FILE", help="The solver's log.")] = None,
+) -> None:
+    """Find an optimal schedule, or the best one and a bound."""
+    check_number(time_limit, "--time-limit", 0.0)
+    check_number(mip_rel_gap, "--mip-rel-gap", 0.0)
+    check_number(below, "--below", 0.0, strict=True)
+    if (below is None) != (than is None):
+        raise UsageError("--below PHI and --than POLICY are given together or not at all")
+    from optsched.io import read_instance, write_schedule
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out, schedule_out, log)
+    cost = _cost_model(instance, cost_model)
+    options: dict[str, Any] = {}
+    if eviction_free:
+        _check_eviction_free(instance, formulation, options)
+    start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed)
+    question = None
+    if below is not None and than is not None:
+        question = _question(instance, formulation, objective, below, than, cost, seed)
+
+    from optsched.solve import solve as run
+
+    try:
+        with LiveLine() as line:
+            result = run(
+                instance,
+                formulation=formulation,
+                method=method,
+                cost_model=cost,
+                objective=objective,
+                time_limit_s=time_limit,
+                mip_rel_gap=mip_rel_gap,
+                threads=threads,
+                seed=seed,
+                warm_start=start,
+                log=log,
+                progress=line.solving,
+                **options,
+            )
+    except KeyboardInterrupt:
+        raise NoIncumbentError("interrupted before a first schedule was found") from None
+    data = result.to_dict()
+    if question is not None:
+        question["answer"] = _answer(result, question["value"])
+        data["below"] = question
+    if result.schedule is not None and schedule_out is not None:
+        write_schedule(result.schedule, schedule_out)
+        data["schedule"] = schedule_out
+    emit_json(data, json_out)
+    if json_out != "-":
+        _show_result(instance, data)
+        if question is not None:
+            print(_question_text(question))
+    status = str(data["status"])
+    if question is not None and question["answer"] != "yes":
+        if question["answer"] == "no":
+            raise InfeasibleError(_question_text(question))
+        raise NoIncumbentError(_question_text(question))
+    if status == "infeasible":
+        raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
+    if status == "no_incumbent":
+        raise NoIncumbentError(
+            f"no schedule was found within {time_limit:g} s; give more --time-limit "
+            "or a --warm-start"
+        )
+    if status == "error":
+        raise SolverError(f"{data['method']} failed; --log FILE keeps what it says")
+
+
+def compare(
+    instance_file: InstanceFile,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A policy: `policies`. Default: all allowed."),
+    ] = None,
+    cost_model: CostModelName = None,
+    bound: Annotated[bool, typer.Option(help="Look for a bound and a better schedule.")] = True,
+    time_limit: TimeLimit = 60.0,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    seed: Seed = 0,
+    schedules_out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write every schedule into this folder."),
+    ] = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Run policies beside the best known schedule and a bound."""
+    check_number(time_limit, "--time-limit", 0.0)
+    check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
+    check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
+    from optsched.io import read_instance, write_schedule
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out)
+    check_folder(schedules_out)
+    cost = _cost_model(instance, cost_model)
+    from optsched.compare import compare as run
+
+    with LiveLine() as line:
+
+        def progress(kind: str, what: Any) -> None:
+            if kind == "solve":
+                line.solving(what)
+            else:
+                line.show(f"policy {what}")
+
+        comparison = run(
+            instance,
+            policy or None,
+            cost_model=cost,
+            bound=bound,
+            time_limit_s=time_limit,
+            slo_ttft=slo_ttft,
+            slo_tpot=slo_tpot,
+            seed=seed,
+            progress=progress,
+        )
+    data = comparison.to_dict()
+    if schedules_out is not None:
+        folder = Path(schedules_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        for row, entry in zip(comparison.rows, data["policies"], strict=True):
+            if row.schedule is not None:
+                name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
+                write_schedule(row.schedule, folder / f"{name}.json")
+                entry["schedule"] = str(folder / f"{name}.json")
+    emit_json(data, json_out)
+    if json_out != "-":
+        _show_comparison(comparison, bound)
+    if all(row.metrics is None for row in comparison.rows):
+        reasons = "; ".join(f"{row.policy}: {row.error}" for row in comparison.rows)
+        raise NoIncumbentError(f"no policy found a schedule ({reasons})")
+
+
+def bound(
+    instance_file: InstanceFile,
+    method: Annotated[
+        str, typer.Option(metavar="auto|NAME", help="One bound by name; auto takes the best.")
+    ] = "auto",
+    cost_model: CostModelName = None,
+    time_limit: TimeLimit = 60.0,
+    seed: Seed = 0,
+    certificate_out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the certificate.")
+    ] = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Bound every schedule's total latency from below."""
+    check_number(time_limit, "--time-limit", 0.0)
+    if certificate_out is not None:
+        raise UsageError("--certificate-out: no bound of this version writes certificates yet")
+    from optsched.io import read_instance
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out)
+    cost = _cost_model(instance, cost_model)
+    from optsched.bounds import lower_bound
+    from optsched.cli.results import result_dict
+    from optsched.compare import best_of_policies
+
+    begin = time.perf_counter()
+    value, origin = lower_bound(instance, method=method, cost_model=cost)
+    wall_s = time.perf_counter() - begin
+    with LiveLine() as line:
+        best = best_of_policies(
+            instance,
+            cost_model=cost,
+            time_limit_s=time_limit,
+            seed=seed,
+            progress=lambda spec: line.show(f"policy {spec}"),
+        )
+    data = result_dict(
+        instance,
+        command="bound",
+        method=origin or method,
+        objective=None if best is None else best.tel,
+        bound=value,
+        metrics=None if best is None else best.metrics,
+        policy=None if best is None else best.policy,
+        cost_model=cost,
+        seed=seed,
+        solve_s=wall_s,
+    )
+    emit_json(data, json_out)
+    if value is None:
+        raise NoIncumbentError(f"no bound is known yet for total latency in {instance.time_unit}s")
+    if json_out != "-":
+        print(f"total latency of any schedule >= {number(value)} {unit(instance)} ({origin})")
+        if best is not None:
+            print(
+                f"best schedule found: {number(best.tel)} {unit(instance)} ({best.policy}), "
+                f"gap {percent(data['gap'])}"
+            )
+
+
+def _cost_model(instance: Instance, name: str | None) -> CostModel | None:
+    """Return what functions take as ``cost_model``: None in rounds; errors come here."""
+    from optsched.cost import cost_for
+
+    cost = cost_for(instance, name)
+    return None if instance.in_rounds else cost
+
+
+def _check_eviction_free(
+    instance: Instance, formulation: str | None, options: dict[str, Any]
+) -> None:
+    # Uninterrupted runs never evict, so in the hindsight program the switch changes nothing.
+    if formulation != "hindsight" and not (formulation is None and instance.in_rounds):
+        options["eviction_free"] = True
+
+
+def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int) -> Schedule:
+    from optsched.evaluate import evaluate
+    from optsched.io import read_schedule
+    from optsched.simulate import simulate
+
+    if Path(text).is_file():
+        schedule = read_schedule(text, instance)
+    elif text.endswith((".json", ".json.gz", ".parquet")):
+        raise InputError(f"--warm-start: {text}: no such file")
+    else:
+        schedule = simulate(instance, text, cost, seed=seed)
+    evaluate(instance, schedule, cost)
+    return schedule
+
+
+def _question(
+    instance: Instance,
+    formulation: str | None,
+    objective: str | None,
+    phi: float,
+    policy: str,
+    cost: CostModel | None,
+    seed: int,
+) -> dict[str, Any]:
+    from optsched.evaluate import evaluate
+    from optsched.simulate import simulate
+
+    if formulation not in (None, "hindsight") or not instance.in_rounds:
+        raise UsageError("--below: only the formulation hindsight answers it, on rounds")
+    if objective not in (None, "tel"):
+        raise UsageError(f"--below: {objective!r}; only the objective tel is right")
+    tel = evaluate(instance, simulate(instance, policy, cost, seed=seed), cost).metrics["tel"]
+    assert tel is not None  # every judged schedule has one
+    return {"phi": phi, "than": policy, "policy_objective": tel, "value": phi * tel}
+
+
+def _answer(result: Any, value: float) -> str:
+    if result.objective is not None and result.objective < value:
+        return "yes"
+    if result.bound is not None and result.bound >= value:
+        return "no"
+    return "unknown"
+
+
+def _question_text(question: dict[str, Any]) -> str:
+    text = (
+        f"a schedule below {question['phi']:g} x {question['than']} = {number(question['value'])}"
+    )
+    return {
+        "yes": f"{text}: yes",
+        "no": f"{text}: none exists",
+        "unknown": f"{text}: neither found nor excluded within the limits",
+    }[question["answer"]]
+
+
+def _show_result(instance: Instance, data: dict[str, Any]) -> None:
+    times = unit(instance)
+    if data["metrics"]:
+        show_metrics(data["metrics"], instance)
+        print()
+    print(
+        f"{data['status']}: {data['objective_name']} {number(data['objective'])} {times}, "
+        f"bound {number(data['bound'])} {times}, gap {percent(data['gap'])} "
+        f"({data['formulation']} by {data['method']}, build {data['build_s']:.2f} s, "
+        f"solve {data['solve_s']:.2f} s)"
+    )
+
+
+def _show_comparison(comparison: Comparison, bound_wanted: bool) -> None:
+    instance = comparison.instance
+    times = unit(instance)
+    headers = [
+        "policy", "", f"TEL\n[{times}]", "/ best", "/ bound", f"mean latency\n[{times}]",
+        f"p99 latency\n[{times}]", f"mean TTFT\n[{times}]", f"p99 TTFT\n[{times}]",
+        f"mean TPOT\n[{times}]", f"makespan\n[{times}]", "evictions", "wall\n[ms]",
+    ]  # fmt: skip
+    keys = [
+        "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan",
+        "evictions",
+    ]  # fmt: skip
+    goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
+    if goals:
+        headers.insert(5, f"goodput\n[1/{'round' if instance.in_rounds else 's'}]")
+        keys.insert(0, "slo_goodput")
+    rows = []
+    ranked = sorted(
+        (r for r in comparison.rows if r.metrics is not None),
+        key=lambda r: (not r.inside, r.metrics["tel"] if r.metrics else 0),
+    )
+    for row in ranked:
+        metrics = row.metrics or {}
+        rows.append(
+            [
+                row.policy,
+                "clairvoyant" if row.clairvoyant else "",
+                metrics["tel"],
+                row.ratio_to_best_known,
+                row.ratio_to_bound,
+                *(metrics[key] for key in keys),
+                None if row.wall_s is None else 1000 * row.wall_s,
+            ]
+        )
+    if rows:
+        show_table(headers, rows, text_columns=(0, 1))
+        print()
+    if comparison.bound is None:
+        print("bound: " + ("none known" if bound_wanted else "not asked for"))
+    else:
+        print(
+            f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}; "
+            f"best known {number(comparison.best_known)} {times} from "
+            f"{comparison.best_known_origin}; gap {percent(comparison.gap)}"
+            + (" (optimal)" if comparison.status == "optimal" else "")
+        )
+    if comparison.bound is None and comparison.best_known is not None:
+        print(
+            f"best known {number(comparison.best_known)} {times} from "
+            f"{comparison.best_known_origin}"
+        )
+    if comparison.predictor == "oracle":
+        print("predictor: oracle (the instance carries no predictions)")
+    for row in comparison.rows:
+        for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
+            print(f"{row.policy}: {note}")
+    if comparison.interrupted:
+        print("interrupted: what had finished is above")

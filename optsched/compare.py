@@ -1,0 +1,411 @@
+"""Every policy on one instance, beside the best schedule known and a bound that none can beat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched import __version__
+from optsched.bounds import lower_bound
+from optsched.cost import CostModel, cost_for
+from optsched.errors import LoopError, PolicyError, UsageError, ViolationError
+from optsched.evaluate import Evaluation, evaluate
+from optsched.instance import Instance
+from optsched.policies import Rules, allows, make_policy
+from optsched.policies import policies as registry
+from optsched.schedule import Schedule
+from optsched.simulate import effective, simulate
+
+if TYPE_CHECKING:
+    from optsched.solve import Result
+
+SOLVER_STARTS = 200_000
+"""Start times over all requests up to which `compare` asks the hindsight program for the bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyRow:
+    """One policy of a comparison.
+
+    Parameters
+    ----------
+    policy : str
+        Specification as given.
+    clairvoyant : bool
+        Whether it sees true output lengths, because the instance carries no predictions.
+    metrics : dict or None
+        `Evaluation.metrics`; None when there is no schedule.
+    inside : bool
+        Whether best known value and bound hold for the schedule, so that ratios mean something.
+    ratio_to_best_known, ratio_to_bound : float or None
+    wall_s : float or None
+        Seconds for the decisions, without judging them.
+    notes : tuple of str
+        Features that the instance switches off, and why there is no ratio.
+    error : str or None
+        Why there is no schedule: a loop, or features that the instance forbids.
+    schedule : Schedule or None
+    """
+
+    policy: str
+    clairvoyant: bool = False
+    metrics: Mapping[str, float | int | None] | None = None
+    inside: bool = False
+    ratio_to_best_known: float | None = None
+    ratio_to_bound: float | None = None
+    wall_s: float | None = None
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def tel(self) -> float | None:
+        """Total latency of a schedule inside the bound's model, else None."""
+        return self.metrics["tel"] if self.metrics is not None and self.inside else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the comparison file."""
+        return {
+            "policy": self.policy,
+            "clairvoyant": self.clairvoyant,
+            "metrics": None if self.metrics is None else dict(self.metrics),
+            "ratio_to_best_known": self.ratio_to_best_known,
+            "ratio_to_bound": self.ratio_to_bound,
+            "wall_s": self.wall_s,
+            "notes": list(self.notes),
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Policies judged side by side; total latency (``tel``) is what ratios compare.
+
+    Parameters
+    ----------
+    instance : Instance
+    rows : tuple of PolicyRow
+        In the order asked for.
+    best_known, bound : float or None
+        Smallest total latency among the solver's schedule and the policies inside the bound's
+        model, and a value that no schedule of that model beats.
+    best_known_origin, bound_origin : str or None
+        Who found them.
+    cost_model : CostModel
+    seed : int
+    interrupted : bool
+        Whether Ctrl-C came before everything had run.
+    best_schedule : Schedule or None
+        A schedule of the best known value.
+    """
+
+    instance: Instance
+    rows: tuple[PolicyRow, ...]
+    best_known: float | None
+    best_known_origin: str | None
+    bound: float | None
+    bound_origin: str | None
+    cost_model: CostModel
+    seed: int = 0
+    interrupted: bool = False
+    best_schedule: Schedule | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """(best known - bound) / best known, None where one of them is unknown."""
+        if self.best_known is None or self.bound is None:
+            return None
+        return max(0.0, (self.best_known - self.bound) / self.best_known)
+
+    @property
+    def predictor(self) -> str:
+        """Where policies take output lengths from: the instance's predictions, or the oracle."""
+        return "oracle" if self.instance.predicted is None else "instance"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a comparison file."""
+        instance, cost = self.instance, self.cost_model
+        return {
+            "format": "optsched-comparison",
+            "version": 1,
+            "optsched": __version__,
+            "command": "compare",
+            "instance": {
+                "name": instance.name, "sha256": instance.sha256, "requests": instance.n
+            },
+            "time_unit": instance.time_unit,
+            "cost_model": None
+            if instance.in_rounds
+            else {"name": cost.name, "sha256": cost.sha256},
+            "objective_name": "tel",
+            "status": self.status,
+            "bound": self.bound,
+            "bound_origin": self.bound_origin,
+            "certificate": None,
+            "best_known": self.best_known,
+            "best_known_origin": self.best_known_origin,
+            "gap": self.gap,
+            "gap_definition": "(best_known - bound) / best_known",
+            "predictor": self.predictor,
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+            "policies": [row.to_dict() for row in self.rows],
+        }  # fmt: skip
+
+    @property
+    def status(self) -> str:
+        """``optimal`` when the best known value meets the bound, else feasible or no_incumbent."""
+        if self.best_known is None:
+            return "no_incumbent"
+        return "optimal" if self.bound == self.best_known else "feasible"
+
+
+def compare(
+    instance: Instance,
+    policies: Iterable[str] | None = None,
+    *,
+    cost_model: CostModel | str | Path | None = None,
+    bound: bool = True,
+    time_limit_s: float = 60.0,
+    slo_ttft: float | None = None,
+    slo_tpot: float | None = None,
+    seed: int = 0,
+    progress: Callable[[str, Any], None] | None = None,
+) -> Comparison:
+    """Run policies on an instance and set each beside the best known value and a bound.
+
+    Parameters
+    ----------
+    instance : Instance
+    policies : iterable of str, optional
+        Policy specifications; all that the instance allows if left out. A policy that is asked
+        for and forbidden, or that loops, gets a row without metrics that says why.
+    cost_model : BatchCost, str or path, optional
+        For an instance in seconds.
+    bound : bool
+        Whether to look for a bound: in rounds the hindsight program on small instances, and
+        the largest of `optsched.bounds` on every other.
+    time_limit_s : float
+        Seconds for the solver.
+    slo_ttft, slo_tpot : float, optional
+        Objectives of service for the judge.
+    seed : int
+    progress : callable, optional
+        Called as ``progress("policy", spec)`` and ``progress("solve", Progress)``.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    InputError, UsageError
+        A specification that cannot be read, or a cost model that does not fit.
+    ViolationError
+        The judge rejects a policy's schedule.
+
+    Notes
+    -----
+    Ratios are given only inside the model that best known value and bound belong to. In rounds
+    these are uninterrupted runs and restarts; in seconds, everything on one worker. Where the
+    optimum is not proved, the ratio to the optimum lies between the two ratios given.
+    """
+    cost = cost_for(instance, cost_model)
+    rows: list[PolicyRow] = []
+    interrupted = False
+    specs = _specs(instance, policies)
+    try:
+        for spec in specs:
+            if progress is not None:
+                progress("policy", spec)
+            rows.append(_run(instance, spec, cost, slo_ttft, slo_tpot, seed))
+    except KeyboardInterrupt:
+        interrupted = True
+        if not rows:
+            raise
+    rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
+
+    value, origin = None, None
+    best = min((r for r in rows if r.tel is not None), key=lambda r: r.tel or 0, default=None)
+    best_known = None if best is None else best.tel
+    best_origin = None if best is None else best.policy
+    best_schedule = None if best is None else best.schedule
+    if bound and not interrupted:
+        value, origin = lower_bound(instance, cost_model=cost)
+        if value is not None and value == best_known:
+            pass  # the policy's schedule is optimal: nothing is left to solve
+        elif _worth_solving(instance):
+            result = _solve(instance, best_schedule, time_limit_s, seed, progress)
+            if result.bound is not None and (value is None or result.bound >= value):
+                value, origin = result.bound, f"{result.formulation} ({result.method})"
+            if result.objective is not None and (
+                best_known is None or result.objective < best_known
+            ):
+                best_known = result.objective
+                best_origin = f"{result.formulation} ({result.method})"
+                best_schedule = result.schedule
+    return Comparison(
+        instance=instance,
+        rows=tuple(_with_ratios(row, best_known, value) for row in rows),
+        best_known=best_known,
+        best_known_origin=best_origin,
+        bound=value,
+        bound_origin=origin,
+        cost_model=cost,
+        seed=seed,
+        interrupted=interrupted,
+        best_schedule=best_schedule,
+    )
+
+
+def outside_reason(evaluation: Evaluation) -> str | None:
+    """Return why the bounds of the instance do not cover a schedule, or None if they do.
+
+    In seconds every schedule on one worker is covered: dropping the runs that a restart loses
+    makes no batch longer, and leaves a schedule that evicts nothing.
+    """
+    if evaluation.instance.in_rounds:
+        return evaluation.outside_reason
+    return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
+
+
+def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
+    if asked is None:
+        return [name for name in registry() if allows(name, instance) is None]
+    specs = list(asked)
+    if not specs:
+        raise UsageError("policies: the list is empty; leave it out to run all that are allowed")
+    for spec in specs:
+        make_policy(spec)  # a typo is an error before anything runs
+    return specs
+
+
+def _feature_notes(made: object, instance: Instance) -> tuple[str, ...]:
+    """Return which features of a scheduler the instance switches off."""
+    if not isinstance(made, Rules):
+        return ()
+    rules, _, hybrid, chunked = effective(made, instance)
+    notes = []
+    if rules.hybrid and not hybrid:
+        notes.append("hybrid batching is off by the instance")
+    if rules.chunked and not chunked:
+        notes.append("chunked prefill is off by the instance")
+    return tuple(notes)
+
+
+def _run(
+    instance: Instance,
+    spec: str,
+    cost: CostModel,
+    slo_ttft: float | None,
+    slo_tpot: float | None,
+    seed: int,
+) -> PolicyRow:
+    made, info = make_policy(spec)
+    row = PolicyRow(
+        spec,
+        clairvoyant=info.clairvoyant and instance.predicted is None,
+        notes=_feature_notes(made, instance),
+    )
+    reason = allows(spec, instance)
+    if reason is not None:
+        return replace(row, error=reason)
+    begin = time.perf_counter()
+    try:
+        schedule = simulate(instance, spec, None if instance.in_rounds else cost, seed=seed)
+    except (LoopError, PolicyError) as error:
+        return replace(row, error=str(error))
+    wall_s = time.perf_counter() - begin
+    try:
+        evaluation = evaluate(
+            instance,
+            schedule,
+            None if instance.in_rounds else cost,
+            slo_ttft=slo_ttft,
+            slo_tpot=slo_tpot,
+        )
+    except ViolationError as error:
+        error.args = (f"policy {spec}: the judge rejects its schedule: {error}",)
+        raise
+    outside = outside_reason(evaluation)
+    return replace(
+        row,
+        metrics=evaluation.metrics,
+        inside=outside is None,
+        wall_s=wall_s,
+        notes=row.notes if outside is None else (*row.notes, f"no ratio: {outside}"),
+        schedule=schedule,
+    )
+
+
+def _worth_solving(instance: Instance) -> bool:
+    if not instance.in_rounds:
+        return False
+    spread = int(instance.arrival.max() - instance.arrival.min())
+    return instance.n * (spread + int(instance.output_tokens.sum())) <= SOLVER_STARTS
+
+
+def _solve(
+    instance: Instance,
+    warm_start: Schedule | None,
+    time_limit_s: float,
+    seed: int,
+    progress: Callable[[str, Any], None] | None,
+) -> Result:
+    from optsched.solve import solve
+
+    def report(state: Any) -> None:
+        if progress is not None:
+            progress("solve", state)
+
+    return solve(
+        instance,
+        formulation="hindsight",
+        time_limit_s=time_limit_s,
+        seed=seed,
+        warm_start=warm_start,
+        progress=report,
+    )
+
+
+def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
+    if row.tel is None:
+        return row
+    return replace(
+        row,
+        ratio_to_best_known=None if not best_known else row.tel / best_known,
+        ratio_to_bound=None if not bound else row.tel / bound,
+    )
+
+
+def best_of_policies(
+    instance: Instance,
+    *,
+    cost_model: CostModel | str | Path | None = None,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> PolicyRow | None:
+    """Return the policy with the least total latency inside the bound's model, or None.
+
+    Every policy that the instance allows runs; none is started after the time limit, and
+    Ctrl-C keeps the best so far.
+    """
+    cost = cost_for(instance, cost_model)
+    best: PolicyRow | None = None
+    begin = time.perf_counter()
+    try:
+        for spec in _specs(instance, None):
+            if time.perf_counter() - begin > time_limit_s:
+                break
+            if progress is not None:
+                progress(spec)
+            row = _run(instance, spec, cost, None, None, seed)
+            if row.tel is not None and (best is None or row.tel < (best.tel or 0)):
+                best = row
+    except KeyboardInterrupt:
+        pass
+    return best
