@@ -6,50 +6,32 @@
     >>> evaluation.metrics["tel"]
     4
 
-Public names are loaded on first use, so that importing the package is cheap.
+Solvers, numba, pandas and matplotlib are imported on first use, so that importing the package
+is cheap. The functions are bound eagerly because some share their module's name.
 """
 
-from importlib import import_module
-from typing import Any
+from optsched.cost import BatchCost, UnitCost, load_cost_model, shipped_models
+from optsched.errors import OptschedError
+from optsched.evaluate import Evaluation, evaluate
+from optsched.instance import Instance, Limits
+from optsched.schedule import Schedule, from_batches, from_starts
+from optsched.simulate import simulate
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Instance": "instance",
-    "Limits": "instance",
-    "BatchCost": "cost",
-    "UnitCost": "cost",
-    "load_cost_model": "cost",
-    "shipped_models": "cost",
-    "Schedule": "schedule",
-    "from_starts": "schedule",
-    "from_batches": "schedule",
-    "Evaluation": "evaluate",
-    "evaluate": "evaluate",
-    "simulate": "simulate",
-    "solve": "solve",
-    "Result": "solve",
-    "compare": "compare",
-    "Comparison": "compare",
-    "read_instance": "io",
-    "write_instance": "io",
-    "read_schedule": "io",
-    "write_schedule": "io",
-    "generate": "generate",
-    "read_trace": "traces",
-    "OptschedError": "errors",
-}
-
-__all__ = sorted([*_HOMES, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'optsched' has no attribute {name!r}")
-    value = getattr(import_module(f"optsched.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__all__ = [
+    "BatchCost",
+    "Evaluation",
+    "Instance",
+    "Limits",
+    "OptschedError",
+    "Schedule",
+    "UnitCost",
+    "__version__",
+    "evaluate",
+    "from_batches",
+    "from_starts",
+    "load_cost_model",
+    "shipped_models",
+    "simulate",
+]

@@ -227,7 +227,7 @@ def evaluate(
         Columns that do not fit together, a schedule of another instance or cost model.
     """
     cost = cost_for(instance, cost_model)
-    check_columns(schedule)
+    columns = check_columns(schedule)
     if schedule.instance_sha256 not in (None, instance.sha256):
         raise InputError(
             f"schedule.instance_sha256: {schedule.instance_sha256} is another instance's; "
@@ -242,25 +242,26 @@ def evaluate(
         if slo is not None and not slo > 0:
             raise InputError(f"{name}: {slo!r} is not a time > 0")
     if schedule.kind == "starts":
-        return _judge_starts(instance, schedule, slo_ttft, slo_tpot)
-    return _judge_batches(instance, schedule, cost, slo_ttft, slo_tpot)
+        return _judge_starts(instance, columns[0], slo_ttft, slo_tpot)
+    return _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
 
 
 def _judge_starts(
-    instance: Instance, schedule: Schedule, slo_ttft: float | None, slo_tpot: float | None
+    instance: Instance,
+    starts: NDArray[np.int64],
+    slo_ttft: float | None,
+    slo_tpot: float | None,
 ) -> Evaluation:
     """Judge uninterrupted runs in O(n log n), whatever the distance between arrivals.
 
     KV use rises between two completions (every running request gains a token per round), so it
     is largest at completions; tokens per round are largest where a prefill starts.
     """
-    starts = schedule.starts
     if not instance.in_rounds:
         raise InputError("schedule.kind: 'starts' needs an instance in rounds; 'batches' is right")
-    if starts is None or len(starts) != instance.n:
-        count = 0 if starts is None else len(starts)
+    if len(starts) != instance.n:
         raise InputError(
-            f"schedule.starts: has {count} values; {instance.n} requests need one each"
+            f"schedule.starts: has {len(starts)} values; {instance.n} requests need one each"
         )
     prompt, output = instance.prompt_tokens, instance.output_tokens
     early = starts < instance.arrival
@@ -286,7 +287,7 @@ def _judge_starts(
     begin, end = events[:-1], events[1:]
     count, base = count[:-1], base[:-1]
     shift = instance.kv_offset - 1
-    kv_end = base + (end + shift) * count
+    kv_end = (base + (end + shift) * count).astype(np.int64)
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
@@ -345,14 +346,14 @@ def _judge_starts(
 def _judge_batches(
     instance: Instance,
     schedule: Schedule,
+    columns: tuple[NDArray[np.int64], ...],
     cost: CostModel,
     slo_ttft: float | None,
     slo_tpot: float | None,
 ) -> Evaluation:
     from optsched import replay as judge
 
-    assert schedule.batch_offsets is not None  # check_columns has seen to it
-    batches = len(schedule.batch_offsets) - 1
+    batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = int(worker.max()) + 1 if batches and worker.max() >= 0 else 1
     start = np.full(batches, np.nan)
@@ -361,8 +362,9 @@ def _judge_batches(
         if not np.isfinite(start).all():
             raise InputError("schedule.start: must hold finite times")
     limits = instance.limits
+    compiled: Any = judge.replay
     found = judge.Replay(
-        *judge.replay(
+        *compiled(
             np.asarray(instance.arrival, dtype=np.float64),
             instance.prompt_tokens,
             instance.output_tokens,
@@ -374,11 +376,7 @@ def _judge_batches(
             instance.hybrid_batching is not False,
             instance.chunked_prefill is not False,
             cost.array,
-            schedule.batch_offsets,
-            schedule.request,
-            schedule.tokens,
-            schedule.evicted_offsets,
-            schedule.evicted,
+            *columns,
             start,
             worker,
             workers,

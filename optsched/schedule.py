@@ -140,8 +140,13 @@ def from_batches(
     return schedule
 
 
-def check_columns(schedule: Schedule) -> None:
+def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     """Check that a schedule's columns fit together, whatever they decide.
+
+    Returns
+    -------
+    tuple of ndarray of int64
+        The columns of `COLUMNS`, or ``starts`` alone.
 
     Raises
     ------
@@ -152,7 +157,7 @@ def check_columns(schedule: Schedule) -> None:
     if schedule.kind == "starts":
         if schedule.starts is None:
             raise InputError("starts: missing; a schedule of starts has one start per request")
-        return
+        return (schedule.starts,)
     offsets, request, tokens = schedule.batch_offsets, schedule.request, schedule.tokens
     evicted_offsets, evicted = schedule.evicted_offsets, schedule.evicted
     if (
@@ -180,6 +185,7 @@ def check_columns(schedule: Schedule) -> None:
     ):
         if column is not None and len(column) != length:
             raise InputError(f"{name}: has {len(column)} values; {length} is right")
+    return offsets, request, tokens, evicted_offsets, evicted
 
 
 def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:

@@ -1,0 +1,199 @@
+"""What a scheduler is: `Rules` as data, or any object that answers batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.errors import InputError
+from optsched.instance import Instance, Limits
+from optsched.schedule import EvictMode
+
+Order = Literal["arrival", "prompt", "output", "total", "volume"]
+Group = Literal["waiting", "running", "running_decode", "running_prefill"]
+Admission = Literal["present", "lookahead", "reserve", "protect"]
+Overflow = Literal["evict_latest", "clear"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A scheduler as data, run by the compiled engine (003, Algorithm 1; 002, Algorithms 1, 2).
+
+    Every batch goes through ``groups``, and within a group through its candidates, adding what
+    the limits allow. A waiting candidate that is refused ends its group.
+
+    Parameters
+    ----------
+    order : {"arrival", "prompt", "output", "total", "volume"}
+        Ascending order of waiting requests (ties: arrival, index): prompt tokens s, predicted
+        output o, s + o, or s o + o (o + 1) / 2.
+    requeue : {"order", "back"}
+        Where an evicted request waits: at its place in ``order``, or behind those that wait.
+    groups : tuple of {"waiting", "running", "running_decode", "running_prefill"}
+        Running requests are taken in order of (arrival, index).
+    admission : {"present", "lookahead", "reserve", "protect"}
+        When a waiting request fits: its input fits beside what is held now; KV stays within
+        capacity at every predicted completion (002, inequality (5)); the predicted peaks of all
+        running requests fit together (eviction-free, 003); or what is held stays within
+        (1 - alpha) of the capacity (002, section 5.2).
+    alpha : float
+        Share of the capacity protected by ``"protect"``.
+    overflow : {"evict_latest", "clear"}
+        When a running request lacks KV: evict the running requests of latest arrival, the
+        candidate itself last; or, before the batch, clear every running request independently
+        with probability ``beta``, a batch's time passing for every further draw that is needed.
+    beta : float
+    hybrid, chunked : bool
+        Whether a batch may hold both phases, and whether a prefill may be split.
+    max_batch_tokens, max_prefill_tokens, max_running : int, optional
+        The scheduler's own C, P and R_max. P counts all tokens already in the batch (003,
+        section 3.1). Without chunking a prompt beyond C or P runs alone.
+    evict_mode : {"restart", "recompute"}
+        What an eviction loses in seconds; in rounds only restart exists.
+    in_rounds : Rules, optional
+        Rules for instances in rounds, where they differ.
+    """
+
+    order: Order = "arrival"
+    requeue: Literal["order", "back"] = "order"
+    groups: tuple[Group, ...] = ("running", "waiting")
+    admission: Admission = "present"
+    alpha: float = 0.0
+    overflow: Overflow = "evict_latest"
+    beta: float = 1.0
+    hybrid: bool = True
+    chunked: bool = False
+    max_batch_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_running: int | None = None
+    evict_mode: EvictMode = "recompute"
+    in_rounds: Rules | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1:
+            raise InputError(f"alpha: {self.alpha!r}; 0 <= alpha < 1 is right")
+        if not 0 < self.beta <= 1:
+            raise InputError(f"beta: {self.beta!r}; 0 < beta <= 1 is right")
+        if len(set(self.groups)) < len(self.groups) or (
+            "running" in self.groups and len(self.groups) > 2
+        ):
+            raise InputError(f"groups: {self.groups!r}; each request in one group is right")
+        if self.chunked and self.overflow == "clear":
+            raise InputError("overflow: 'clear' knows no split prefills; chunked=False is right")
+        for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether decisions depend on predicted output lengths."""
+        return self.order in ("output", "total", "volume") or self.admission in (
+            "lookahead",
+            "reserve",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a policy sees before a batch: requests that have arrived, and nothing hidden.
+
+    Columns are read-only, indexed by request; entries of requests that have not arrived are -1.
+
+    Parameters
+    ----------
+    now : float
+        Time at which the batch would start (seconds or rounds).
+    waiting : list of int
+        Arrived requests without KV, in the order in which they came (evicted ones again at the
+        end).
+    running : list of int
+        Requests that hold KV, by (arrival, index).
+    arrival : ndarray of float64
+    prompt_tokens, predicted : ndarray of int64
+        Prompt, and predicted output tokens (the true ones when nothing was predicted).
+    generated, cached : ndarray of int64
+        Output tokens produced so far, and KV tokens stored.
+    decoding : ndarray of bool
+        Whether the whole input is cached, so that the next step is a decode of one token.
+    kv_capacity, kv_offset : int
+        M, and the KV tokens a running request holds beyond its cached ones (`Instance`).
+    limits : Limits
+        Hard limits of the instance.
+    hybrid, chunked : bool
+        Whether the instance lets a batch hold both phases, and a prefill be split.
+    evict_mode : {"restart", "recompute"}
+    generator : numpy.random.Generator
+        For random decisions.
+    """
+
+    now: float
+    waiting: list[int]
+    running: list[int]
+    arrival: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    generated: NDArray[np.int64]
+    cached: NDArray[np.int64]
+    decoding: NDArray[np.bool_]
+    kv_capacity: int
+    kv_offset: int
+    limits: Limits
+    hybrid: bool
+    chunked: bool
+    evict_mode: EvictMode
+    generator: np.random.Generator
+
+    def rest(self, i: int) -> int:
+        """Return the tokens request ``i`` must process to produce its next one."""
+        return int(self.prompt_tokens[i] + self.generated[i] - self.cached[i])
+
+    def held(self, requests: Sequence[int] | None = None) -> int:
+        """Return the KV tokens that ``requests`` (default: all running) hold now."""
+        which = self.running if requests is None else list(requests)
+        return int(self.cached[which].sum()) + self.kv_offset * len(which)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A policy's answer: tokens to process per request, and what to evict before.
+
+    An empty batch waits for the next arrival; with ``stall`` it lets the time of one batch of
+    the running requests pass.
+    """
+
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    evict: Sequence[int] = ()
+    stall: bool = False
+
+
+class Policy(Protocol):
+    """Anything that answers batch by batch; an attribute ``evict_mode`` may say what it loses."""
+
+    def batch(self, view: View) -> Batch:
+        """Return what the next batch processes."""
+
+
+def waiting_rank(
+    order: Order, instance: Instance, predicted: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the place of each request in an order of waiting requests, shape (n,).
+
+    Ties break by (arrival, index), here and nowhere else.
+    """
+    prompt = instance.prompt_tokens
+    key = {
+        "arrival": lambda: np.zeros(instance.n),
+        "prompt": lambda: prompt,
+        "output": lambda: predicted,
+        "total": lambda: prompt + predicted,
+        "volume": lambda: prompt * predicted + predicted * (predicted + 1) // 2,
+    }[order]()
+    order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
+    rank = np.empty(instance.n, dtype=np.int64)
+    rank[order_of] = np.arange(instance.n)
+    return rank

@@ -1,0 +1,159 @@
+"""`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
+
+Slow and short; the tests demand the same schedule from both. It runs through the open path as
+any user's policy does, and is a model of how to write one.
+"""
+
+from __future__ import annotations
+
+from optsched.instance import Instance
+from optsched.policies.base import Batch, Rules, View, waiting_rank
+from optsched.predict import estimates
+from optsched.simulate import effective
+
+INFINITE = float("inf")
+
+
+class Readable:
+    """Answers batch by batch what the rules say.
+
+    Parameters
+    ----------
+    rules : Rules
+    instance : Instance
+        For its time unit and switches, and the order of waiting requests.
+    """
+
+    def __init__(self, rules: Rules, instance: Instance) -> None:
+        self.rules, self.evict_mode, self.hybrid, self.chunked = effective(rules, instance)
+        self.rank = waiting_rank(self.rules.order, instance, estimates(instance)[0])
+        self.raised: dict[int, int] = {}  # estimates raised when a request was cleared past them
+
+    def estimate(self, view: View, i: int) -> int:
+        """Return the predicted output tokens of a request."""
+        return self.raised.get(i, int(view.predicted[i]))
+
+    def batch(self, view: View) -> Batch:
+        """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
+        rules = self.rules
+        running = list(view.running)
+        waiting = list(view.waiting)
+        evicted: list[int] = []
+        lost: set[int] = set()  # evicted for want of KV: not in this batch
+        generated = {i: int(view.generated[i]) for i in running + waiting}
+
+        allocated = {i: int(max(view.cached[i], self._input(view, i))) for i in running}
+        if rules.overflow == "clear" and self._used(view, allocated) + len(running) > (
+            view.kv_capacity
+        ):
+            for i in running:
+                if rules.beta >= 1 or view.generator.random() < rules.beta:
+                    evicted.append(i)
+                    if generated[i] >= self.estimate(view, i):
+                        self.raised[i] = generated[i] + 1
+                    if view.evict_mode == "restart":
+                        generated[i] = 0
+            running = [i for i in running if i not in evicted]
+            waiting += evicted
+            allocated = {i: allocated[i] for i in running}
+            if self._used(view, allocated) + len(running) > view.kv_capacity:
+                return Batch(evict=evicted, stall=True)
+
+        tokens: dict[int, int] = {}
+        decode: set[int] = set()
+        prefill: set[int] = set()
+        alone = False
+        limits = view.limits
+        own_batch = rules.max_batch_tokens or INFINITE
+        own_prefill = rules.max_prefill_tokens or INFINITE
+        hard_batch = limits.max_batch_tokens or INFINITE
+        hard_prefill = limits.max_prefill_tokens or INFINITE
+        max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
+        queue = waiting if rules.requeue == "back" else sorted(waiting, key=self.rank.__getitem__)
+        for group in rules.groups:
+            for i in queue if group == "waiting" else list(running):
+                decoding = i in running and bool(view.decoding[i])
+                if alone or i in lost:
+                    continue
+                if (group == "running_decode" and not decoding) or (
+                    group == "running_prefill" and decoding
+                ):
+                    continue
+                if not self.hybrid and (prefill if decoding else decode):
+                    continue
+                total = sum(tokens.values())
+                if decoding:
+                    if total + 1 > min(hard_batch, own_batch):
+                        break
+                    while self._used(view, allocated) + 1 > view.kv_capacity:
+                        others = [v for v in running if v != i and v not in tokens]
+                        victim = others[-1] if others else i
+                        running.remove(victim)
+                        evicted.append(victim)
+                        lost.add(victim)
+                        del allocated[victim]
+                        if victim == i:
+                            break
+                    if i not in running:
+                        continue
+                    allocated[i] += 1
+                    tokens[i] = 1
+                    decode.add(i)
+                    continue
+                whole = int(view.prompt_tokens[i]) + generated[i]
+                rest = whole - (int(view.cached[i]) if i in running else 0)
+                c: float = rest
+                hard = min(hard_batch - total, hard_prefill - sum(tokens[k] for k in prefill))
+                if self.chunked:
+                    c = min(rest, own_batch - total, own_prefill - total, hard)
+                    if c < 1:
+                        break
+                elif c > hard or (total > 0 and total + c > min(own_batch, own_prefill)):
+                    break
+                if group == "waiting":
+                    joined = running + [k for k in tokens if k not in running]
+                    if len(joined) + 1 > max_running or not self._fits(
+                        view, i, whole, joined, allocated, generated
+                    ):
+                        break
+                    allocated[i] = whole
+                tokens[i] = int(c)
+                prefill.add(i)
+                alone = total + c > min(own_batch, own_prefill)
+        return Batch(tokens=tokens, evict=evicted)
+
+    def _input(self, view: View, i: int) -> int:
+        return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])
+
+    def _used(self, view: View, allocated: dict[int, int]) -> int:
+        return sum(allocated.values()) + view.kv_offset * len(allocated)
+
+    def _fits(
+        self,
+        view: View,
+        i: int,
+        whole: int,
+        joined: list[int],
+        allocated: dict[int, int],
+        generated: dict[int, int],
+    ) -> bool:
+        """Return whether a waiting request may join those running or just admitted."""
+        capacity, offset = view.kv_capacity, view.kv_offset
+        used = self._used(view, allocated) + whole + offset
+        admission = self.rules.admission
+        if used > capacity:
+            return False
+        if admission == "reserve":
+            peaks = [view.prompt_tokens[k] + self.estimate(view, k) - 1 for k in [*joined, i]]
+            return int(sum(peaks)) + offset * len(peaks) <= capacity
+        hard_batch = view.limits.max_batch_tokens or INFINITE
+        if admission == "protect":
+            return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
+        if admission == "lookahead":  # 002, inequality (5), at every predicted completion
+            left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
+            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 + offset for k in left}
+            return len(left) <= hard_batch and all(
+                sum(base[k] + at for k in left if left[k] >= at) <= capacity
+                for at in set(left.values())
+            )
+        return True
