@@ -31,9 +31,8 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     begin = time.perf_counter()
     prog = program(task.instance, warm_start=options.warm_start)
     model, start = cp_model(prog)
-    raw = solve_cp_model(
-        model, options, read=start, build_s=time.perf_counter() - begin, integral_objective=True
-    )
+    build_s = time.perf_counter() - begin
+    raw = solve_cp_model(model, options.after(build_s), read=start, build_s=build_s)
     starts = None if raw.values is None else np.rint(raw.values).astype(np.int64)
     return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
 

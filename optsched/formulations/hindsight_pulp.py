@@ -116,6 +116,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     begin = time.perf_counter()
     prog = program(task.instance, warm_start=options.warm_start)
     problem, x, y = pulp_problem(prog)
+    options = options.after(time.perf_counter() - begin)
     named = highs_options(options, integral_objective=True)
     solver = pulp.HiGHS(msg=options.log_path is not None, log_to_console=False, **named)
     solver.createAndConfigureSolver(problem)

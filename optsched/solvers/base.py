@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -111,6 +111,12 @@ class SolveOptions:
     def time_limit(self) -> float:
         """Seconds allowed, infinite without a limit."""
         return math.inf if self.time_limit_s is None else float(self.time_limit_s)
+
+    def after(self, seconds: float) -> SolveOptions:
+        """Return the options with so many seconds of the time limit used up."""
+        if self.time_limit_s is None:
+            return self
+        return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
 
 
 @dataclass(frozen=True, eq=False)
