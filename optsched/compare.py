@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -174,6 +175,7 @@ def compare(
     slo_tpot: float | None = None,
     seed: int = 0,
     progress: Callable[[str, Any], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> Comparison:
     """Run policies on an instance and set each beside the best known value and a bound.
 
@@ -195,6 +197,9 @@ def compare(
     seed : int
     progress : callable, optional
         Called as ``progress("policy", spec)`` and ``progress("solve", Progress)``.
+    stop : threading.Event, optional
+        When set, no further policy starts and the solver ends; what there is is kept. Ctrl-C
+        has the same effect.
 
     Returns
     -------
@@ -219,6 +224,9 @@ def compare(
     specs = _specs(instance, policies)
     try:
         for spec in specs:
+            if stop is not None and stop.is_set() and rows:
+                interrupted = True
+                break
             if progress is not None:
                 progress("policy", spec)
             rows.append(_run(instance, spec, cost, slo_ttft, slo_tpot, seed))
@@ -238,8 +246,8 @@ def compare(
         if value is not None and value == best_known:
             pass  # the policy's schedule is optimal: nothing is left to solve
         elif _worth_solving(instance):
-            result = _solve(instance, best_schedule, time_limit_s, seed, progress)
-            if result.bound is not None and (value is None or result.bound >= value):
+            result = _solve(instance, best_schedule, time_limit_s, seed, progress, stop)
+            if result.bound is not None and (value is None or result.bound > value):
                 value, origin = result.bound, f"{result.formulation} ({result.method})"
             if result.objective is not None and (
                 best_known is None or result.objective < best_known
@@ -256,7 +264,7 @@ def compare(
         bound_origin=origin,
         cost_model=cost,
         seed=seed,
-        interrupted=interrupted,
+        interrupted=interrupted or (stop is not None and stop.is_set()),
         best_schedule=best_schedule,
     )
 
@@ -354,6 +362,7 @@ def _solve(
     time_limit_s: float,
     seed: int,
     progress: Callable[[str, Any], None] | None,
+    stop: threading.Event | None,
 ) -> Result:
     from optsched.solve import solve
 
@@ -368,6 +377,7 @@ def _solve(
         seed=seed,
         warm_start=warm_start,
         progress=report,
+        stop=stop,
     )
 
 
@@ -388,18 +398,19 @@ def best_of_policies(
     time_limit_s: float = 60.0,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> PolicyRow | None:
     """Return the policy with the least total latency inside the bound's model, or None.
 
-    Every policy that the instance allows runs; none is started after the time limit, and
-    Ctrl-C keeps the best so far.
+    Every policy that the instance allows runs; none is started after the time limit, or once
+    ``stop`` is set, and Ctrl-C keeps the best so far.
     """
     cost = cost_for(instance, cost_model)
     best: PolicyRow | None = None
     begin = time.perf_counter()
     try:
         for spec in _specs(instance, None):
-            if time.perf_counter() - begin > time_limit_s:
+            if time.perf_counter() - begin > time_limit_s or (stop is not None and stop.is_set()):
                 break
             if progress is not None:
                 progress(spec)

@@ -33,17 +33,17 @@ class Commands(TyperGroup):
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
         try:
-            result = super().main(
-                words, "optsched", complete_var, False, windows_expand_args, **extra
-            )
+            # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
+            with self.make_context("optsched", words, **extra) as context:
+                self.invoke(context)
             sys.stdout.flush()
+        except typer.Exit as stop:
+            sys.exit(stop.exit_code)
         except BrokenPipeError:
             # The reader has seen enough. Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
-        except KeyboardInterrupt:
-            _fail("interrupted", 130, debug)
-        except typer.Abort:
+        except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", 130, debug)
         except OptschedError as error:
             _fail(str(error), error.exit_code, debug)
@@ -57,7 +57,7 @@ class Commands(TyperGroup):
             if debug:
                 _fail(f"internal error: {text}", 1, debug, prefix="")
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
-        sys.exit(result if isinstance(result, int) else 0)
+        sys.exit(0)
 
 
 def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:

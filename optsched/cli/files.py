@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +51,7 @@ def import_trace(
         typer.Argument(
             metavar="FORMAT",
             show_default=False,
-            help="azure, burstgpt, mooncake, vidur, vllm, sharegpt, lmsys or csv.",
+            help="A trace format, for example azure.",
         ),
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The trace.")],
@@ -77,16 +79,20 @@ def import_trace(
     check_number(limit, "--limit", 1)
     from optsched.traces import read_trace
 
-    instance = read_trace(
-        format_name,
-        file,
-        offset=offset,
-        limit=limit,
-        kv_capacity=kv_capacity,
-        rate_scale=rate_scale,
-        round_seconds=rounds,
-        strict=strict,
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        instance = read_trace(
+            format_name,
+            file,
+            offset=offset,
+            limit=limit,
+            kv_capacity=kv_capacity,
+            rate_scale=rate_scale,
+            round_seconds=rounds,
+            strict=strict,
+        )
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
     _write(instance, out)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -74,26 +77,38 @@ def show_table(
         for k, column in enumerate(zip(*rows, strict=True))
     ]
     shown = len(headers)
-    while True:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-        for k, header in enumerate(headers[:shown]):
-            left = k in text_columns
-            table.add_column(
-                Text(header),
-                justify="left" if left else "right",
-                no_wrap=not left,
-                vertical="bottom",
-            )
-        for row in zip(*columns[:shown], strict=True):
-            table.add_row(*map(Text, row))
-        if shown == 1 or console.measure(table).minimum <= console.width:
-            break
+    while shown > 1 and _width(headers[:shown], columns, text_columns) > console.width:
         shown -= 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    height = max(header.count("\n") for header in headers[:shown])
+    for k, header in enumerate(headers[:shown]):
+        title = Text("\n" * (height - header.count("\n")) + header)
+        if k == 0:
+            widest = max((len(cell) for cell in columns[0]), default=1)
+            table.add_column(title, no_wrap=True, min_width=widest)
+        elif k in text_columns:
+            table.add_column(title)
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    for row in zip(*columns[:shown], strict=True):
+        table.add_row(*map(Text, row))
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     if shown < len(headers):
-        print(f"(too narrow for: {', '.join(h.split(chr(10))[0] for h in headers[shown:])})")
+        missing = ", ".join(header.split("\n")[0] for header in headers[shown:])
+        print(f"(the terminal is too narrow for: {missing})")
+
+
+def _width(
+    headers: Sequence[str], columns: Sequence[Sequence[str]], text_columns: Sequence[int]
+) -> int:
+    """Return the least width of a table: long text may wrap, numbers may not."""
+    total = 0
+    for k, (header, column) in enumerate(zip(headers, columns, strict=False)):
+        widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
+        total += 2 + (min(widest, 20) if k in text_columns else widest)
+    return total - 1
 
 
 def _words(value: Any) -> str:
@@ -206,3 +221,23 @@ class LiveLine:
             f"{state.elapsed_s:7.1f} s  incumbent {number(state.incumbent)}  "
             f"bound {number(state.bound)}  gap {percent(gap)}"
         )
+
+
+@contextmanager
+def stop_at_ctrl_c() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C sets; a second one interrupts as usual."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

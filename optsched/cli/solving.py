@@ -29,6 +29,7 @@ from optsched.cli.output import (
     percent,
     show_metrics,
     show_table,
+    stop_at_ctrl_c,
     unit,
 )
 from optsched.errors import (
@@ -105,7 +106,7 @@ def solve(
     from optsched.solve import solve as run
 
     try:
-        with LiveLine() as line:
+        with LiveLine() as line, stop_at_ctrl_c() as stop:
             result = run(
                 instance,
                 formulation=formulation,
@@ -119,6 +120,7 @@ def solve(
                 warm_start=start,
                 log=log,
                 progress=line.solving,
+                stop=stop,
                 **options,
             )
     except KeyboardInterrupt:
@@ -142,6 +144,8 @@ def solve(
         raise NoIncumbentError(_question_text(question))
     if status == "infeasible":
         raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
+    if status == "no_incumbent" and stop.is_set():
+        raise NoIncumbentError("interrupted before a first schedule was found")
     if status == "no_incumbent":
         raise NoIncumbentError(
             f"no schedule was found within {time_limit:g} s; give more --time-limit "
@@ -181,7 +185,7 @@ def compare(
     cost = _cost_model(instance, cost_model)
     from optsched.compare import compare as run
 
-    with LiveLine() as line:
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
 
         def progress(kind: str, what: Any) -> None:
             if kind == "solve":
@@ -199,6 +203,7 @@ def compare(
             slo_tpot=slo_tpot,
             seed=seed,
             progress=progress,
+            stop=stop,
         )
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -246,13 +251,14 @@ def bound(
     begin = time.perf_counter()
     value, origin = lower_bound(instance, method=method, cost_model=cost)
     wall_s = time.perf_counter() - begin
-    with LiveLine() as line:
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
         best = best_of_policies(
             instance,
             cost_model=cost,
             time_limit_s=time_limit,
             seed=seed,
             progress=lambda spec: line.show(f"policy {spec}"),
+            stop=stop,
         )
     data = result_dict(
         instance,

@@ -1,0 +1,486 @@
+"""The command line: exit statuses, one-line errors, JSON, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from optsched.cli import app
+
+BASE: dict[str, Any] = {
+    "format": "optsched-instance",
+    "version": 1,
+    "name": "five",
+    "time_unit": "round",
+    "kv_capacity": 10,
+    "kv_accounting": "generated",
+    "requests": {
+        "arrival": [0, 0, 1, 2, 2],
+        "prompt_tokens": [2, 3, 1, 2, 1],
+        "output_tokens": [5, 2, 3, 4, 1],
+    },
+}
+MODEL = "llama2-7b-a100-infermax"
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """Return BASE with the field at a dotted path set to a value, or removed if it is ...."""
+    data = json.loads(json.dumps(BASE))
+    *parents, last = path.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return data
+
+
+def in_seconds() -> dict[str, Any]:
+    data = changed("time_unit", "second")
+    data["kv_capacity"] = 100_000
+    return data
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run the command line in an empty folder and return its result."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+
+    def call(*words: str) -> Any:
+        return runner.invoke(app, [str(word) for word in words])
+
+    return call
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Path:
+    path = tmp_path / "five.json"
+    path.write_text(json.dumps(BASE))
+    return path
+
+
+@pytest.fixture
+def seconds(tmp_path: Path) -> Path:
+    path = tmp_path / "seconds.json"
+    path.write_text(json.dumps(in_seconds()))
+    return path
+
+
+def one_line_error(result: Any, status: int) -> str:
+    assert result.exit_code == status, (result.stdout, result.stderr)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert result.stdout == ""
+    return lines[0]
+
+
+def test_help_and_version(run) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("solve", "compare", "bound", "simulate", "evaluate", "verify", "import"):
+        assert f"  {command} " in result.stdout
+        assert run(command, "--help").exit_code == 0
+    assert run("--version").stdout == "optsched 0.1.0\n"
+    assert run().stdout == result.stdout
+
+
+def test_lists(run) -> None:
+    assert "mc-sf" in run("policies").stdout
+    assert "hindsight" in run("formulations").stdout
+    assert "cpsat" in run("methods").stdout
+    assert MODEL in run("models").stdout
+    for name in ("instance", "schedule", "result", "comparison", "certificate"):
+        assert json.loads(run("schema", name).stdout)["title"] == f"optsched-{name}"
+    assert "known are" in one_line_error(run("schema", "nothing"), 2)
+
+
+def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
+    made = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json", "--json", "-")
+    assert made.exit_code == 0, made.stderr
+    data = json.loads(made.stdout)
+    assert data["format"] == "optsched-result"
+    assert data["predictor"] == "oracle"
+    assert data["schedule"] == "s.json"
+    judged = json.loads(run("evaluate", instance, "s.json", "--json", "-").stdout)
+    assert judged["metrics"] == data["metrics"]
+    checked = run("verify", instance, "s.json")
+    assert checked.exit_code == 0
+    assert f"tel {data['objective']} rounds" in checked.stdout
+
+
+def test_table_of_requests_as_csv(run, instance: Path) -> None:
+    result = run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.csv")
+    assert result.exit_code == 0, result.stderr
+    lines = Path("r.csv").read_text().splitlines()
+    assert lines[0].startswith("id,arrival,prompt_tokens,output_tokens,")
+    assert len(lines) == 1 + 5
+    assert "oracle" in result.stdout
+    assert ".csv or .parquet" in one_line_error(
+        run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.txt"), 2
+    )
+
+
+def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Path) -> None:
+    # All at once at their arrivals: at t = 1 requests 0 and 1 hold 3 + 4, at t = 2 with
+    # request 2 that is 4 + 5 + 2 = 11 > 10.
+    data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
+    Path("bad.json").write_text(json.dumps({**data, "starts": [0, 0, 1, 2, 2]}))
+    for command in ("evaluate", "verify"):
+        assert "11 KV tokens" in one_line_error(run(command, instance, "bad.json"), 5)
+
+
+def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
+    sha = "0" * 64
+    Path("c.json").write_text(json.dumps({"format": "optsched-certificate", "version": 1}))
+    assert run("verify", instance, "c.json").exit_code in (2, 5)
+    Path("other.json").write_text(json.dumps({"format": "recipe"}))
+    assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
+    foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
+    Path("foreign.json").write_text(json.dumps({**foreign, "kind": "starts", "starts": [0] * 5}))
+    assert sha in one_line_error(run("verify", instance, "foreign.json"), 2)
+
+
+def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path) -> None:
+    result = run("solve", instance, "--schedule-out", "s.json", "--json", "r.json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(Path("r.json").read_text())
+    assert data["status"] == "optimal"
+    assert data["formulation"] == "hindsight"
+    assert data["objective"] == data["bound"] == data["metrics"]["tel"]
+    assert data["gap"] == 0
+    assert data["schedule"] == "s.json"
+    assert run("verify", instance, "s.json").exit_code == 0
+    again = run("solve", instance, "--warm-start", "s.json", "--method", "cpsat", "--json", "-")
+    assert json.loads(again.stdout)["objective"] == data["objective"]
+    warm = run("solve", instance, "--warm-start", "mc-sf", "--eviction-free", "--json", "-")
+    assert json.loads(warm.stdout)["objective"] == data["objective"]
+
+
+def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> None:
+    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
+    simulated = run("simulate", instance, "--policy", "fcfs", "--json", "-")
+    tel = json.loads(simulated.stdout)["objective"]
+    phi = str((optimum + 0.5) / tel)
+    yes = run("solve", instance, "--below", phi, "--than", "fcfs", "--json", "-")
+    assert yes.exit_code == 0, yes.stderr
+    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
+    no = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs", "--json", "-")
+    assert no.exit_code == 3
+    assert json.loads(no.stdout)["below"]["answer"] == "no"
+    assert "together" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
+
+
+def test_bound_is_below_the_optimum(run, instance: Path) -> None:
+    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
+    data = json.loads(run("bound", instance, "--json", "-").stdout)
+    assert data["command"] == "bound"
+    assert data["certificate"] is None
+    assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
+    assert run("bound", instance, "--method", "sum-outputs").stdout.count("\n") == 2
+    assert "known are auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
+
+
+def test_bound_exits_4_where_none_is_known(run, seconds: Path) -> None:
+    result = run("bound", seconds, "--cost-model", MODEL)
+    assert result.exit_code == (0 if "total latency of any" in result.stdout else 4)
+
+
+def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
+    result = run("compare", instance, "--json", "c.json", "--schedules-out", "all")
+    assert result.exit_code == 0, result.stderr
+    assert "clairvoyant" in result.stdout
+    assert "bound " in result.stdout
+    assert "best known " in result.stdout
+    assert "predictor: oracle" in result.stdout
+    data = json.loads(Path("c.json").read_text())
+    assert data["format"] == "optsched-comparison"
+    assert data["bound"] == data["best_known"]  # five requests are solved to the optimum
+    for row in data["policies"]:
+        if row["metrics"] is not None:
+            assert Path(row["schedule"]).is_file()
+            assert run("verify", instance, row["schedule"]).exit_code == 0
+        if row["ratio_to_bound"] is not None:
+            assert row["ratio_to_bound"] >= 1
+
+
+def test_compare_alone_on_standard_output_is_json(run, instance: Path) -> None:
+    result = run("compare", instance, "--policy", "mc-sf", "--no-bound", "--json", "-")
+    data = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert data["bound"] is None
+    assert [row["policy"] for row in data["policies"]] == ["mc-sf"]
+
+
+def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
+    result = run("compare", seconds, "--cost-model", MODEL, "--policy", "vllm", "--json", "-")
+    data = json.loads(result.stdout)
+    assert data["cost_model"]["name"] == MODEL
+    assert data["time_unit"] == "second"
+    assert MODEL in one_line_error(run("compare", seconds), 2)
+    assert MODEL in one_line_error(run("simulate", seconds, "--policy", "vllm"), 2)
+
+
+def test_generate_and_export(run) -> None:
+    result = run("generate", "jaillet-model-1", "--seed", "3", "--set", "n=4")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert len(data["requests"]["arrival"]) == 4
+    assert run("generate", "jaillet-model-1", "--seed", "3", "--set", "n=4", "-o", "g.json")
+    assert json.loads(Path("g.json").read_text()) == data
+    for kind in ("lp", "mps", "json"):
+        result = run("export", "g.json", "--format", kind, "-o", f"m.{kind}")
+        assert result.exit_code == 0, result.stderr
+        assert Path(f"m.{kind}").stat().st_size > 0
+    assert "lp, mps or json" in one_line_error(
+        run("export", "g.json", "--format", "xls", "-o", "x"), 2
+    )
+    one_line_error(run("generate", "nothing"), 2)
+    one_line_error(run("generate", "jaillet-model-1", "--set", "n"), 2)
+    one_line_error(run("generate", "jaillet-model-1", "--set", "colour=red"), 2)
+
+
+def test_import_a_trace(run) -> None:
+    Path("trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.0,3,4\n2023-11-16 18:17:03.5,2,2\n"
+        "2023-11-16 18:17:04.0,7,0\n2023-11-16 18:17:04.25,5,1\n"
+    )
+    words = ("import", "azure", "trace.csv", "--kv-capacity", "100")
+    result = run(*words, "-o", "i.json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith("warning: ")  # line 4 generates nothing
+    assert result.stderr.count("\n") == 1
+    data = json.loads(Path("i.json").read_text())
+    assert data["requests"]["output_tokens"] == [4, 2, 1]
+    rounds = json.loads(run(*words, "--rounds", "0.25", "--limit", "2").stdout)
+    assert rounds["time_unit"] == "round"
+    assert rounds["requests"]["arrival"] == [0, 2]
+    one_line_error(run(*words, "--strict"), 2)
+    one_line_error(run("import", "nothing", "trace.csv"), 2)
+    one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
+
+
+BAD_FILES = {
+    "not JSON": ("{", "not JSON"),
+    "a list": ("[]", "object"),
+    "NaN": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("nan")])), "NaN"),
+    "infinity": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("inf")])), "Infinity"),
+    "wrong format": (json.dumps(changed("format", "optsched-recipe")), "optsched-instance"),
+    "wrong version": (json.dumps(changed("version", 2)), "version"),
+    "unequal columns": (json.dumps(changed("requests.arrival", [0, 0, 1])), "prompt_tokens"),
+    "negative": (json.dumps(changed("requests.prompt_tokens", [2, 3, 1, 2, -1])), "request 4"),
+    "fraction": (json.dumps(changed("requests.output_tokens", [2, 3, 1.5, 2, 1])), "request 2"),
+    "boolean": (json.dumps(changed("requests.output_tokens", [2, True, 1, 2, 1])), "request 1"),
+    "string": (json.dumps(changed("requests.output_tokens", ["2", 3, 1, 2, 1])), "request 0"),
+    "overflow": (json.dumps(changed("requests.prompt_tokens", [2, 3, 2**70, 2, 1])), "request 2"),
+    "capacity overflow": (json.dumps(changed("kv_capacity", 2**70)), "kv_capacity"),
+    "zero outputs": (json.dumps(changed("requests.output_tokens", [2, 3, 0, 2, 1])), "request 2"),
+    "too large": (json.dumps(changed("requests.prompt_tokens", [2, 9, 1, 2, 1])), "request 1"),
+    "empty": (
+        json.dumps(changed("requests", {"arrival": [], "prompt_tokens": [], "output_tokens": []})),
+        "at least one",
+    ),
+    "duplicate ids": (json.dumps(changed("requests.id", ["a", "b", "c", "d", "a"])), "'a'"),
+    "missing field": (json.dumps(changed("kv_capacity", ...)), "kv_capacity"),
+    "unknown field": (json.dumps(changed("requests.colour", [])), "colour"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("command", ["solve", "simulate", "compare", "bound"])
+def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: str) -> None:
+    text, expected = BAD_FILES[name]
+    Path("bad.json").write_text(text)
+    before = sorted(Path().iterdir())
+    words = ["--json", "out.json"]
+    if command == "simulate":
+        words += ["--policy", "mc-sf", "--schedule-out", "s.json", "--requests-out", "r.csv"]
+    if command == "solve":
+        words += ["--schedule-out", "s.json", "--log", "l.txt"]
+    if command == "compare":
+        words += ["--schedules-out", "folder"]
+    line = one_line_error(run(command, "bad.json", *words), 2)
+    assert "bad.json" in line
+    assert expected in line
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("solve", "missing.json"), "missing.json: no such file"),
+        (("solve", "five.json", "--cost-model", MODEL), "rounds"),
+        (("solve", "five.json", "--formulation", "nothing"), "hindsight"),
+        (("solve", "five.json", "--method", "nothing"), "highs"),
+        (("solve", "five.json", "--objective", "beauty"), "beauty"),
+        (("solve", "five.json", "--time-limit", "nan"), "--time-limit"),
+        (("solve", "five.json", "--time-limit", "-1"), "--time-limit"),
+        (("solve", "five.json", "--threads", "0"), "threads"),
+        (("solve", "five.json", "--mip-rel-gap", "-1"), "--mip-rel-gap"),
+        (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
+        (("solve", "five.json", "--nothing"), "--nothing"),
+        (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
+        (("solve", "seconds.json"), MODEL),
+        (("export", "seconds.json", "--format", "lp", "-o", "x.lp"), "import --rounds"),
+        (("simulate", "five.json"), "--policy"),
+        (("simulate", "five.json", "--policy", "nothing"), "mc-sf"),
+        (("simulate", "five.json", "--policy", "mc-sf:colour=red"), "colour"),
+        (("simulate", "five.json", "--policy", "alpha-protection:alpha=red"), "alpha"),
+        (("compare", "five.json", "--policy", "nothing"), "mc-sf"),
+        (("compare", "five.json", "--slo-ttft", "0"), "--slo-ttft"),
+        (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "no"), MODEL),
+        (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "no.toml"), "no.toml"),
+        (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "bad.toml"), "unit"),
+        (("verify", "five.json", "missing.json"), "missing.json"),
+        (("nothing",), "nothing"),
+        (("bound", "five.json", "--certificate-out", "c.json"), "certificate"),
+    ],
+)
+def test_bad_usage_is_one_line_and_writes_nothing(
+    run, instance: Path, seconds: Path, words: tuple[str, ...], expected: str
+) -> None:
+    Path("bad.toml").write_text(
+        'format = "optsched-cost-model"\nversion = 1\nlayers = 32\n[coefficients]\ntoken = 0.1\n'
+    )
+    before = sorted(Path().iterdir())
+    assert expected in one_line_error(run(*words), 2)
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("option", ["--json", "--schedule-out", "--log"])
+@pytest.mark.parametrize("target", ["no/folder/x.json", ".", "five.json/x.json"])
+def test_an_output_that_cannot_be_written_is_found_before_the_solve(
+    run, instance: Path, option: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(*args: Any, **options: Any) -> None:
+        raise AssertionError("solved before the outputs were checked")
+
+    monkeypatch.setattr(import_module("optsched.solve"), "solve", too_late)
+    one_line_error(run("solve", instance, option, target), 2)
+    assert "two outputs" in one_line_error(
+        run("solve", instance, "--json", "x", "--schedule-out", "./x"), 2
+    )
+
+
+def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
+    run, instance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise ValueError("two\nlines")
+
+    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    words = ("simulate", instance, "--policy", "mc-sf")
+    result = run(*words)
+    assert result.exit_code == 1
+    assert result.stderr == "internal error: ValueError: two lines (--debug for the traceback)\n"
+    for line in (("--debug", *words), (*words, "--debug")):
+        result = run(*line)
+        assert result.exit_code == 1
+        assert "Traceback" in result.stderr
+
+
+def test_a_policy_that_loops_exits_4(run) -> None:
+    # Two requests that fit together only at first: with alpha = 0 both are admitted, overflow
+    # and are cleared together for ever.
+    data = changed(
+        "requests", {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [6, 6]}
+    )
+    Path("loop.json").write_text(json.dumps(data))
+    line = one_line_error(run("simulate", "loop.json", "--policy", "alpha-protection:alpha=0"), 4)
+    assert "loop" in line
+    result = run("compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--no-bound")
+    assert result.exit_code == 4
+    both = run(
+        "compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--policy", "mc-sf",
+        "--no-bound", "--json", "-",
+    )  # fmt: skip
+    assert both.exit_code == 0
+    looped, fine = json.loads(both.stdout)["policies"]
+    assert "loop" in looped["error"]
+    assert looped["metrics"] is None
+    assert fine["metrics"]["tel"] > 0
+
+
+def hard_instance(folder: Path) -> Path:
+    """An instance that is not solved to the optimum in seconds (FINDINGS: n about 50)."""
+    result = CliRunner().invoke(
+        app, ["generate", "jaillet-model-1", "--set", "n=50", "-o", str(folder / "hard.json")]
+    )
+    assert result.exit_code == 0, result.stderr
+    return folder / "hard.json"
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-c", "from optsched.cli import main; main()", *words]
+
+
+def test_ctrl_c_keeps_the_incumbent_and_the_bound(tmp_path: Path) -> None:
+    hard_instance(tmp_path)
+    words = (
+        "solve",
+        "hard.json",
+        "--warm-start",
+        "mc-sf",
+        "--time-limit",
+        "300",
+        "--json",
+        "r.json",
+    )
+    process = subprocess.Popen(
+        command(*words, "--log", "solver.log"),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        begin = time.monotonic()
+        log = tmp_path / "solver.log"
+        while not (log.exists() and log.stat().st_size) and time.monotonic() - begin < 60:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, (out, err)
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert data["status"] in ("feasible", "optimal")
+    assert data["objective"] == data["metrics"]["tel"]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    process = subprocess.Popen(
+        command("schema", "instance"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
+def test_it_works_from_any_folder_and_prints_nothing_but_json(tmp_path: Path) -> None:
+    (tmp_path / "five.json").write_text(json.dumps(BASE))
+    (tmp_path / "elsewhere").mkdir()
+    result = subprocess.run(
+        command("compare", "../five.json", "--time-limit", "5", "--json", "-"),
+        cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["command"] == "compare"
+    assert result.stderr == ""
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["elsewhere", "five.json"]
