@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def pulp_problem(prog: Program) -> tuple[Any, list[dict[int, Any]], dict[int, An
     """
     import pulp
 
+    with warnings.catch_warnings():
+        # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _problem(prog, pulp)
+
+
+def _problem(prog: Program, pulp: Any) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset

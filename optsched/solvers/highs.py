@@ -65,7 +65,13 @@ def solve_linear_model(
     if start_values is not None:
         set_start(highs, start_values)
     build_s = time.perf_counter() - begin
-    return run(highs, options, integral_objective=model.integral_objective, build_s=build_s)
+    return run(
+        highs,
+        options,
+        integral_objective=model.integral_objective,
+        mip=bool(model.integrality.any()),
+        build_s=build_s,
+    )
 
 
 def configured(options: SolveOptions, *, integral_objective: bool) -> Any:
@@ -142,17 +148,35 @@ def set_start(highs: Any, values: NDArray[np.float64]) -> None:
 
 
 def run(
-    highs: Any, options: SolveOptions, *, integral_objective: bool, build_s: float = 0.0
+    highs: Any,
+    options: SolveOptions,
+    *,
+    integral_objective: bool,
+    mip: bool = True,
+    build_s: float = 0.0,
 ) -> RawOutcome:
     """Run a configured ``Highs`` that holds a model, and read what it found.
 
-    It runs in a thread of its own, so that the main thread can receive Ctrl-C.
+    It runs in a thread of its own, so that the main thread can receive Ctrl-C. HiGHS looks for
+    an interruption between steps: within a relaxation of many columns that may take seconds.
+
+    Parameters
+    ----------
+    highs : highspy.Highs
+    options : SolveOptions
+    integral_objective : bool
+        Whether a bound may be rounded up.
+    mip : bool
+        Whether some column is an integer.
+    build_s : float
+        Recorded in the outcome.
     """
     import highspy
 
     cancelled = threading.Event()
+    seen: list[float] = []
     begin = time.perf_counter()
-    highs.setCallback(_callback(highspy, options.progress, cancelled, begin), None)
+    highs.setCallback(_callback(highspy, options.progress, cancelled, begin, seen), None)
     kinds = highspy.cb.HighsCallbackType
     for kind in (
         kinds.kCallbackMipInterrupt,
@@ -171,7 +195,7 @@ def run(
 
     run_interruptibly(work, cancel=cancelled.set, stop=options.stop)
     solve_s = time.perf_counter() - begin
-    return _read(highs, highspy, integral_objective, build_s, solve_s)
+    return _read(highs, highspy, mip, integral_objective, max(seen, default=None), build_s, solve_s)
 
 
 def _callback(
@@ -179,20 +203,19 @@ def _callback(
     progress: Callable[[Progress], None] | None,
     cancelled: threading.Event,
     begin: float,
+    seen: list[float],
 ) -> Callable[[Any, str, Any, Any, Any], None]:
     kinds = highspy.cb.HighsCallbackType
     reporting = (kinds.kCallbackMipLogging, kinds.kCallbackMipImprovingSolution)
 
     def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
         if kind in reporting:
+            bound = _finite(data_out.mip_dual_bound)
+            if bound is not None:
+                seen[:] = [max([bound, *seen])]
             if progress is not None:
-                progress(
-                    Progress(
-                        elapsed_s=time.perf_counter() - begin,
-                        incumbent=_finite(data_out.mip_primal_bound),
-                        bound=_finite(data_out.mip_dual_bound),
-                    )
-                )
+                elapsed = time.perf_counter() - begin
+                progress(Progress(elapsed, _finite(data_out.mip_primal_bound), bound))
         elif data_in is not None and cancelled.is_set():
             data_in.user_interrupt = True
 
@@ -200,7 +223,13 @@ def _callback(
 
 
 def _read(
-    highs: Any, highspy: Any, integral_objective: bool, build_s: float, solve_s: float
+    highs: Any,
+    highspy: Any,
+    mip: bool,
+    integral_objective: bool,
+    seen_bound: float | None,
+    build_s: float,
+    solve_s: float,
 ) -> RawOutcome:
     native = highs.getModelStatus().name
     mapped = HIGHS_STATUS.get(native, Status.ERROR)
@@ -210,11 +239,10 @@ def _read(
         if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
             objective = _finite(info.objective_function_value)
             values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
-        is_mip = any(
-            kind != highspy.HighsVarType.kContinuous for kind in highs.getLp().integrality_
-        )
-        if is_mip:
+        if mip:
+            # An interruption can leave the bound unset although progress had reported one.
             bound = _finite(info.mip_dual_bound)
+            bound = seen_bound if bound is None else bound
         elif mapped is Status.OPTIMAL:
             bound = objective
     status = settle_status(mapped, objective, bound, integral_objective=integral_objective)
