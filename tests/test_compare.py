@@ -1,0 +1,212 @@
+"""Comparisons: ratios only where they mean something, and bounds that are bounds."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import brute_force_tel
+
+from optsched.bounds import lower_bound
+from optsched.compare import SOLVER_STARTS, best_of_policies, compare
+from optsched.errors import InputError, PolicyError, UsageError, ViolationError
+from optsched.evaluate import evaluate
+from optsched.instance import Instance, Limits
+
+MODEL = "llama2-7b-a100-infermax"
+
+
+def tiny(**changes: Any) -> Instance:
+    columns = {
+        "arrival": [0, 0, 1, 2, 2],
+        "prompt_tokens": [2, 3, 1, 2, 1],
+        "output_tokens": [5, 2, 3, 4, 1],
+        "kv_capacity": 10,
+    }
+    return Instance(**{**columns, **changes})
+
+
+def large(n: int = 400) -> Instance:
+    rng = np.random.default_rng(0)
+    return Instance(
+        np.arange(n) // 4, rng.integers(1, 60, n), rng.integers(1, 60, n), kv_capacity=300
+    )
+
+
+def rows_by_policy(comparison: Any) -> dict[str, Any]:
+    return {row.policy: row for row in comparison.rows}
+
+
+def test_small_instances_are_compared_with_their_optimum() -> None:
+    instance = tiny()
+    optimum, _ = brute_force_tel(instance)
+    comparison = compare(instance)
+    assert comparison.bound == comparison.best_known == optimum
+    assert comparison.status == "optimal"
+    assert comparison.gap == 0
+    assert comparison.best_schedule is not None
+    assert evaluate(instance, comparison.best_schedule).metrics["tel"] == optimum
+    for row in comparison.rows:
+        if row.inside:
+            assert row.metrics is not None
+            assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum
+            assert row.ratio_to_bound >= 1
+
+
+def test_larger_instances_take_the_registry_of_bounds() -> None:
+    instance = large()
+    assert instance.n * int(instance.output_tokens.sum()) > SOLVER_STARTS
+    comparison = compare(instance, ["mc-sf", "fcfs"])
+    assert (comparison.bound, comparison.bound_origin) == lower_bound(instance)
+    assert comparison.status == "feasible"
+    for row in comparison.rows:
+        # Where the optimum is not proved, its ratio lies between the two.
+        assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
+    assert comparison.best_known == min(row.tel for row in comparison.rows)
+
+
+def test_arrivals_far_apart_ask_no_solver() -> None:
+    instance = tiny(arrival=[0, 10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9])
+    comparison = compare(instance, ["mc-sf"])
+    # Nobody meets anybody: sum of outputs = 5 + 2 + 3 + 4 + 1.
+    assert comparison.bound == comparison.best_known == 15
+    assert comparison.best_known_origin == "mc-sf"
+
+
+def test_without_a_bound_there_is_no_ratio_to_it() -> None:
+    comparison = compare(tiny(), ["mc-sf"], bound=False)
+    assert comparison.bound is None
+    assert comparison.gap is None
+    (row,) = comparison.rows
+    assert row.ratio_to_bound is None
+    assert row.ratio_to_best_known == 1
+
+
+def test_a_schedule_outside_the_model_gets_no_ratio_and_a_reason() -> None:
+    rows = rows_by_policy(compare(tiny(), ["mc-sf", "vllm"]))
+    vllm = rows["vllm"]  # prefill first: running requests pause while others are prefilled
+    assert vllm.metrics["tel"] > 0
+    assert vllm.ratio_to_best_known is None
+    assert vllm.ratio_to_bound is None
+    assert any("no ratio: it pauses" in note for note in vllm.notes)
+    assert rows["mc-sf"].ratio_to_bound is not None
+
+
+def test_features_that_the_instance_switches_off_are_noted() -> None:
+    rows = rows_by_policy(compare(tiny(chunked_prefill=False, hybrid_batching=False), bound=False))
+    assert "chunked prefill is off by the instance" in rows["sarathi"].notes
+    assert "hybrid batching is off by the instance" in rows["fcfs"].notes
+
+
+def test_clairvoyance_ends_with_predictions() -> None:
+    oracle = compare(tiny(), ["mc-sf"], bound=False)
+    assert oracle.predictor == "oracle"
+    assert oracle.rows[0].clairvoyant
+    predicted = compare(tiny(predicted=[4, 2, 3, 5, 1]), ["mc-sf"], bound=False)
+    assert predicted.predictor == "instance"
+    assert not predicted.rows[0].clairvoyant
+
+
+def test_a_policy_that_the_instance_forbids_is_left_out_unless_asked_for() -> None:
+    # vLLM splits no prefill, so a hard limit of 2 tokens a batch stops the prompt of 3.
+    instance = tiny(limits=Limits(max_batch_tokens=2))
+    assert "vllm" not in rows_by_policy(compare(instance, bound=False))
+    (row,) = compare(instance, ["vllm"], bound=False).rows
+    assert row.metrics is None
+    assert "max_batch_tokens" in row.error
+
+
+def test_a_loop_is_a_row_with_a_reason() -> None:
+    # Both are admitted at 0, overflow together (2 (1 + 6) > 10) and are cleared for ever.
+    instance = Instance([0, 0], [1, 1], [6, 6], kv_capacity=10)
+    rows = rows_by_policy(compare(instance, ["alpha-protection:alpha=0", "mc-sf"]))
+    assert "loop" in rows["alpha-protection:alpha=0"].error
+    assert rows["mc-sf"].ratio_to_bound is not None
+
+
+def test_seconds_compare_policies_with_each_other() -> None:
+    instance = tiny(time_unit="second", kv_capacity=100_000)
+    comparison = compare(instance, ["vllm", "sarathi"], cost_model=MODEL)
+    assert comparison.best_known == min(row.tel for row in comparison.rows)
+    assert all(row.ratio_to_best_known >= 1 for row in comparison.rows)
+    data = comparison.to_dict()
+    assert data["cost_model"]["name"] == MODEL
+    if comparison.bound is None:
+        assert all(row.ratio_to_bound is None for row in comparison.rows)
+
+
+def test_goals_of_service_reach_the_metrics() -> None:
+    (row,) = compare(tiny(), ["mc-sf"], bound=False, slo_ttft=1, slo_tpot=1).rows
+    assert row.metrics["slo_goodput"] > 0
+
+
+def test_the_file_is_plain_json_with_what_the_contract_names() -> None:
+    data = json.loads(json.dumps(compare(tiny()).to_dict(), allow_nan=False))
+    assert data["format"] == "optsched-comparison"
+    assert data["version"] == 1
+    assert data["instance"]["sha256"] == tiny().sha256
+    for row in data["policies"]:
+        assert {"policy", "metrics", "ratio_to_best_known", "ratio_to_bound", "wall_s"} <= set(row)
+
+
+def test_the_seed_decides_random_policies() -> None:
+    def tels(seed: int) -> list[Any]:
+        rows = compare(large(60), ["alpha-beta"], bound=False, seed=seed).rows
+        return [row.metrics["tel"] for row in rows]
+
+    assert tels(1) == tels(1)
+    assert len({tuple(tels(seed)) for seed in range(4)}) > 1
+
+
+def test_typos_are_errors_before_anything_runs() -> None:
+    called = []
+    with pytest.raises(InputError, match="unknown"):
+        compare(tiny(), ["mc-sf", "nothing"], progress=lambda *what: called.append(what))
+    assert not called
+    with pytest.raises(UsageError, match="rounds"):
+        compare(tiny(), cost_model=MODEL)
+    with pytest.raises(UsageError, match="empty"):
+        compare(tiny(), [])
+
+
+def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import import_module
+
+    from optsched.schedule import from_starts
+
+    module = import_module("optsched.compare")
+    monkeypatch.setattr(module, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
+    with pytest.raises(ViolationError, match="policy mc-sf: the judge rejects its schedule"):
+        compare(tiny(), ["mc-sf"])
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise PolicyError("policy 'mine': batch 0: raised ValueError()")
+
+    monkeypatch.setattr(module, "simulate", broken)
+    (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
+    assert row.error.startswith("policy 'mine'")
+
+
+def test_an_interruption_keeps_what_has_finished() -> None:
+    stop = threading.Event()
+
+    def after_the_first(kind: str, what: Any) -> None:
+        stop.set()
+
+    comparison = compare(tiny(), ["mc-sf", "fcfs"], progress=after_the_first, stop=stop)
+    first, second = comparison.rows
+    assert comparison.interrupted
+    assert first.metrics is not None
+    assert second.error == "interrupted"
+
+
+def test_best_of_policies_is_the_best_row() -> None:
+    instance = large(100)
+    best = best_of_policies(instance)
+    comparison = compare(instance, bound=False)
+    assert best is not None
+    assert best.tel == comparison.best_known
+    assert best_of_policies(instance, time_limit_s=-1) is None
