@@ -214,18 +214,22 @@ def run_interruptibly(
     """
     failure: list[BaseException] = []
     interrupted = False
+    # An interrupted `Thread.join` takes its thread for dead, an interrupted wait does not.
+    ended = threading.Event()
 
     def guarded() -> None:
         try:
             work()
         except BaseException as error:
             failure.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=guarded, name="optsched-solver", daemon=True)
     thread.start()
-    while thread.is_alive():
+    while not ended.is_set():
         try:
-            thread.join(_POLL_S)
+            ended.wait(_POLL_S)
         except KeyboardInterrupt:
             if interrupted:
                 raise

@@ -1,0 +1,41 @@
+"""Building the hindsight program and handing it to HiGHS, at 500,000 nonzeros and more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optsched import Instance
+from optsched.formulations.hindsight import linear_model, program
+from optsched.solvers.base import SolveOptions
+
+
+def paper_scale() -> Instance:
+    """Return 40 requests of the paper's first synthetic model, M = 40."""
+    rng = np.random.default_rng(3)
+    prompt = rng.integers(1, 6, 40)
+    output = np.array([rng.integers(1, 41 - s) for s in prompt])
+    return Instance(np.zeros(40, dtype=int), prompt, output, 40)
+
+
+def test_build_half_a_million_nonzeros(benchmark):
+    prog = program(paper_scale())
+    model = benchmark(linear_model, prog)
+    assert model.entries >= 500_000
+
+
+def test_windows_and_placement(benchmark):
+    prog = benchmark(program, paper_scale())
+    assert (prog.last >= prog.warm).all()
+
+
+def test_hand_over_to_highs(benchmark):
+    from optsched.solvers.highs import configured, pass_model
+
+    model = linear_model(program(paper_scale()))
+
+    def hand_over():
+        highs = configured(SolveOptions(threads=1), integral_objective=True)
+        pass_model(highs, model)
+        return highs
+
+    assert benchmark(hand_over).getNumNz() == model.entries

@@ -1,0 +1,282 @@
+"""`solve`: defaults, what it refuses, and that it believes no solver."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import brute_force_tel
+
+import optsched.solve as solving
+from optsched import Instance, Limits, evaluate, from_starts
+from optsched.errors import (
+    InfeasibleError,
+    InputError,
+    SolverError,
+    UsageError,
+    ViolationError,
+)
+from optsched.formulations import Answer, Formulation, Method, Task, check_method, demands, get
+from optsched.formulations.horizon import serial_schedule
+from optsched.solve import Result, solve
+from optsched.solvers.base import Status
+
+TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
+"""Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):
+round 2 holds 4 + 2 = 6; latencies 2 + 4."""
+
+
+def larger(n: int = 25) -> Instance:
+    rng = np.random.default_rng(8)
+    s = rng.integers(1, 6, n)
+    o = np.array([rng.integers(1, 41 - v) for v in s])
+    return Instance(np.zeros(n, dtype=int), s, o, 40)
+
+
+def test_rounds_are_solved_as_hindsight_for_total_latency():
+    result = solve(TINY)
+    assert (result.formulation, result.objective_name) == ("hindsight", "tel")
+    assert result.status is Status.OPTIMAL
+    assert result.objective == result.bound == 6 == brute_force_tel(TINY)[0]
+    assert type(result.objective) is type(result.bound) is int
+    assert result.gap == 0.0
+    assert result.method in get("hindsight").methods
+    assert result.evaluation is not None
+    assert result.evaluation.metrics["tel"] == 6
+
+
+@pytest.mark.parametrize("method", ["auto", "highs", "cpsat", "pulp"])
+def test_every_method_gives_the_same_result(method):
+    result = solve(TINY, method=method, threads=1)
+    assert (result.status, result.objective, result.bound) == (Status.OPTIMAL, 6, 6)
+    assert result.threads == 1
+
+
+def test_the_result_file_is_as_documented():
+    data = solve(TINY, seed=3, threads=1).to_dict()
+    assert list(data) == [
+        "format", "version", "optsched", "command", "instance", "formulation", "method",
+        "objective_name", "status", "objective", "bound", "gap", "gap_definition", "certificate",
+        "metrics", "build_s", "solve_s", "seed", "threads", "versions", "schedule",
+    ]  # fmt: skip
+    assert data["instance"] == {"name": "tiny", "sha256": TINY.sha256, "requests": 2}
+    assert data["gap_definition"] == "(objective - bound) / objective"
+    assert (data["status"], data["seed"], data["threads"]) == ("optimal", 3, 1)
+    text = json.dumps(data, allow_nan=False)
+    assert json.loads(text)["objective"] == 6
+    assert '"objective": 6,' in text
+
+
+def test_unknown_values_are_null():
+    empty = Result(
+        TINY, "hindsight", "highs", "tel", Status.NO_INCUMBENT, None, None, None, None,
+        0.0, 0.0, 0, 1,
+    )  # fmt: skip
+    data = empty.to_dict()
+    for name in ("objective", "bound", "gap", "metrics", "schedule", "certificate"):
+        assert data[name] is None
+
+
+def test_hindsight_on_seconds_points_to_import():
+    instance = Instance([0.5], [1], [1], 4, time_unit="second")
+    with pytest.raises(UsageError, match="import --rounds"):
+        solve(instance, formulation="hindsight")
+
+
+def test_a_cost_model_on_rounds_is_refused():
+    with pytest.raises(UsageError, match="in rounds"):
+        solve(TINY, cost_model="llama2-7b-a100-infermax")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"formulation": "hindsite"}, "known are hindsight"),
+        ({"method": "gurobi"}, "known are cpsat, highs"),
+        ({"objective": "makespan"}, "known are tel"),
+        ({"objective": "tel,tel"}, "given twice"),
+        ({"eviction_free": True}, "cannot do eviction_free"),
+        ({"time_limit_s": -1.0}, "time_limit"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_what_has(options, message):
+    with pytest.raises((UsageError, InputError), match=message):
+        solve(TINY, **options)
+
+
+def test_a_prompt_beyond_a_limit_is_infeasible():
+    instance = Instance([0, 0], [2, 5], [1, 1], 9, limits=Limits(max_batch_tokens=4))
+    with pytest.raises(InfeasibleError, match="request 1"):
+        solve(instance)
+
+
+@pytest.mark.parametrize("method", ["highs", "cpsat", "pulp"])
+@pytest.mark.parametrize("limit", [0, 1e-6])
+def test_without_time_the_warm_start_and_a_bound_remain(method, limit):
+    instance = larger()
+    start = serial_schedule(instance)
+    result = solve(instance, method=method, time_limit_s=limit, warm_start=start, threads=2)
+    tel = evaluate(instance, start).metrics["tel"]
+    assert result.status is Status.FEASIBLE
+    assert result.objective is not None
+    assert result.objective <= tel
+    assert result.bound is not None
+    assert 0 < result.bound < result.objective
+    assert result.gap == pytest.approx(1 - result.bound / result.objective)
+
+
+def test_the_result_is_never_worse_than_the_warm_start():
+    instance = larger(12)
+    best = solve(instance, method="cpsat", time_limit_s=3, threads=2)
+    again = solve(instance, method="highs", time_limit_s=0, warm_start=best.schedule, threads=2)
+    assert again.objective is not None
+    assert best.objective is not None
+    assert again.objective <= best.objective
+
+
+def test_a_policy_can_be_the_warm_start():
+    from optsched import simulate
+
+    instance = larger()
+    tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
+    result = solve(instance, method="placement", warm_start="mc-sf")
+    assert result.objective <= tel
+    with pytest.raises(InputError, match="unknown"):
+        solve(instance, warm_start="mc-fs")
+
+
+def test_a_warm_start_that_breaks_a_rule_is_refused():
+    both = from_starts([0, 0], TINY)  # round 2 holds 3 + 4 = 7 > 6
+    with pytest.raises(ViolationError, match="kv_capacity"):
+        solve(TINY, warm_start=both)
+
+
+def test_an_interruption_keeps_incumbent_and_bound():
+    stop = threading.Event()
+    timer = threading.Timer(1.5, stop.set)
+    timer.start()
+    result = solve(larger(14), method="highs", time_limit_s=60, threads=2, stop=stop)
+    timer.cancel()
+    assert result.status is Status.FEASIBLE
+    assert result.objective is not None
+    assert result.bound is not None
+    assert result.solve_s < 30
+
+
+def test_ctrl_c_before_the_solver_runs_keeps_the_warm_start(monkeypatch):
+    def pressed(task, options):
+        raise KeyboardInterrupt
+
+    _fake_method(monkeypatch, pressed)
+    result = solve(TINY, method="fake", warm_start="mc-sf")
+    assert result.objective is not None
+    assert result.evaluation is not None
+
+
+def _fake_method(monkeypatch, run):
+    real = get("hindsight")
+    fake = Method("made up", run, ("tel",), real.switches)
+    patched = replace(real, methods={**real.methods, "fake": fake})
+    monkeypatch.setattr(solving, "get", lambda name: patched)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        # Both at once: 7 tokens in round 2.
+        (Answer(Status.OPTIMAL, from_starts([0, 0], TINY), 5, 5), "does not verify"),
+        # Serial: latencies 3 + 5 = 8, not 7.
+        (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), 7, 7), "is 8, but it says 7"),
+        (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), None, 6), "it says None"),
+        # A bound above a schedule that exists.
+        (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), 8, 8), "bound 8 contradicts"),
+        (Answer(Status.INFEASIBLE), "says infeasible"),
+    ],
+)
+def test_a_corrupted_answer_is_caught(monkeypatch, answer, message):
+    _fake_method(monkeypatch, lambda task, options: answer)
+    with pytest.raises(SolverError, match=message):
+        solve(TINY, method="fake", warm_start=from_starts([1, 0], TINY))
+
+
+def test_a_solver_that_shifts_its_values_is_caught(monkeypatch):
+    from optsched.solvers import highs
+
+    real = highs.solve_linear_model
+
+    def shifted(model, options, *, start_values=None):
+        outcome = real(model, options, start_values=start_values)
+        values = np.zeros_like(outcome.values)
+        values[[0, model.columns - 1]] = 1.0  # the first start of one, the last of the other
+        return replace(outcome, values=values)
+
+    monkeypatch.setattr(highs, "solve_linear_model", shifted)
+    with pytest.raises(SolverError):
+        solve(TINY, method="highs")
+
+
+def test_optimal_needs_a_bound_that_says_so(monkeypatch):
+    answer = Answer(Status.OPTIMAL, from_starts([1, 0], TINY), 6, 4.2)
+    _fake_method(monkeypatch, lambda task, options: answer)
+    result = solve(TINY, method="fake")
+    # ceil(4.2) = 5 = sum of outputs: no proof of 6.
+    assert (result.status, result.objective, result.bound) == (Status.FEASIBLE, 6, 5)
+
+
+def test_an_integral_bound_is_rounded_up(monkeypatch):
+    answer = Answer(Status.FEASIBLE, from_starts([1, 0], TINY), 6.0000001, 5.0001)
+    _fake_method(monkeypatch, lambda task, options: answer)
+    result = solve(TINY, method="fake")
+    assert (result.status, result.objective, result.bound) == (Status.OPTIMAL, 6, 6)
+    assert type(result.bound) is int
+
+
+def test_a_method_that_cannot_do_a_switch_names_one_that_can():
+    def nothing(task, options):
+        raise AssertionError
+
+    formulation = Formulation(
+        "toy", "", "round", "tel",
+        {
+            "plain": Method("", nothing, ("tel",)),
+            "able": Method("", nothing, ("tel",), frozenset({"max_running"})),
+        },
+        choose=lambda task: "plain", switches=frozenset({"max_running"}),
+    )  # fmt: skip
+    instance = Instance([0], [1], [1], 4, limits=Limits(max_running=1, max_batch_tokens=3))
+    task = Task(instance, objective=("tel",))
+    with pytest.raises(UsageError, match="plain cannot do max_running; able can"):
+        check_method(formulation, "plain", task)
+    assert check_method(formulation, "able", task) is formulation.methods["able"]
+    both = replace(task, objective=("tel", "makespan"))
+    with pytest.raises(UsageError, match="no method of toy can"):
+        check_method(formulation, "able", both)
+
+
+def test_demands_are_what_an_instance_forbids_or_limits():
+    instance = Instance(
+        [0], [1], [1], 4, limits=Limits(max_running=1), hybrid_batching=False,
+        chunked_prefill=True,
+    )  # fmt: skip
+    assert demands(instance) == {"max_running", "hybrid_batching_off", "chunked_prefill"}
+    # Chunking has no meaning in the round model.
+    assert solve(instance).objective == 1
+
+
+def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
+    import optsched.formulations as package
+
+    (tmp_path / "toy_extra.py").write_text(
+        "from optsched.formulations.base import Method\n"
+        "METHODS = {'hindsight': {'toy': Method('a toy', None, ('tel',))}}\n"
+    )
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    package._registry.cache_clear()
+    try:
+        assert "toy" in package.get("hindsight").methods
+        assert "highs" in package.get("hindsight").methods
+    finally:
+        package._registry.cache_clear()
