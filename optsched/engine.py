@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from optsched.replay import batch_time
 
 # Codes of what `Rules` say in words.
-GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3}
-WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL = 0, 1, 2, 3
+GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
+WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = 0, 1, 2, 3, 4
 ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 
@@ -241,6 +241,7 @@ def run(
         for g in range(groups.shape[0]):
             group = groups[g]
             position = 0
+            refused = False  # in the group of all, a waiting request was: the running ones go on
             if (
                 group in (RUNNING, RUNNING_DECODE)
                 and n_partial == 0
@@ -264,7 +265,14 @@ def run(
                 held += n_running
                 continue
             while not closed:
-                if group == WAITING:
+                fresh = group == WAITING
+                if group == ALL:
+                    fresh = (
+                        not refused
+                        and waiting > 0
+                        and (position >= n_running or rank[heap[0]] < rank[running[position]])
+                    )
+                if fresh:
                     if waiting == 0:
                         break
                     i = heap[0]
@@ -311,6 +319,7 @@ def run(
                     if not hybrid and n_decode > 0:
                         if group == WAITING:
                             break
+                        refused = refused or fresh
                         continue
                     rest = prompt[i] + produced[i] - cached[i]
                     c = rest
@@ -318,15 +327,23 @@ def run(
                         c = min(c, own_batch - total, own_prefill - total)
                         c = min(c, hard_batch - total, hard_prefill - prefill_tokens)
                         if c < 1:
-                            break
-                    else:
-                        if total + c > hard_batch or prefill_tokens + c > hard_prefill:
-                            break
-                        if total + c > own_batch or total + c > own_prefill:
-                            if total > 0:
+                            if group != ALL:
                                 break
-                            closed = True  # beyond the scheduler's own limit: alone
-                    if group == WAITING:
+                            refused = refused or fresh
+                            continue
+                    else:
+                        alone = total + c > own_batch or total + c > own_prefill
+                        if (
+                            total + c > hard_batch
+                            or prefill_tokens + c > hard_prefill
+                            or (alone and total > 0)
+                        ):
+                            if group != ALL:
+                                break
+                            refused = refused or fresh
+                            continue
+                        closed = alone  # beyond the scheduler's own limit
+                    if fresh:
                         size = n_running - lost + n_admitted + 1
                         fits = size <= hard_running
                         needed = prompt[i] + produced[i] + offset
@@ -344,7 +361,10 @@ def run(
                         fits = fits and held + needed <= capacity
                         if not fits:
                             closed = False
-                            break
+                            if group != ALL:
+                                break
+                            refused = True
+                            continue
                         waiting = _pop(heap, waiting, keys)
                         admitted[n_admitted] = i
                         n_admitted += 1

@@ -99,7 +99,7 @@ def _simulate_rules(
         min(limits.max_running or UNLIMITED, rules.max_running or UNLIMITED),
         cost.array,
         by_arrival,
-        waiting_rank("arrival", instance, predicted),
+        waiting_rank(rules.running_order, instance, predicted),
         waiting_rank(rules.order, instance, predicted),
         rules.requeue == "back",
         np.array([engine.GROUPS[g] for g in rules.groups], dtype=np.int64),

@@ -14,7 +14,7 @@ from optsched.instance import Instance, Limits
 from optsched.schedule import EvictMode
 
 Order = Literal["arrival", "prompt", "output", "total", "volume"]
-Group = Literal["waiting", "running", "running_decode", "running_prefill"]
+Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear"]
 
@@ -33,8 +33,10 @@ class Rules:
         output o, s + o, or s o + o (o + 1) / 2.
     requeue : {"order", "back"}
         Where an evicted request waits: at its place in ``order``, or behind those that wait.
-    groups : tuple of {"waiting", "running", "running_decode", "running_prefill"}
-        Running requests are taken in order of (arrival, index).
+    groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "all"}
+        Running requests are taken in order of (arrival, index). ``"all"`` stands alone: waiting
+        and running requests in one line, both by ``order``; what does not fit is passed over,
+        and after a waiting request that is refused only running ones go on.
     admission : {"present", "lookahead", "reserve", "protect"}
         When a waiting request fits: its input fits beside what is held now; KV stays within
         capacity at every predicted completion (002, inequality (5)); the predicted peaks of all
@@ -43,9 +45,10 @@ class Rules:
     alpha : float
         Share of the capacity protected by ``"protect"``.
     overflow : {"evict_latest", "clear"}
-        When a running request lacks KV: evict the running requests of latest arrival, the
-        candidate itself last; or, before the batch, clear every running request independently
-        with probability ``beta``, a batch's time passing for every further draw that is needed.
+        When a running request lacks KV: evict the running requests of latest arrival (the last
+        by ``order`` when the group is ``"all"``), the candidate itself last; or, before the
+        batch, clear every running request independently with probability ``beta``, a batch's
+        time passing for every further draw that is needed.
     beta : float
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
@@ -82,12 +85,21 @@ class Rules:
             "running" in self.groups and len(self.groups) > 2
         ):
             raise InputError(f"groups: {self.groups!r}; each request in one group is right")
+        if "all" in self.groups and (len(self.groups) > 1 or self.requeue == "back"):
+            raise InputError(
+                f"groups: {self.groups!r}; 'all' alone, with requeue='order', is right"
+            )
         if self.chunked and self.overflow == "clear":
             raise InputError("overflow: 'clear' knows no split prefills; chunked=False is right")
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+
+    @property
+    def running_order(self) -> Order:
+        """Order in which running requests are taken, and from whose end they are evicted."""
+        return self.order if "all" in self.groups else "arrival"
 
     @property
     def uses_predictions(self) -> bool:

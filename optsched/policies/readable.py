@@ -26,7 +26,9 @@ class Readable:
 
     def __init__(self, rules: Rules, instance: Instance) -> None:
         self.rules, self.evict_mode, self.hybrid, self.chunked = effective(rules, instance)
-        self.rank = waiting_rank(self.rules.order, instance, estimates(instance)[0])
+        predicted = estimates(instance)[0]
+        self.rank = waiting_rank(self.rules.order, instance, predicted)
+        self.place = waiting_rank(self.rules.running_order, instance, predicted)
         self.raised: dict[int, int] = {}  # estimates raised when a request was cleared past them
 
     def estimate(self, view: View, i: int) -> int:
@@ -36,7 +38,7 @@ class Readable:
     def batch(self, view: View) -> Batch:
         """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
         rules = self.rules
-        running = list(view.running)
+        running = sorted(view.running, key=self.place.__getitem__)
         waiting = list(view.waiting)
         evicted: list[int] = []
         lost: set[int] = set()  # evicted for want of KV: not in this batch
@@ -71,15 +73,22 @@ class Readable:
         max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
         queue = waiting if rules.requeue == "back" else sorted(waiting, key=self.rank.__getitem__)
         for group in rules.groups:
-            for i in queue if group == "waiting" else list(running):
+            together = group == "all"
+            candidates = queue if group == "waiting" else list(running)
+            if together:
+                candidates = sorted([*queue, *running], key=self.rank.__getitem__)
+            refused = False  # among all, a waiting request was: the running ones go on
+            for i in candidates:
                 decoding = i in running and bool(view.decoding[i])
-                if alone or i in lost:
+                fresh = i in waiting
+                if alone or i in lost or (fresh and refused):
                     continue
                 if (group == "running_decode" and not decoding) or (
                     group == "running_prefill" and decoding
                 ):
                     continue
                 if not self.hybrid and (prefill if decoding else decode):
+                    refused = refused or fresh
                     continue
                 total = sum(tokens.values())
                 if decoding:
@@ -106,16 +115,20 @@ class Readable:
                 hard = min(hard_batch - total, hard_prefill - sum(tokens[k] for k in prefill))
                 if self.chunked:
                     c = min(rest, own_batch - total, own_prefill - total, hard)
-                    if c < 1:
-                        break
-                elif c > hard or (total > 0 and total + c > min(own_batch, own_prefill)):
-                    break
-                if group == "waiting":
+                    fits = c >= 1
+                else:
+                    fits = c <= hard and (total == 0 or total + c <= min(own_batch, own_prefill))
+                if fits and fresh:
                     joined = running + [k for k in tokens if k not in running]
-                    if len(joined) + 1 > max_running or not self._fits(
+                    fits = len(joined) + 1 <= max_running and self._fits(
                         view, i, whole, joined, allocated, generated
-                    ):
+                    )
+                if not fits:
+                    if not together:
                         break
+                    refused = refused or fresh
+                    continue
+                if fresh:
                     allocated[i] = whole
                 tokens[i] = int(c)
                 prefill.add(i)

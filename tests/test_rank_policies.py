@@ -1,0 +1,124 @@
+"""Schedulers of Table 1 and the ranked ones: what they take first, and whom they evict."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError
+from optsched.evaluate import evaluate
+from optsched.instance import Instance
+from optsched.policies import make_policy, policies
+from optsched.policies.base import Rules
+from optsched.policies.readable import Readable
+from optsched.simulate import simulate
+
+MODEL = "llama2-7b-a100-infermax-paper"
+TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")
+RANKED = ("rank-org", "rank-input", "rank-output")
+
+
+def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
+    return Instance(
+        arrival=np.zeros(len(prompt)),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        kv_capacity=capacity,
+        kv_accounting="cached",
+        time_unit="second",
+    )
+
+
+def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
+    schedule = simulate(instance, spec, MODEL)
+    evaluate(instance, schedule, MODEL)
+    request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
+    return [
+        dict(zip(request[a:b], tokens[a:b], strict=True))
+        for a, b in pairwise(schedule.batch_offsets)
+    ]
+
+
+@pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
+def test_every_scheduler_of_the_paper_takes_the_same_parameters(name: str) -> None:
+    assert set(policies()[name].parameters) == {
+        "eviction_free", "max_running", "max_prefill_tokens"
+    }  # fmt: skip
+
+
+def test_table_1_is_as_the_paper_prints_it() -> None:
+    expected = {
+        "vllm": (False, False, 4096),
+        "sarathi": (True, True, 512),
+        "sarathi-pc": (True, True, 4096),
+        "sarathi-nocp": (True, False, 4096),
+        "vllm-hy": (True, False, 4096),
+        "sarathi-nohy": (False, False, 4096),
+    }
+    for name, (hybrid, chunked, prefill) in expected.items():
+        rules, _ = make_policy(name)
+        assert isinstance(rules, Rules)
+        assert (rules.hybrid, rules.chunked, rules.max_prefill_tokens) == (hybrid, chunked, prefill)
+        assert (rules.groups[0] == "waiting") == name.startswith("vllm")
+
+
+def test_rank_input_takes_small_prompts_first() -> None:
+    # P = 5: prompts 2 and 3 fill the first batch, 4 comes next beside their decodes.
+    first, second = batches(offline([4, 3, 2], [2, 2, 2], 100), "rank-input:max_prefill_tokens=6")[
+        :2
+    ]
+    assert first == {2: 2, 1: 3}
+    assert second == {2: 1, 1: 1, 0: 4}
+
+
+def test_rank_output_takes_short_outputs_first() -> None:
+    first = batches(offline([3, 3, 3], [9, 5, 1], 100), "rank-output:max_prefill_tokens=6")[0]
+    assert list(first) == [2, 1]
+
+
+def test_ranked_schedulers_evict_the_last_by_rank() -> None:
+    # 5 + 2 tokens fill M = 8 but for one: the first decodes need 2, so one request must go:
+    # the latest by arrival (request 1) under rank-org, the larger prompt (request 0) by input.
+    instance = offline([5, 2], [3, 3], 8)
+    evicted = {spec: simulate(instance, spec, MODEL).evicted[0] for spec in RANKED[:2]}
+    assert evicted == {"rank-org": 1, "rank-input": 0}
+
+
+def test_a_refused_waiting_request_stops_the_waiting_but_not_the_running() -> None:
+    # Input order 0 (2), 1 (6), 2 (7). M = 10: 0 and 1 run; 2 never fits beside them, and both
+    # decode while it waits: 2 + 6 + 1 + 1 = 10.
+    got = batches(offline([2, 6, 7], [2, 2, 2], 10), "rank-input")
+    assert got[:3] == [{0: 2, 1: 6}, {0: 1, 1: 1}, {2: 7}]
+
+
+def test_the_group_of_all_stands_alone() -> None:
+    with pytest.raises(InputError, match="'all' alone"):
+        Rules(groups=("all", "waiting"))
+    with pytest.raises(InputError, match="requeue"):
+        Rules(groups=("all",), requeue="back")
+
+
+@pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
+def test_compiled_and_readable_schedulers_agree(name: str) -> None:
+    generator = np.random.default_rng(17)
+    for _ in range(12):
+        n = int(generator.integers(2, 12))
+        prompt, output = generator.integers(1, 12, n), generator.integers(1, 9, n)
+        instance = Instance(
+            arrival=np.sort(generator.integers(0, 8, n)) * 0.01,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            kv_capacity=int((prompt + output).max() + generator.integers(0, 20)),
+            time_unit="second",
+            hybrid_batching=None if generator.random() < 0.7 else False,
+        )
+        free = str(generator.random() < 0.3).lower()
+        spec = f"{name}:max_prefill_tokens={generator.integers(4, 14)},eviction_free={free}"
+        rules, _ = make_policy(spec)
+        assert isinstance(rules, Rules)
+        fast = simulate(instance, rules, MODEL)
+        slow = simulate(instance, Readable(rules, instance), MODEL)
+        for column in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
+            np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
