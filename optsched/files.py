@@ -8,6 +8,7 @@ import os
 import stat
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,8 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         raise InputError(f"{file}: cannot be written: {words}") from None
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # it is gone where all went well, or was never made
+                temporary.unlink()
 
 
 class Place:
@@ -243,7 +245,7 @@ def _layout(value: Any, depth: int) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return plain_numbers(value) if np.isfinite(value).all() else _without_nan(value.tolist())
+        return plain_numbers(value) if value.dtype.kind in "iuf" else value.tolist()
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Path):
@@ -252,6 +254,8 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nan(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

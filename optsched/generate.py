@@ -12,7 +12,6 @@ import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -372,11 +371,13 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
     """Mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
-    cdf = NormalDist().cdf
-    mu, full = math.log(median), math.exp(min(math.log(median) + sigma**2 / 2, 700.0))
+    mu = math.log(median)
     bottom, top = -mu / sigma, (math.log(longest) - mu) / sigma
-    # Beyond 8 standard deviations the middle is below rounding; its factor may overflow.
-    inside = full * (cdf(top - sigma) - cdf(bottom - sigma))
+
+    def cdf(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    inside = math.exp(mu + sigma**2 / 2) * (cdf(top - sigma) - cdf(bottom - sigma))
     return cdf(bottom) + inside + longest * (1 - cdf(top))
 
 

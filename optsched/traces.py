@@ -268,7 +268,8 @@ def trace_format(name: str, summary: str) -> Callable[[Reader], Reader]:
 
 
 _STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
+    re.ASCII,
 )
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -372,15 +373,15 @@ def _azure_columns(
 
 
 def _stamps(path: Path, lines: NDArray[np.int64], texts: tuple[str, ...]) -> NDArray[np.int64]:
-    matches = [_STAMP.fullmatch(text) for text in texts]
     zones = np.zeros(len(texts), dtype=np.int64)
     plain = []
-    for i, match in enumerate(matches):
+    for i, text in enumerate(texts):
+        match = _STAMP.fullmatch(text)
         if match is None:
-            raise _bad_stamp(path, lines[i], texts[i])
-        stamp, _, sign, hours, minutes = match.groups()
+            raise _bad_stamp(path, lines[i], text)
+        stamp, sign, hours, minutes = match.groups()
         plain.append(stamp)
-        if sign is not None and (hours, minutes) != ("00", "00"):
+        if sign is not None:
             zones[i] = (1 if sign == "+" else -1) * (int(hours) * 60 + int(minutes))
     try:
         stamps = np.array(plain, dtype="datetime64[ns]")
@@ -411,15 +412,15 @@ def _bad_stamp(path: Path, line: int, text: str) -> InputError:
 def _tokens(
     path: Path, lines: NDArray[np.int64], texts: tuple[str, ...], field: str
 ) -> NDArray[np.int64]:
-    for i, text in enumerate(texts):
-        # Digits need no regular expression, and int() alone would take '1_000'.
-        if not (text.isascii() and text.isdigit() and len(text) < 19) and not _INTEGER.fullmatch(
-            text
-        ):
-            raise InputError(
-                f"{path}: line {lines[i]}: {field}: {text!r:.80} is not an integer "
-                f"of at most {MAX_TOKENS}"
-            )
+    digits = "".join(texts)
+    plain = digits.isascii() and digits.isdigit() and all(texts) and max(map(len, texts)) < 19
+    if not plain:
+        for i, text in enumerate(texts):
+            if not _INTEGER.fullmatch(text):  # int() alone would take '1_000'
+                raise InputError(
+                    f"{path}: line {lines[i]}: {field}: {text!r:.80} is not an integer "
+                    f"of at most {MAX_TOKENS}"
+                )
     tokens = np.fromiter(map(int, texts), dtype=np.int64, count=len(texts))
     if tokens.size and tokens.max() > MAX_TOKENS:
         i = int(np.argmax(tokens > MAX_TOKENS))

@@ -1,0 +1,166 @@
+"""Cost models: the arithmetic of a batch, the shipped files, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from optsched.cost import (
+    COEFFICIENTS,
+    BatchCost,
+    UnitCost,
+    batch_time,
+    cost_for,
+    load_cost_model,
+    models_folder,
+    shipped_models,
+)
+from optsched.errors import InputError, UsageError
+from optsched.instance import Instance
+
+SHIPPED = (
+    "llama-70b-tp4-a100-infermax", "llama2-70b-tp2-a100-derived", "llama2-70b-tp2-a100-splitwise",
+    "llama2-7b-a100-fit", "llama2-7b-a100-infermax", "llama2-7b-a100-infermax-paper",
+)  # fmt: skip
+
+GOOD = """
+format = "optsched-cost-model"
+version = 1
+unit = "ms_per_layer"
+layers = 2
+[coefficients]
+token = 0.5
+base = 1
+"""
+
+
+def test_the_shipped_models_are_listed():
+    assert shipped_models() == sorted(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_models_state_units_provenance_and_validity(name):
+    model = load_cost_model(name)
+    assert model.name == name
+    assert len(model.provenance) > 20
+    assert model.valid["max_batch_tokens"] >= 4096
+    text = (models_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    for key in model.coefficients:
+        assert re.search(rf"^{key} = \S+ # ms per ", text, re.MULTILINE), key
+
+
+def test_batch_time_of_a_mixed_batch():
+    # Chunks of 3 and 5 tokens (KV 2 and 0) and two decodes (KV 7 and 4): 10 tokens.
+    c = {name: str(2**k) for k, name in enumerate(COEFFICIENTS)}
+    ms = (
+        1 * 10 + 2  # token, base
+        + 4 * (7 + 4) + 8 * 2 + 16  # decode: kv, request, base
+        + 32 * (9 + 25) + 64 * (3 * 2 + 5 * 0) + 128 * (2 + 0)  # prefill: square, cross, kv
+        + 256 * (3 + 5) + 512 * 2 + 1024  # prefill: token, request, base
+    )  # fmt: skip
+    cost = BatchCost("x", 3, c).array
+    time = batch_time(cost, 10, 2, 11, 2, 8, 34, 6, 2)
+    assert time == pytest.approx(3 * ms / 1000, rel=1e-15)
+
+
+def test_terms_of_a_phase_count_only_where_the_phase_is():
+    cost = BatchCost("x", 1, dict.fromkeys(COEFFICIENTS, "1")).array
+    # One decode of KV 5: 1 token + base 1 + kv 5 + request 1 + decode base 1 = 9 ms.
+    assert batch_time(cost, 1, 1, 5, 0, 0, 0, 0, 0) == 0.009
+    # One prefill of 2 tokens: 2 + 1 + square 4 + cross 0 + kv 0 + token 2 + request 1 + base 1.
+    assert batch_time(cost, 2, 0, 0, 1, 2, 4, 0, 0) == 0.011
+    assert batch_time(cost, 0, 0, 0, 0, 0, 0, 0, 0) == 0.0
+
+
+def test_a_round_takes_one_and_an_empty_batch_none():
+    cost = UnitCost().array
+    assert batch_time(cost, 9, 1, 5, 1, 8, 64, 0, 0) == 1.0
+    assert batch_time(cost, 0, 0, 0, 0, 0, 0, 0, 0) == 0.0
+
+
+def test_the_paper_s_prefill_of_one_request():
+    # InferMax, section 3.2: 32 layers x (0.00191 x 64 + 0.06486 + 1.6773e-7 x 4096 + 0.0926) ms.
+    model = load_cost_model("llama2-7b-a100-infermax-paper")
+    expected = 32 * (0.00191 * 64 + 0.06486 + 1.6773e-7 * 4096 + 0.0926) / 1000
+    time = batch_time(model.array, 64, 0, 0, 1, 64, 4096, 0, 0)
+    assert time == pytest.approx(expected, rel=1e-14)
+
+
+def test_coefficients_keep_their_decimal_text():
+    model = load_cost_model("llama2-7b-a100-infermax")
+    assert model.coefficients["decode_kv"] == "8.513e-6"
+    assert Fraction(model.coefficients["decode_kv"]) == Fraction(8513, 10**9)
+    assert model["decode_kv"] == 8.513e-6
+    assert model["prefill_token"] == 0.0
+
+
+def test_the_digest_covers_what_times_depend_on():
+    base = BatchCost("a", 2, {"token": "0.5", "base": "1"})
+    assert base.sha256 == BatchCost("b", 2, {"base": "1", "token": "0.5"}, provenance="p").sha256
+    assert base.sha256 != BatchCost("a", 3, {"token": "0.5", "base": "1"}).sha256
+    assert base.sha256 != BatchCost("a", 2, {"token": "0.5", "base": "2"}).sha256
+
+
+def test_a_file_is_named_after_itself(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(GOOD)
+    model = load_cost_model(file)
+    assert (model.name, model.layers, model["token"]) == ("mine", 2, 0.5)
+    assert np.array_equal(model.array[:3], [2.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('unit = "ms_per_layer"\n', "", "unit: missing; unit = 'ms_per_layer' is right"),
+        ("ms_per_layer", "seconds", "unit: 'seconds'; 'ms_per_layer' is right"),
+        ("optsched-cost-model", "other", "format: 'other'; 'optsched-cost-model' is right"),
+        ("version = 1", "version = 2", "version: 2; 1 is right"),
+        ("layers = 2", "", "layers: missing"),
+        ("layers = 2", "layers = 0", "layers: 0 is not an integer >= 1"),
+        ("layers = 2", "layers = true", "layers: True is not an integer >= 1"),
+        ("layers = 2", "layers = 2\nlayer = 3", "layer: unknown field; known are"),
+        ("token = 0.5", "tokens = 0.5", "coefficients.tokens: unknown; known are token"),
+        ("token = 0.5", "token = -0.5", "coefficients.token: '-0.5' is not a finite number >= 0"),
+        ("token = 0.5", "token = nan", "coefficients.token: 'nan' is not a finite number >= 0"),
+        ("token = 0.5", "token = inf", "coefficients.token: 'inf' is not a finite number >= 0"),
+        ("token = 0.5", "token = true", "coefficients.token: True is not a number"),
+        ("token = 0.5\nbase = 1", "", "coefficients: missing"),
+        ("token = 0.5\nbase = 1", "token = 0\nbase = 0", "a batch must take time"),
+        ("layers = 2", "layers = 2\nvalid = 3", "valid: 3 is not a table of limits"),
+        ("base = 1", "base = 1\n[valid]\nmax_kv_tokens = 'x'", "valid.max_kv_tokens: 'x' is not"),
+        ("layers = 2", "layers = ", "not a readable TOML file"),
+        ("layers = 2", "kv_capacity_tokens = 'x'\nlayers = 2", "kv_capacity_tokens: 'x' is not"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path, old, new, words):
+    file = tmp_path / "mine.toml"
+    file.write_text(GOOD.replace(old, new))
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        load_cost_model(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_models_and_missing_files_say_what_there_is(tmp_path):
+    with pytest.raises(InputError, match="'nope' is unknown; shipped are llama"):
+        load_cost_model("nope")
+    with pytest.raises(InputError, match="no such file"):
+        load_cost_model(tmp_path / "nope.toml")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InputError, match="not a readable TOML file"):
+        load_cost_model(tmp_path / "folder.toml")
+
+
+def test_a_cost_model_goes_with_seconds_and_none_with_rounds():
+    rounds = Instance([0], [1], [1], kv_capacity=2)
+    seconds = Instance([0], [1], [1], kv_capacity=2, time_unit="second")
+    assert isinstance(cost_for(rounds, None), UnitCost)
+    assert isinstance(cost_for(seconds, "llama2-7b-a100-fit"), BatchCost)
+    with pytest.raises(UsageError, match="in rounds"):
+        cost_for(rounds, "llama2-7b-a100-fit")
+    with pytest.raises(UsageError, match="shipped are llama"):
+        cost_for(seconds, None)

@@ -1,0 +1,211 @@
+"""Generators: the published distributions, reproducibility, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError
+from optsched.generate import generate, generators, parse_parameters
+
+NAMES = (
+    "jaillet-model-1", "jaillet-model-2", "uniform", "lognormal", "infermax-fixed", "infermax-mix",
+)  # fmt: skip
+
+
+def test_the_generators_are_listed_with_documented_parameters():
+    assert tuple(generators()) == NAMES
+    for spec in generators().values():
+        assert spec.summary
+        assert all(parameter.doc for parameter in spec.parameters.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_instance(name):
+    assert generate(name, seed=7).sha256 == generate(name, seed=7).sha256
+    assert generate(name, seed=np.random.default_rng(7)).sha256 == generate(name, seed=7).sha256
+    if name != "infermax-fixed":  # which draws nothing
+        assert generate(name, seed=7).sha256 != generate(name, seed=8).sha256
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_global_generator_is_left_alone(name):
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    generate(name)
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_jaillet_model_1_draws_the_paper_s_ranges():
+    drawn = [generate("jaillet-model-1", seed=seed) for seed in range(300)]
+    capacities = {instance.kv_capacity for instance in drawn}
+    assert capacities == set(range(30, 51))
+    assert {instance.n for instance in drawn} == set(range(40, 61))
+    assert all((instance.arrival == 0).all() for instance in drawn)
+    prompts = np.concatenate([instance.prompt_tokens for instance in drawn])
+    assert set(prompts.tolist()) == {1, 2, 3, 4, 5}
+    room = [i.kv_capacity - i.prompt_tokens - i.output_tokens for i in drawn]
+    assert min(map(np.min, room)) == 0  # o reaches M - s
+    # o is uniform on 1..M - s: its mean over (1 + M - s) / 2 is 1 within a few parts in 100.
+    shares = [2 * i.output_tokens / (1 + i.kv_capacity - i.prompt_tokens) for i in drawn]
+    assert np.concatenate(shares).mean() == pytest.approx(1, abs=0.02)
+
+
+def test_jaillet_model_2_arrives_as_a_poisson_process_over_1_to_t():
+    drawn = [generate("jaillet-model-2", seed=seed) for seed in range(300)]
+    assert min(instance.arrival.min() for instance in drawn) == 1
+    assert 55 <= max(instance.arrival.max() for instance in drawn) <= 60
+    assert all((np.diff(instance.arrival) >= 0).all() for instance in drawn)
+    # lambda and T are independent with means 1 and 50, so n has mean 50; its standard deviation
+    # is about sqrt(50 + 14.4^2 + 6^2) = 17, that of the mean of 300 about 1.
+    assert np.mean([instance.n for instance in drawn]) == pytest.approx(50, abs=4)
+
+
+def test_jaillet_model_2_with_n_fixed_takes_the_first_n_arrivals():
+    drawn = [generate("jaillet-model-2", seed=seed, n=200, rate=2.0) for seed in range(20)]
+    assert {instance.n for instance in drawn} == {200}
+    # 200 arrivals at 2 a round: the last in round 100 on average, 7 its standard deviation.
+    assert np.mean([i.arrival[-1] for i in drawn]) == pytest.approx(100, abs=7)
+    assert min(i.arrival.min() for i in drawn) >= 1
+
+
+def test_fixing_one_parameter_keeps_the_other_draws():
+    free = generate("jaillet-model-1", seed=3)
+    fixed = generate("jaillet-model-1", seed=3, n=12)
+    assert (fixed.n, fixed.kv_capacity) == (12, free.kv_capacity)
+    assert generate("jaillet-model-1", seed=3, kv_capacity=99).n == free.n
+
+
+def test_there_is_always_a_request():
+    assert generate("jaillet-model-2", horizon=1, rate=1e-5).n == 1
+
+
+def test_lognormal_has_the_published_means_medians_and_maxima():
+    instance = generate("lognormal", seed=1, n=200_000)
+    # 001 and 002: prompts mean 40.62, median 11, 1..468; outputs mean 85.32, median 45, 1..883.
+    for column, mean, median, longest in (
+        (instance.prompt_tokens, 40.62, 11, 468),
+        (instance.output_tokens, 85.32, 45, 883),
+    ):
+        assert column.mean() == pytest.approx(mean, rel=0.015)
+        assert np.median(column) == pytest.approx(median, abs=1)
+        assert (column.min(), column.max()) == (1, longest)
+    assert instance.kv_capacity == 16492
+    assert instance.kv_accounting == "cached"
+    # Poisson arrivals at 50 per second: 200,000 take 4,000 s.
+    assert instance.arrival[-1] == pytest.approx(4000, rel=0.02)
+
+
+def test_a_lognormal_whose_mean_is_its_median_is_constant():
+    instance = generate("lognormal", n=9, prompt_mean=11, arrivals="all-at-once")
+    assert set(instance.prompt_tokens.tolist()) == {11}
+    assert instance.arrival.max() == 0
+
+
+@pytest.mark.parametrize(("arrivals", "cv"), [("poisson", 1.0), ("gamma", 0.5), ("gamma", 3.0)])
+def test_gaps_have_the_rate_and_variation_asked_for(arrivals, cv):
+    instance = generate(
+        "uniform", n=200_000, arrivals=arrivals, rate=4.0, cv=cv, time_unit="second"
+    )
+    gaps = np.diff(instance.arrival)
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_rounds_are_the_floors_of_the_times():
+    options = {"n": 100, "arrivals": "poisson", "rate": 3.0}
+    rounds = generate("uniform", seed=5, **options)
+    seconds = generate("uniform", seed=5, time_unit="second", **options)
+    assert rounds.arrival.tolist() == np.floor(seconds.arrival).tolist()
+    assert (rounds.kv_accounting, seconds.kv_accounting) == ("generated", "cached")
+
+
+def test_uniform_reaches_both_ends():
+    instance = generate("uniform", n=5000, prompt_min=2, prompt_max=4, output_min=7, output_max=9)
+    assert set(instance.prompt_tokens.tolist()) == {2, 3, 4}
+    assert set(instance.output_tokens.tolist()) == {7, 8, 9}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "capacity"),
+    # M = max(2 I, I + O - 1): max(128, 67) and max(4, 5).
+    [(64, 4, 128), (2, 4, 5)],
+)
+def test_infermax_fixed_has_the_paper_s_memory(prompt, output, capacity):
+    instance = generate("infermax-fixed", n=3, prompt=prompt, output=output)
+    assert instance.kv_capacity == capacity
+    assert instance.prompt_tokens.tolist() == [prompt] * 3
+    assert (instance.time_unit, instance.kv_accounting) == ("second", "cached")
+
+
+def test_infermax_mix_halves_its_classes_and_shuffles_them():
+    instance = generate("infermax-mix", n=1001, mix="LILO+SISO", seed=2)
+    long = instance.prompt_tokens >= 512
+    assert np.array_equal(long, instance.output_tokens >= 512)
+    assert long.sum() == 501  # the first class gets the odd one
+    assert set(instance.prompt_tokens[long].tolist()) == {512, 1024}
+    assert set(instance.output_tokens[~long].tolist()) == {8, 16}
+    assert 200 < long[:500].sum() < 300
+    assert generate("infermax-mix", mix="SILO").prompt_tokens.max() == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        ("nope", {}, "generate: 'nope' is unknown; known are jaillet-model-1"),
+        ("uniform", {"m": 1}, "generate uniform: m: unknown parameter; known are n, prompt_min"),
+        ("uniform", {"n": 0}, "generate uniform: n: 0 is out of range; 1 to 10000000 is right"),
+        ("uniform", {"n": 2.5}, "generate uniform: n: 2.5 is not an integer"),
+        ("uniform", {"n": True}, "generate uniform: n: True is not an integer"),
+        ("uniform", {"n": "3"}, "generate uniform: n: '3' is not an integer"),
+        ("uniform", {"rate": 0}, "generate uniform: rate: 0 is out of range; above 0"),
+        ("uniform", {"rate": float("nan")}, "generate uniform: rate: nan is out of range"),
+        ("uniform", {"rate": True}, "generate uniform: rate: True is not a number"),
+        ("uniform", {"arrivals": "x"}, "arrivals: 'x'; one of all-at-once, poisson, gamma is"),
+        ("uniform", {"prompt_min": 9}, "prompt_min: 9 is above prompt_max 5"),
+        ("uniform", {"kv_capacity": 29}, "kv_capacity: 29; at least 30 is right for prompt_max 5"),
+        ("jaillet-model-1", {"kv_capacity": 5}, "kv_capacity: 5 is out of range; 6 to"),
+        ("jaillet-model-2", {"rate": 1e6, "horizon": 10**7}, "rate: 1e+06 over 10000000 rounds"),
+        ("lognormal", {"prompt_mean": 500}, "prompt_mean: 500; between the median 11 and 234.5"),
+        ("lognormal", {"prompt_median": 0.5}, "prompt_median: 0.5; 1 to prompt_max 468 is right"),
+        ("infermax-mix", {"mix": "LILO+X"}, "mix: 'LILO+X'; one or more of SISO, SILO, LISO, LILO"),
+        ("infermax-mix", {"mix": "SISO+SISO"}, "mix: 'SISO+SISO'; one or more of"),
+        ("infermax-fixed", {"kv_capacity": 66}, "kv_capacity: request 0: needs 67 KV tokens"),
+        ("uniform", {"seed": -1}, "generate uniform: seed: -1 is not an integer >= 0"),
+        ("uniform", {"seed": "x"}, "generate uniform: seed: 'x' is not an integer >= 0"),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_line(name, parameters, words):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        generate(name, **parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_cached_accounting_needs_one_token_less():
+    assert generate("uniform", kv_capacity=29, kv_accounting="cached").kv_capacity == 29
+
+
+def test_texts_become_parameters_of_their_type():
+    texts = {"n": "12", "rate": "2", "arrivals": "gamma", "kv_accounting": "none"}
+    values = parse_parameters("uniform", texts)
+    assert values == {"n": 12, "rate": 2.0, "arrivals": "gamma", "kv_accounting": None}
+    assert isinstance(values["rate"], float)
+    assert generate("uniform", **values).n == 12
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ({"n": "x"}, "generate uniform: n: 'x' is not an integer"),
+        ({"n": "1e3"}, "generate uniform: n: '1e3' is not an integer"),
+        ({"n": "9" * 5000}, "generate uniform: n: '999"),
+        ({"rate": "fast"}, "generate uniform: rate: 'fast' is not a number"),
+        ({"rate": "inf"}, "generate uniform: rate: inf is out of range"),
+        ({"speed": "1"}, "generate uniform: speed: unknown parameter; known are n"),
+    ],
+)
+def test_bad_texts_are_refused_in_one_line(texts, words):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        parse_parameters("uniform", texts)
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,250 @@
+"""Traces: the Azure formats, windows, rounds, and malformed rows."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError
+from optsched.traces import TraceReport, TraceWarning, read_trace, read_trace_report, trace_formats
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+# Times 0, 0.25, 1.5 and 3.0 s, as the 2023 files write them: CRLF, 7 digits, no final newline.
+OLD = "\r\n".join(
+    [
+        HEADER,
+        "2023-11-16 18:15:59.7500000,10,2",
+        "2023-11-16 18:16:00.0000000,20,3",
+        "2023-11-16 18:16:01.2500000,30,4",
+        "2023-11-16 18:16:02.7500000,40,5",
+    ]
+)
+# The same times as the 2024 files write them: a zone, and no fraction where it is zero.
+NEW = "\n".join(
+    [
+        HEADER,
+        "2023-11-16 18:15:59.750000+00:00,10,2",
+        "2023-11-16 18:16:00+00:00,20,3",
+        "2023-11-16 18:16:01.250000+00:00,30,4",
+        "2023-11-16 18:16:02.750000+00:00,40,5",
+        "",
+    ]
+)
+
+
+def put(folder, text, name="trace.csv", **options):
+    file = folder / name
+    file.write_bytes(text.encode(**options))
+    return file
+
+
+@pytest.mark.parametrize("text", [OLD, NEW, "\ufeff" + OLD, OLD.replace("\r\n2", "\r\n\r\n2")])
+def test_azure_files_of_both_years_are_read(tmp_path, text):
+    instance = read_trace("azure", put(tmp_path, text))
+    assert instance.arrival.tolist() == [0.0, 0.25, 1.5, 3.0]
+    assert instance.prompt_tokens.tolist() == [10, 20, 30, 40]
+    assert instance.output_tokens.tolist() == [2, 3, 4, 5]
+    assert (instance.time_unit, instance.kv_accounting) == ("second", "cached")
+    assert (instance.kv_capacity, instance.name) == (100_000, "trace")
+
+
+def test_compressed_files_are_read(tmp_path):
+    file = tmp_path / "trace.csv.gz"
+    file.write_bytes(gzip.compress(OLD.encode()))
+    assert read_trace("azure", file).name == "trace"
+    file.write_bytes(gzip.compress(OLD.encode())[:-12])
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace("azure", file)
+
+
+def test_columns_are_found_by_their_header(tmp_path):
+    text = "GeneratedTokens,x,TIMESTAMP,ContextTokens\n2,a,2024-05-10 00:00:00+00:00,7\n"
+    instance = read_trace("azure", put(tmp_path, text))
+    assert (instance.prompt_tokens.tolist(), instance.output_tokens.tolist()) == ([7], [2])
+
+
+def test_fractions_count_to_the_nanosecond_and_zones_are_subtracted(tmp_path):
+    rows = ["2024-05-10 00:00:00.0000001Z,1,1", "2024-05-10 02:00:01.0000004+02:00,1,1"]
+    instance = read_trace("azure", put(tmp_path, "\n".join([HEADER, *rows])))
+    assert instance.arrival.tolist() == [0.0, 1.0000003]
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit", "arrival"),
+    [(0, 2, [0, 0.25]), (1, 2, [0, 1.25]), (3, None, [0]), (2, 99, [0, 1.5])],
+)
+def test_a_window_counts_from_its_first_request(tmp_path, offset, limit, arrival):
+    instance = read_trace("azure", put(tmp_path, OLD), offset=offset, limit=limit)
+    assert instance.arrival.tolist() == arrival
+
+
+def test_windows_side_by_side_cover_the_file_once(tmp_path):
+    text = OLD.replace(",20,3", ",20,0")
+    windows = []
+    for offset in (0, 2):
+        instance, report = read_trace_report("azure", put(tmp_path, text), offset=offset, limit=2)
+        windows.append((instance.prompt_tokens.tolist(), report.read, report.dropped))
+    assert windows == [([10], 2, 1), ([30, 40], 2, 0)]
+
+
+def test_rows_without_tokens_are_dropped_and_counted(tmp_path):
+    file = put(tmp_path, OLD.replace(",10,2", ",10,0").replace(",30,4", ",-1,4"))
+    with pytest.warns(TraceWarning, match=r"dropped 2 of 4 rows for zero .* the first in line 2"):
+        instance = read_trace("azure", file)
+    assert instance.prompt_tokens.tolist() == [20, 40]
+    assert instance.arrival.tolist() == [0.0, 2.75]  # from the first row kept
+    assert read_trace_report("azure", file)[1] == TraceReport(4, 2, 2, True)
+    with pytest.raises(InputError, match="line 2: zero or negative tokens; at least 1"):
+        read_trace("azure", file, strict=True)
+
+
+def test_rate_scale_brings_requests_faster(tmp_path):
+    instance = read_trace("azure", put(tmp_path, OLD), rate_scale=2)
+    assert instance.arrival.tolist() == [0.0, 0.125, 0.75, 1.5]
+
+
+def test_rounds_are_floors_and_exact(tmp_path):
+    instance = read_trace("azure", put(tmp_path, OLD), round_seconds=0.5, kv_capacity=50)
+    assert instance.arrival.tolist() == [0, 0, 3, 6]
+    assert (instance.time_unit, instance.kv_accounting) == ("round", "generated")
+    # 0.3 s is round 3 of 0.1 s, although 0.3 / 0.1 is 2.9999999999999996 in floating point.
+    rows = [f"2024-05-10 00:00:00.{tenth}00,1,1" for tenth in range(10)]
+    file = put(tmp_path, "\n".join([HEADER, *rows]), "tenths.csv")
+    assert 0.3 // 0.1 == 2.0
+    tenths = read_trace("azure", file, round_seconds=0.1, kv_capacity=9)
+    assert tenths.arrival.tolist() == list(range(10))
+    # At twice the rate a round of 0.1 s holds 0.2 s of the trace.
+    double = read_trace("azure", file, round_seconds=0.1, kv_capacity=9, rate_scale=2)
+    assert double.arrival.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    odd = read_trace("azure", file, round_seconds=0.1, kv_capacity=9, rate_scale=1 / 3)
+    assert odd.arrival.tolist() == [3 * k for k in range(10)]
+
+
+def test_time_going_backwards_keeps_the_file_s_order(tmp_path):
+    rows = OLD.split("\r\n")
+    instance, report = read_trace_report("azure", put(tmp_path, "\n".join([HEADER, *rows[:0:-1]])))
+    assert instance.arrival.tolist() == [3.0, 1.5, 0.25, 0.0]
+    assert report.sorted is False
+
+
+def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
+    with pytest.raises(InputError) as caught:
+        read_trace("azure", put(tmp_path, OLD), kv_capacity=40)
+    # 40 prompt tokens + 5 output - 1 = 44.
+    words = r"kv_capacity: request 3: needs 44 KV .*\(line 5\); a larger kv_capacity is right$"
+    assert re.search(words, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (",20,3", ",20", "line 3: has 2 fields in '2023-11-16 18:16:00.0000000,20'; 3 is right"),
+        (",20,3", ",20,3,4", "line 3: has 4 fields"),
+        (",20,3", ",x,3", "line 3: ContextTokens: 'x' is not an integer"),
+        (",20,3", ",20,", "line 3: GeneratedTokens: '' is not an integer"),
+        (",20,3", ",20,3.5", "line 3: GeneratedTokens: '3.5' is not an integer"),
+        (",20,3", ",1_0,3", "line 3: ContextTokens: '1_0' is not an integer"),
+        (",20,3", ",nan,3", "line 3: ContextTokens: 'nan' is not an integer"),
+        (",20,3", ",99999999999,3", "line 3: ContextTokens: 99999999999 is out of range"),
+        (",20,3", f",{'9' * 30},3", "line 3: ContextTokens: '999"),
+        ("2023-11-16 18:16:00.0", "yesterday", "line 3: TIMESTAMP: 'yesterday000000' is not a"),
+        ("2023-11-16 18:16:00.0", "2023-02-30 18:16:00.0", "line 3: TIMESTAMP: '2023-02-30"),
+        ("2023-11-16 18:16:00.0", "2999-11-16 18:16:00.0", "line 3: TIMESTAMP: '2999-11-16"),
+        ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: 'NaT' is not a date"),
+        ("GeneratedTokens", "Generated", "line 1: GeneratedTokens: missing in the header"),
+        (OLD, "", "line 1: TIMESTAMP: missing in the header ''"),
+        (OLD, HEADER, "no requests: 0 rows after the first 0"),
+    ],
+)
+def test_a_malformed_row_is_named_with_line_field_and_value(tmp_path, old, new, words):
+    file = put(tmp_path, OLD.replace(old, new))
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        read_trace("azure", file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
+    file = put(tmp_path, OLD.replace("\r\n2", "\r\n\r\n2").replace(",40,5", ",x,5"))
+    with pytest.raises(InputError, match="line 9: ContextTokens: 'x'"):
+        read_trace("azure", file, offset=2)
+    assert read_trace("azure", file, limit=3).n == 3  # what is not read does no harm
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"offset": -1}, "offset: -1; an integer >= 0 is right"),
+        ({"limit": 0}, "limit: 0; an integer >= 1 is right"),
+        ({"limit": True}, "limit: True; an integer >= 1 is right"),
+        ({"rate_scale": 0}, "rate_scale: 0; a finite number above 0 is right"),
+        ({"rate_scale": float("nan")}, "rate_scale: nan; a finite number above 0 is right"),
+        ({"rate_scale": "2"}, "rate_scale: '2' is not a number"),
+        ({"round_seconds": 1.0}, "kv_capacity: missing; an instance in rounds needs one"),
+        ({"round_seconds": -1.0, "kv_capacity": 99}, "round_seconds: -1.0; a finite number"),
+        ({"kv_capacity": 1.5}, "kv_capacity: 1.5; an integer >= 1 is right"),
+        ({"offset": 4}, "no requests: 0 rows after the first 4"),
+    ],
+)
+def test_options_without_meaning_are_refused(tmp_path, options, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_trace("azure", put(tmp_path, OLD), **options)
+
+
+def test_unknown_formats_and_unreadable_files_are_named(tmp_path):
+    assert "azure" in trace_formats()
+    with pytest.raises(InputError, match="trace format: 'nope' is unknown; known are azure"):
+        read_trace("nope", tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        read_trace("azure", tmp_path / "none.csv")
+    with pytest.raises(InputError, match="is a directory"):
+        read_trace("azure", tmp_path)
+    file = put(tmp_path, OLD.replace("20,3", "20,\u00e9"), encoding="latin-1")
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        read_trace("azure", file)
+
+
+def test_a_limit_reads_only_what_it_needs(tmp_path):
+    row = "2024-05-10 00:00:00.5+00:00,100,10\n"
+    file = put(tmp_path, HEADER + "\n" + row * 400_000 + "not a row")
+    tracemalloc.start()
+    start = time.process_time()
+    assert read_trace("azure", file, limit=1000).n == 1000
+    taken = time.process_time() - start
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 0.5
+    assert peak < 4e6  # the file has 14 MB
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_read_in_five_seconds(tmp_path):
+    row = "2024-05-10 00:00:00.009930+00:00,100,10\n"
+    file = put(tmp_path, HEADER + "\n" + row * 10**6)
+    start = time.process_time()
+    assert read_trace("azure", file).n == 10**6
+    assert time.process_time() - start < 5
+
+
+def test_the_azure_conversations_of_2023():
+    folder = os.environ.get("OPTSCHED_DATA")
+    if not folder:
+        pytest.skip("OPTSCHED_DATA is not set: it names the folder of the public traces")
+    file = Path(folder) / "azure" / "AzureLLMInferenceTrace_conv.csv"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there")
+    instance, report = read_trace_report("azure", file)
+    assert report == TraceReport(19_366, 0, None, True)
+    # From 18:15:46.6805900 to 19:14:08.4025270; the second row at 18:15:50.9951690.
+    assert instance.arrival[[0, 1, -1]].tolist() == [0.0, 4.314579, 3501.721937]
+    assert (instance.prompt_tokens > 4096).sum() == 402
+    assert instance.prompt_tokens.mean() == pytest.approx(1154.697408)
+    window = read_trace("azure", file, offset=1000, limit=500)
+    assert np.array_equal(window.prompt_tokens, instance.prompt_tokens[1000:1500])
