@@ -206,17 +206,24 @@ def _callback(
     seen: list[float],
 ) -> Callable[[Any, str, Any, Any, Any], None]:
     kinds = highspy.cb.HighsCallbackType
-    reporting = (kinds.kCallbackMipLogging, kinds.kCallbackMipImprovingSolution)
+    # Without output HiGHS does not call back for its log, so its looks for an interruption
+    # report too.
+    of_mip = (
+        kinds.kCallbackMipInterrupt,
+        kinds.kCallbackMipLogging,
+        kinds.kCallbackMipImprovingSolution,
+    )
+    last: list[tuple[float | None, float | None]] = [(None, None)]
 
     def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
-        if kind in reporting:
-            bound = _finite(data_out.mip_dual_bound)
-            if bound is not None:
-                seen[:] = [max([bound, *seen])]
-            if progress is not None:
-                elapsed = time.perf_counter() - begin
-                progress(Progress(elapsed, _finite(data_out.mip_primal_bound), bound))
-        elif data_in is not None and cancelled.is_set():
+        if kind in of_mip:
+            now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
+            if now[1] is not None:
+                seen[:] = [max([now[1], *seen])]
+            if progress is not None and now != last[0]:
+                last[0] = now
+                progress(Progress(time.perf_counter() - begin, *now))
+        if data_in is not None and cancelled.is_set():
             data_in.user_interrupt = True
 
     return call
