@@ -334,6 +334,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
         (("solve", "five.json", "--nothing"), "--nothing"),
         (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
+        (("solve", "seconds.json", "--formulation", "hindsight"), "import --rounds"),
         (("solve", "seconds.json"), MODEL),
         (("export", "seconds.json", "--format", "lp", "-o", "x.lp"), "import --rounds"),
         (("simulate", "five.json"), "--policy"),

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optsched.cli.options import InstanceFile, Seed, check_number, check_outputs, key_values
+from optsched.cli.options import (
+    InstanceFile,
+    Seed,
+    check_number,
+    check_outputs,
+    check_rounds,
+    key_values,
+)
 from optsched.cli.output import emit_json, unit
 from optsched.errors import UsageError
 
@@ -122,11 +129,7 @@ def export(
         raise UsageError(
             f"--formulation: {formulation!r} has no {format_name} export; hindsight has one"
         )
-    if not instance.in_rounds:
-        raise UsageError(
-            "--formulation: hindsight needs an instance in rounds; `import --rounds SECONDS` "
-            "makes one from a trace"
-        )
+    check_rounds(instance, "hindsight")
     from optsched.formulations.hindsight_pulp import write_lp, write_mps
 
     (write_lp if format_name == "lp" else write_mps)(instance, out)

@@ -6,11 +6,14 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optsched.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.instance import Instance
 
 InstanceFile = Annotated[
     str, typer.Argument(metavar="INSTANCE", show_default=False, help="Instance file (JSON).")
@@ -136,6 +139,21 @@ def check_requests_out(text: str | None) -> None:
             raise UsageError(
                 f"--requests-out: {text!r} needs the package pyarrow; install it, or use .csv"
             )
+
+
+def check_rounds(instance: Instance, formulation: str | None) -> None:
+    """Check that ``hindsight`` is asked of an instance in rounds.
+
+    Raises
+    ------
+    UsageError
+        It is in seconds.
+    """
+    if formulation == "hindsight" and not instance.in_rounds:
+        raise UsageError(
+            "--formulation: hindsight needs an instance in rounds; `optsched import --rounds "
+            "SECONDS` makes one from a trace"
+        )
 
 
 def key_values(pairs: list[str] | None) -> dict[str, str]:

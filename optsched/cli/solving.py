@@ -21,6 +21,7 @@ from optsched.cli.options import (
     check_folder,
     check_number,
     check_outputs,
+    check_rounds,
 )
 from optsched.cli.output import (
     LiveLine,
@@ -94,6 +95,7 @@ def solve(
 
     instance = read_instance(instance_file)
     check_outputs(json_out, schedule_out, log)
+    check_rounds(instance, formulation)
     cost = _cost_model(instance, cost_model)
     options: dict[str, Any] = {}
     if eviction_free:
