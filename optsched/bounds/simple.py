@@ -12,12 +12,12 @@ Limits on batches only take schedules away, so every bound stays valid under the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
 
 from optsched.bounds import Bound
+from optsched.bounds.machine import srpt_completions
 from optsched.cost import CostModel
 from optsched.instance import Instance
 
@@ -54,32 +54,11 @@ def srpt(instance: Instance, cost_model: CostModel | None = None) -> int:
     capacity = instance.kv_capacity
     earliest = sorted((instance.arrival + instance.output_tokens).tolist())
     total = 0
-    completions = _srpt_completions(instance)
+    release = [a * capacity for a in instance.arrival.tolist()]
+    completions = srpt_completions(release, instance.volume.tolist())
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
     return total - int(instance.arrival.sum())
-
-
-def _srpt_completions(instance: Instance) -> Iterator[int]:
-    """Yield SRPT's completion times in ascending order, in units of 1/M round."""
-    capacity = instance.kv_capacity
-    order = np.argsort(instance.arrival, kind="stable")
-    release = [a * capacity for a in instance.arrival[order].tolist()]
-    volume = instance.volume[order].tolist()
-    waiting: list[int] = []
-    now = 0
-    for at, work in zip(release, volume, strict=True):
-        while waiting and now + waiting[0] <= at:
-            now += heappop(waiting)
-            yield now
-        if waiting and now < at:
-            # The head stays the smallest when it shrinks, so the heap needs no repair.
-            waiting[0] -= at - now
-        now = max(now, at)
-        heappush(waiting, work)
-    while waiting:
-        now += heappop(waiting)
-        yield now
 
 
 def mean_busy_time(instance: Instance, cost_model: CostModel | None = None) -> int:
