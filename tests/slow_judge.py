@@ -1,0 +1,474 @@
+"""A judge in plain Python, written from the definitions, and random cases to hold it against.
+
+It shares no code with the package's judge, and collects every rule that the
+first bad batch breaks (of a schedule of starts: that any round breaks), so that a faster judge
+may check them in another order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from random import Random
+
+from optsched.cost import BatchCost
+from optsched.instance import Instance, Limits
+from optsched.schedule import Schedule, from_batches
+
+TOLERANCE = Fraction(1, 10**9)
+"""Slack of comparisons between times in seconds; rounds are exact."""
+
+
+@dataclass
+class Verdict:
+    """What the slow judge found; times are exact."""
+
+    broken: dict[str, list[tuple[int | None, int | None]]] = field(default_factory=dict)
+    finish: list = field(default_factory=list)
+    first_token: list = field(default_factory=list)
+    kv: dict[int, int] = field(default_factory=dict)  # after each batch, or in each busy round
+
+    @property
+    def rule(self) -> str | None:
+        return next(iter(self.broken), None)
+
+    def breaks(self, rule: str, batch: int | None, request: int | None = None) -> None:
+        self.broken.setdefault(rule, []).append((batch, request))
+
+
+def slow_judge(
+    instance, schedule, *, layers: int | None = None, coefficients: Mapping[str, str] | None = None
+) -> Verdict:
+    """Judge a schedule; an instance in seconds needs the cost model's layers and coefficients."""
+    if schedule.kind == "starts":
+        return _judge_rounds(instance, [int(k) for k in schedule.starts])
+    return _judge_batches(instance, schedule, layers, coefficients)
+
+
+def _judge_rounds(instance, starts: list[int]) -> Verdict:
+    """Walk through every round of every request."""
+    verdict = Verdict()
+    newest = {"generated": 1, "cached": 0}[instance.kv_accounting]
+    prompts, outputs = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    kv: dict[int, int] = defaultdict(int)
+    running: dict[int, int] = defaultdict(int)
+    prefills: dict[int, int] = defaultdict(int)
+    prefill_tokens: dict[int, int] = defaultdict(int)
+    for i, k in enumerate(starts):
+        if k < instance.arrival[i]:
+            verdict.breaks("arrival", None, i)
+        for j in range(1, outputs[i] + 1):  # produces its j-th token in round k + j
+            kv[k + j] += prompts[i] + j - 1 + newest
+            running[k + j] += 1
+        prefills[k + 1] += 1
+        prefill_tokens[k + 1] += prompts[i]
+    limits = instance.limits
+    for t in sorted(kv):
+        decodes = running[t] - prefills[t]
+        if kv[t] > instance.kv_capacity:
+            verdict.breaks("kv_capacity", t)
+        for rule, used, limit in (
+            ("max_running", running[t], limits.max_running),
+            ("max_batch_tokens", decodes + prefill_tokens[t], limits.max_batch_tokens),
+            ("max_prefill_tokens", prefill_tokens[t], limits.max_prefill_tokens),
+        ):
+            if limit is not None and used > limit:
+                verdict.breaks(rule, t)
+        if instance.hybrid_batching is False and prefills[t] and decodes:
+            verdict.breaks("hybrid_batching", t)
+    verdict.finish = [k + o for k, o in zip(starts, outputs, strict=True)]
+    verdict.first_token = [k + 1 for k in starts]
+    verdict.kv = dict(kv)
+    return verdict
+
+
+@dataclass
+class _Request:
+    arrival: Fraction
+    prompt: int
+    output: int
+    cached: int = 0
+    generated: int = 0
+    worker: int | None = None  # that holds its KV
+    free_at: Fraction = Fraction(0)
+    first_token: Fraction | None = None
+    finish: Fraction | None = None
+
+    @property
+    def input(self) -> int:
+        """Tokens to cache before it can produce its next one by decoding: prompt and produced."""
+        return self.prompt + self.generated
+
+
+def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
+    verdict = Verdict()
+    rounds = instance.time_unit == "round"
+    slack = Fraction(0) if rounds else TOLERANCE
+    requests = {
+        i: _Request(Fraction(float(a)), s, o)
+        for i, (a, s, o) in enumerate(
+            zip(
+                instance.arrival.tolist(),
+                instance.prompt_tokens.tolist(),
+                instance.output_tokens.tolist(),
+                strict=True,
+            )
+        )
+    }
+    newest = {"generated": 1, "cached": 0}[instance.kv_accounting]
+    limits = instance.limits
+    free: dict[int, Fraction] = defaultdict(Fraction)  # when each worker is free
+    decode_phase: set[int] = set()
+    for j in range(len(schedule.batch_offsets) - 1):
+        worker = 0 if schedule.worker is None else int(schedule.worker[j])
+        if worker < 0:
+            verdict.breaks("worker", j)
+        low, high = schedule.batch_offsets[j : j + 2]
+        entries = [
+            (int(i), int(c))
+            for i, c in zip(schedule.request[low:high], schedule.tokens[low:high], strict=True)
+        ]
+        low, high = schedule.evicted_offsets[j : j + 2]
+        evicted = [int(i) for i in schedule.evicted[low:high]]
+
+        arrivals = [requests[i].arrival for i, _ in entries if i in requests]
+        start = max([free[worker], *arrivals])
+        if schedule.start is not None:
+            start = Fraction(float(schedule.start[j]))
+            if start < free[worker] - slack:
+                verdict.breaks("start", j)
+
+        for i in evicted:
+            if i not in requests:
+                verdict.breaks("request", j, i)
+                continue
+            request = requests[i]
+            if request.cached == 0 or request.worker != worker:
+                verdict.breaks("eviction", j, i)
+            if rounds and schedule.evict_mode != "restart":
+                verdict.breaks("evict_mode", j, i)
+            request.cached, request.worker = 0, None
+            request.free_at = max(request.free_at, start)
+            decode_phase.discard(i)
+            if schedule.evict_mode == "restart":
+                request.generated, request.first_token = 0, None
+
+        if not entries:
+            verdict.breaks("empty_batch", j)
+        seen: set[int] = set()
+        decodes: list[tuple[int, int]] = []  # (tokens, cached before)
+        prefills: list[tuple[int, int]] = []
+        for i, c in entries:
+            if i not in requests:
+                verdict.breaks("request", j, i)
+                continue
+            request = requests[i]
+            if i in seen:
+                verdict.breaks("duplicate", j, i)
+                continue
+            seen.add(i)
+            if request.finish is not None:
+                verdict.breaks("finished", j, i)
+                continue
+            if c < 1:
+                verdict.breaks("tokens", j, i)
+            if start < request.arrival - slack:
+                verdict.breaks("arrival", j, i)
+            if request.worker not in (None, worker):
+                verdict.breaks("worker", j, i)
+            if start < request.free_at - slack:
+                verdict.breaks("start", j, i)
+            if i in decode_phase:
+                decodes.append((c, request.cached))
+                if c != 1:
+                    verdict.breaks("tokens", j, i)
+            else:
+                prefills.append((c, request.cached))
+                rest = request.input - request.cached
+                if c > rest:
+                    verdict.breaks("tokens", j, i)
+                if c < rest and instance.chunked_prefill is False:
+                    verdict.breaks("chunked_prefill", j, i)
+        if decodes and prefills and instance.hybrid_batching is False:
+            verdict.breaks("hybrid_batching", j)
+        total = sum(c for c, _ in decodes + prefills)
+        prefilled = sum(c for c, _ in prefills)
+        if limits.max_batch_tokens is not None and total > limits.max_batch_tokens:
+            verdict.breaks("max_batch_tokens", j)
+        if limits.max_prefill_tokens is not None and prefilled > limits.max_prefill_tokens:
+            verdict.breaks("max_prefill_tokens", j)
+        if verdict.broken:
+            return verdict
+
+        end = start + (
+            1 if rounds else _seconds(total, decodes, prefills, layers, coefficients or {})
+        )
+        free[worker] = end
+        for i, c in entries:
+            request = requests[i]
+            request.worker, request.free_at = worker, end
+            request.cached += c
+            if request.cached == request.input:
+                decode_phase.add(i)
+                request.generated += 1
+                if request.first_token is None:
+                    request.first_token = end
+                if request.generated == request.output:
+                    request.finish = end
+        held = [r for r in requests.values() if r.worker == worker and r.cached > 0]
+        verdict.kv[j] = sum(r.cached + newest for r in held)
+        if verdict.kv[j] > instance.kv_capacity:
+            verdict.breaks("kv_capacity", j)
+        if limits.max_running is not None and len(held) > limits.max_running:
+            verdict.breaks("max_running", j)
+        if verdict.broken:
+            return verdict
+        for i, _ in entries:  # completion releases the KV, after it was counted
+            if requests[i].finish is not None:
+                requests[i].cached, requests[i].worker = 0, None
+                decode_phase.discard(i)
+    for i, request in requests.items():
+        if request.finish is None:
+            verdict.breaks("unfinished", None, i)
+    verdict.finish = [r.finish for r in requests.values()]
+    verdict.first_token = [r.first_token for r in requests.values()]
+    return verdict
+
+
+def _seconds(total, decodes, prefills, layers, coefficients) -> Fraction:
+    """Return the time of a non-empty batch from the formula of the cost model."""
+    k = defaultdict(Fraction, {name: Fraction(text) for name, text in coefficients.items()})
+    ms = k["token"] * total + k["base"]
+    if decodes:
+        ms += k["decode_kv"] * sum(m for _, m in decodes)
+        ms += k["decode_request"] * len(decodes) + k["decode_base"]
+    if prefills:
+        ms += k["prefill_square"] * sum(c * c for c, _ in prefills)
+        ms += k["prefill_cross"] * sum(c * m for c, m in prefills)
+        ms += k["prefill_kv"] * sum(m for _, m in prefills)
+        ms += k["prefill_token"] * sum(c for c, _ in prefills)
+        ms += k["prefill_request"] * len(prefills) + k["prefill_base"]
+    return layers * ms / 1000
+
+
+TIMED = BatchCost(
+    "every-term",
+    3,
+    {
+        "token": "1.5",
+        "base": "7",
+        "decode_kv": "0.25",
+        "decode_request": "2",
+        "decode_base": "11",
+        "prefill_square": "0.125",
+        "prefill_cross": "0.375",
+        "prefill_kv": "0.0625",
+        "prefill_token": "0.5",
+        "prefill_request": "3",
+        "prefill_base": "13",
+    },
+)
+"""A cost model in which every term counts."""
+
+
+def batches(
+    instance: Instance,
+    *rows: Mapping[int, int],
+    evict: Mapping[int, list[int]] | None = None,
+    **options,
+) -> Schedule:
+    """Return the schedule whose batches process ``rows``, after the evictions of ``evict``."""
+    offsets, evicted_offsets = [0], [0]
+    request: list[int] = []
+    tokens: list[int] = []
+    evicted: list[int] = []
+    for j, row in enumerate(rows):
+        request += row.keys()
+        tokens += row.values()
+        evicted += (evict or {}).get(j, [])
+        offsets.append(len(request))
+        evicted_offsets.append(len(evicted))
+    return from_batches(
+        offsets,
+        request,
+        tokens,
+        instance=instance,
+        evicted_offsets=evicted_offsets,
+        evicted=evicted,
+        **options,
+    )
+
+
+def random_instance(rng: Random, *, unit: str | None = None, most: int = 6, **fixed) -> Instance:
+    """Return a small instance, often tight in KV, with some limits and switches."""
+    unit = unit or rng.choice(["round", "second"])
+    n = rng.randint(1, most)
+    prompt = [rng.randint(1, 8) for _ in range(n)]
+    output = [rng.randint(1, 6) for _ in range(n)]
+    late = rng.choice([0, 3, 12])
+    arrival: list = [rng.randint(0, late) for _ in range(n)]
+    if unit == "second":
+        arrival = [a * 0.03125 for a in arrival]
+    largest = max(s + o for s, o in zip(prompt, output, strict=True))
+    values = {
+        "kv_accounting": rng.choice(["generated", "cached"]),
+        "kv_capacity": largest + rng.randint(0, 20),
+        "limits": Limits(
+            rng.choice([None, None, rng.randint(8, 16)]),
+            rng.choice([None, None, rng.randint(8, 12)]),
+            rng.choice([None, None, rng.randint(1, 4)]),
+        ),
+        "hybrid_batching": rng.choice([None, True, False]),
+        "chunked_prefill": rng.choice([None, True, False]),
+    }
+    return Instance(arrival, prompt, output, time_unit=unit, **{**values, **fixed})
+
+
+def random_batches(rng: Random, instance: Instance) -> Schedule:
+    """Return a schedule of random decisions that keeps the rules, unless it never ends."""
+    n = instance.n
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    offset = instance.kv_offset
+    rounds = instance.time_unit == "round"
+    mode = "restart" if rounds or rng.random() < 0.5 else "recompute"
+    chunking = instance.chunked_prefill is not False and rng.random() < 0.5
+    hybrid = instance.hybrid_batching is not False
+    infinite = 10**9
+    most_tokens = instance.limits.max_batch_tokens or infinite
+    most_prefill = instance.limits.max_prefill_tokens or infinite
+    most_running = instance.limits.max_running or infinite
+    workers = rng.choice([1, 1, 1, 2])
+    eager, evicting = rng.choice([0.5, 0.9, 1.0]), rng.choice([0.0, 0.1])
+    cached, produced, home = [0] * n, [0] * n, [-1] * n
+    decoding = [False] * n
+    rows, evict, worker = [], {}, []
+    while len(rows) < 80 and any(p < o for p, o in zip(produced, output, strict=True)):
+        w = rng.randrange(workers)
+        gone = [i for i in range(n) if home[i] == w and rng.random() < evicting]
+        row: dict[int, int] = {}
+        while not row:
+            if gone:
+                evict.setdefault(len(rows), []).extend(gone)
+            for i in gone:
+                cached[i], home[i], decoding[i] = 0, -1, False
+                if mode == "restart":
+                    produced[i] = 0
+            used = sum(cached[i] + offset for i in range(n) if home[i] == w)
+            running = sum(home[i] == w for i in range(n))
+            order = [i for i in range(n) if produced[i] < output[i] and home[i] in (-1, w)]
+            rng.shuffle(order)
+            phase, prefilled = None, 0
+            for i in order:
+                if rng.random() > eager or (phase not in (None, decoding[i]) and not hybrid):
+                    continue
+                c = 1 if decoding[i] else prompt[i] + produced[i] - cached[i]
+                if chunking and not decoding[i]:
+                    c = rng.randint(1, c)
+                more = c + (offset if home[i] < 0 else 0)
+                if (
+                    used + more > instance.kv_capacity
+                    or sum(row.values()) + c > most_tokens
+                    or (not decoding[i] and prefilled + c > most_prefill)
+                    or (home[i] < 0 and running + 1 > most_running)
+                ):
+                    continue
+                used += more
+                running += home[i] < 0
+                prefilled += 0 if decoding[i] else c
+                phase = decoding[i]
+                row[i] = c
+            if not row:
+                held = [i for i in range(n) if home[i] == w]
+                if not held and not order:
+                    break
+                gone = rng.sample(held, rng.randint(0, len(held)))
+                if not gone and rng.random() < 0.05:
+                    break
+        if not row:
+            evict.pop(len(rows), None)
+            break
+        for i, c in row.items():
+            home[i] = w
+            cached[i] += c
+            if cached[i] == prompt[i] + produced[i]:
+                decoding[i] = True
+                produced[i] += 1
+                if produced[i] == output[i]:
+                    cached[i], home[i], decoding[i] = 0, -1, False
+        rows.append(row)
+        worker.append(w)
+    start = None
+    if workers == 2 or rng.random() < 0.3:
+        # Far enough apart for any batch; workers never run at the same time.
+        first = max(instance.arrival.tolist())
+        start = [first + j * rng.choice([2, 3]) for j in range(len(rows))]
+        start = [max(start[: j + 1]) for j in range(len(rows))]
+        start = [t + j * 2 for j, t in enumerate(start)]
+    return batches(
+        instance,
+        *rows,
+        evict=evict,
+        evict_mode=mode,
+        start=start,
+        worker=worker if workers == 2 else None,
+    )
+
+
+def corrupted(rng: Random, instance: Instance, schedule: Schedule) -> Schedule:
+    """Return a schedule with one random change, which may or may not break a rule."""
+    total = schedule.batches
+    rows = []
+    evict: dict[int, list[int]] = {}
+    for j in range(total):
+        low, high = schedule.batch_offsets[j : j + 2]
+        pairs = zip(schedule.request[low:high], schedule.tokens[low:high], strict=True)
+        rows.append([(int(i), int(c)) for i, c in pairs])
+        low, high = schedule.evicted_offsets[j : j + 2]
+        evict[j] = [int(i) for i in schedule.evicted[low:high]]
+    start = None if schedule.start is None else schedule.start.tolist()
+    worker = None if schedule.worker is None else schedule.worker.tolist()
+    mode = schedule.evict_mode
+    j = rng.randrange(total)
+    p = rng.randrange(len(rows[j]))
+    i, c = rows[j][p]
+    kind = rng.randrange(10)
+    if kind == 0:
+        rows[j][p] = (i, c + rng.choice([-1, 1]))
+    elif kind == 1:
+        rows[j][p] = (rng.randint(-1, instance.n), c)
+    elif kind == 2:
+        del rows[j][p]
+    elif kind == 3:
+        rows[j].append((i, c))
+    elif kind == 4:
+        evict[j] = []
+    elif kind == 5:
+        evict[j].append(rng.randint(-1, instance.n))
+    elif kind == 6 and start is not None:
+        start[j] -= rng.choice([1, 2, 5])
+    elif kind == 7:
+        worker = worker or [0] * total
+        worker[j] = rng.choice([-1, 0, 1, 2])
+    elif kind == 8:
+        k = rng.randrange(total)
+        rows[j], rows[k] = rows[k], rows[j]
+    else:
+        mode = "restart" if mode == "recompute" else "recompute"
+    offsets = [0]
+    evicted_offsets = [0]
+    for j in range(total):
+        offsets.append(offsets[-1] + len(rows[j]))
+        evicted_offsets.append(evicted_offsets[-1] + len(evict[j]))
+    return from_batches(
+        offsets,
+        [i for row in rows for i, _ in row],
+        [c for row in rows for _, c in row],
+        instance=instance,
+        evicted_offsets=evicted_offsets,
+        evicted=[i for j in range(total) for i in evict[j]],
+        start=start,
+        worker=worker,
+        evict_mode=mode,
+    )
