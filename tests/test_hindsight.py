@@ -128,7 +128,7 @@ def agree(instance, limit_s):
 @pytest.mark.parametrize(("n", "seed"), [(7, 0), (8, 1)])
 def test_methods_agree_where_exhaustive_search_is_out_of_reach(n, seed):
     model = (model_1, model_2)[seed % 2]
-    agree(model(np.random.default_rng([n, seed]), n, capacity=(14, 18)), 8)
+    agree(model(np.random.default_rng([n, seed]), n, capacity=(14, 18)), 3)
 
 
 @pytest.mark.slow
