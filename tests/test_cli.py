@@ -417,7 +417,7 @@ def test_a_policy_that_loops_exits_4(run) -> None:
 
 
 def hard_instance(folder: Path) -> Path:
-    """An instance that is not solved to the optimum in seconds (FINDINGS: n about 50)."""
+    """An instance that is not solved to the optimum in seconds."""
     result = CliRunner().invoke(
         app, ["generate", "jaillet-model-1", "--set", "n=50", "-o", str(folder / "hard.json")]
     )

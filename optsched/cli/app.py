@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import optsched
-from optsched.cli import files, judging, listing, solving
+from optsched.cli import comparing, files, judging, listing, solving
 from optsched.errors import OptschedError
 
 
@@ -104,7 +104,7 @@ def options(
 
 
 app.command("solve")(solving.solve)
-app.command("compare")(solving.compare)
+app.command("compare")(comparing.compare)
 app.command("bound")(solving.bound)
 app.command("simulate")(judging.simulate)
 app.command("evaluate")(judging.evaluate)

@@ -20,6 +20,7 @@ from optsched.cli.options import (
     check_number,
     check_outputs,
     check_requests_out,
+    cost_model_for,
 )
 from optsched.cli.output import emit_json, number, show_metrics, unit, write_requests
 from optsched.errors import InputError, UsageError
@@ -45,7 +46,6 @@ def simulate(
     """Run an online policy and judge its schedule."""
     _check_options(slo_ttft, slo_tpot, requests_out)
     from optsched.cli.results import result_dict
-    from optsched.cost import cost_for
     from optsched.evaluate import evaluate as judge
     from optsched.io import read_instance, write_schedule
     from optsched.policies import make_policy
@@ -54,12 +54,11 @@ def simulate(
     instance = read_instance(instance_file)
     check_outputs(schedule_out, requests_out, json_out)
     _, info = make_policy(policy)
-    cost = cost_for(instance, cost_model)
-    cost_or_none = None if instance.in_rounds else cost
+    cost = cost_model_for(instance, cost_model)
     begin = time.perf_counter()
-    schedule = run(instance, policy, cost_or_none, seed=seed)
+    schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
-    evaluation = judge(instance, schedule, cost_or_none, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
     if schedule_out is not None:
         write_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
@@ -71,7 +70,7 @@ def simulate(
         policy=policy,
         objective=metrics["tel"],
         metrics=metrics,
-        cost_model=cost_or_none,
+        cost_model=cost,
         seed=seed,
         solve_s=wall_s,
         schedule=schedule_out,
@@ -99,16 +98,14 @@ def evaluate(
     """Judge a schedule: every constraint, every metric."""
     _check_options(slo_ttft, slo_tpot, requests_out)
     from optsched.cli.results import result_dict
-    from optsched.cost import cost_for
     from optsched.evaluate import evaluate as judge
     from optsched.io import read_instance, read_schedule
 
     instance = read_instance(instance_file)
     schedule = read_schedule(schedule_file, instance)
     check_outputs(requests_out, json_out)
-    cost = cost_for(instance, cost_model)
-    cost_or_none = None if instance.in_rounds else cost
-    evaluation = judge(instance, schedule, cost_or_none, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    cost = cost_model_for(instance, cost_model)
+    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
@@ -116,7 +113,7 @@ def evaluate(
         method=None,
         objective=evaluation.metrics["tel"],
         metrics=evaluation.metrics,
-        cost_model=cost_or_none,
+        cost_model=cost,
         schedule=schedule_file,
     )
     emit_json(data, json_out)
@@ -133,7 +130,6 @@ def verify(
     cost_model: CostModelName = None,
 ) -> None:
     """Check a schedule or certificate; exit 5 if it fails."""
-    from optsched.cost import cost_for
     from optsched.io import read_instance, read_json
 
     instance = read_instance(instance_file)
@@ -141,8 +137,8 @@ def verify(
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
         raise InputError(f"{file}: format: {kind!r}; one of {', '.join(_CHECKERS)} is right")
-    cost = cost_for(instance, cost_model)
-    print(checker(instance, file, None if instance.in_rounds else cost))
+    cost = cost_model_for(instance, cost_model)
+    print(checker(instance, file, cost))
 
 
 def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> str:

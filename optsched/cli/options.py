@@ -13,6 +13,7 @@ import typer
 from optsched.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from optsched.cost import CostModel
     from optsched.instance import Instance
 
 InstanceFile = Annotated[
@@ -139,6 +140,14 @@ def check_requests_out(text: str | None) -> None:
             raise UsageError(
                 f"--requests-out: {text!r} needs the package pyarrow; install it, or use .csv"
             )
+
+
+def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
+    """Return what functions take as ``cost_model``: None in rounds; errors come here."""
+    from optsched.cost import cost_for
+
+    cost = cost_for(instance, name)
+    return None if instance.in_rounds else cost
 
 
 def check_rounds(instance: Instance, formulation: str | None) -> None:

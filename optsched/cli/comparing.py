@@ -1,0 +1,163 @@
+"""``compare``: policies side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optsched.cli.options import (
+    CostModelName,
+    InstanceFile,
+    JsonOut,
+    Seed,
+    SloTpot,
+    SloTtft,
+    TimeLimit,
+    check_folder,
+    check_number,
+    check_outputs,
+    cost_model_for,
+)
+from optsched.cli.output import (
+    LiveLine,
+    emit_json,
+    number,
+    percent,
+    show_table,
+    stop_at_ctrl_c,
+    unit,
+)
+from optsched.errors import NoIncumbentError
+
+if TYPE_CHECKING:
+    from optsched.compare import Comparison
+
+
+def compare(
+    instance_file: InstanceFile,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A policy: `policies`. Default: all allowed."),
+    ] = None,
+    cost_model: CostModelName = None,
+    bound: Annotated[bool, typer.Option(help="Look for a bound and a better schedule.")] = True,
+    time_limit: TimeLimit = 60.0,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    seed: Seed = 0,
+    schedules_out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write every schedule into this folder."),
+    ] = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Run policies beside the best known schedule and a bound."""
+    check_number(time_limit, "--time-limit", 0.0)
+    check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
+    check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
+    from optsched.io import read_instance, write_schedule
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out)
+    check_folder(schedules_out)
+    cost = cost_model_for(instance, cost_model)
+    from optsched.compare import compare as run
+
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+
+        def progress(kind: str, what: Any) -> None:
+            if kind == "solve":
+                line.solving(what)
+            else:
+                line.show(f"policy {what}")
+
+        comparison = run(
+            instance,
+            policy or None,
+            cost_model=cost,
+            bound=bound,
+            time_limit_s=time_limit,
+            slo_ttft=slo_ttft,
+            slo_tpot=slo_tpot,
+            seed=seed,
+            progress=progress,
+            stop=stop,
+        )
+    data = comparison.to_dict()
+    if schedules_out is not None:
+        folder = Path(schedules_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        for row, entry in zip(comparison.rows, data["policies"], strict=True):
+            if row.schedule is not None:
+                name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
+                write_schedule(row.schedule, folder / f"{name}.json")
+                entry["schedule"] = str(folder / f"{name}.json")
+    emit_json(data, json_out)
+    if json_out != "-":
+        _show(comparison, bound)
+    if all(row.metrics is None for row in comparison.rows):
+        reasons = "; ".join(f"{row.policy}: {row.error}" for row in comparison.rows)
+        raise NoIncumbentError(f"no policy found a schedule ({reasons})")
+
+
+def _show(comparison: Comparison, bound_wanted: bool) -> None:
+    instance = comparison.instance
+    times = unit(instance)
+    headers = [
+        "policy", "", f"TEL\n[{times}]", "/ best", "/ bound", f"mean latency\n[{times}]",
+        f"p99 latency\n[{times}]", f"mean TTFT\n[{times}]", f"p99 TTFT\n[{times}]",
+        f"mean TPOT\n[{times}]", f"makespan\n[{times}]", "evictions", "wall\n[ms]",
+    ]  # fmt: skip
+    keys = [
+        "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan",
+        "evictions",
+    ]  # fmt: skip
+    goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
+    if goals:
+        headers.insert(5, f"goodput\n[1/{'round' if instance.in_rounds else 's'}]")
+        keys.insert(0, "slo_goodput")
+    rows = []
+    ranked = sorted(
+        (r for r in comparison.rows if r.metrics is not None),
+        key=lambda r: (not r.inside, r.metrics["tel"] if r.metrics else 0),
+    )
+    for row in ranked:
+        metrics = row.metrics or {}
+        rows.append(
+            [
+                row.policy,
+                "clairvoyant" if row.clairvoyant else "",
+                metrics["tel"],
+                row.ratio_to_best_known,
+                row.ratio_to_bound,
+                *(metrics[key] for key in keys),
+                None if row.wall_s is None else 1000 * row.wall_s,
+            ]
+        )
+    if rows:
+        show_table(headers, rows, text_columns=(0, 1))
+        print()
+    if comparison.bound is None:
+        print("bound: " + ("none known" if bound_wanted else "not asked for"))
+    else:
+        print(
+            f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}; "
+            f"best known {number(comparison.best_known)} {times} from "
+            f"{comparison.best_known_origin}; gap {percent(comparison.gap)}"
+            + (" (optimal)" if comparison.status == "optimal" else "")
+        )
+    if comparison.bound is None and comparison.best_known is not None:
+        print(
+            f"best known {number(comparison.best_known)} {times} from "
+            f"{comparison.best_known_origin}"
+        )
+    if comparison.predictor == "oracle":
+        print("predictor: oracle (the instance carries no predictions)")
+    for row in comparison.rows:
+        for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
+            print(f"{row.policy}: {note}")
+    if comparison.interrupted:
+        print("interrupted: what had finished is above")
