@@ -10,28 +10,47 @@ Solvers, numba, pandas and matplotlib are imported on first use, so that importi
 is cheap. The functions are bound eagerly because some share their module's name.
 """
 
+from optsched.compare import Comparison, compare
 from optsched.cost import BatchCost, UnitCost, load_cost_model, shipped_models
-from optsched.errors import OptschedError
+from optsched.errors import OptschedError, ViolationError
 from optsched.evaluate import Evaluation, evaluate
+from optsched.generate import generate
 from optsched.instance import Instance, Limits
+from optsched.io import read_instance, read_schedule, write_instance, write_schedule
+from optsched.policies.base import Batch, Rules, View
 from optsched.schedule import Schedule, from_batches, from_starts
 from optsched.simulate import simulate
-
-__version__ = "0.1.0"
+from optsched.solve import Result, solve
+from optsched.traces import read_trace
+from optsched.version import __version__
 
 __all__ = [
+    "Batch",
     "BatchCost",
+    "Comparison",
     "Evaluation",
     "Instance",
     "Limits",
     "OptschedError",
+    "Result",
+    "Rules",
     "Schedule",
     "UnitCost",
+    "View",
+    "ViolationError",
     "__version__",
+    "compare",
     "evaluate",
     "from_batches",
     "from_starts",
+    "generate",
     "load_cost_model",
+    "read_instance",
+    "read_schedule",
+    "read_trace",
     "shipped_models",
     "simulate",
+    "solve",
+    "write_instance",
+    "write_schedule",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched import __version__
+from optsched.version import __version__
 from optsched.bounds import lower_bound
 from optsched.cost import CostModel, cost_for
 from optsched.errors import LoopError, PolicyError, UsageError, ViolationError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optsched import __version__
+from optsched.version import __version__
 from optsched.cost import CostModel, cost_for
 from optsched.errors import OptschedError, SolverError, UsageError, ViolationError
 from optsched.evaluate import Evaluation, evaluate

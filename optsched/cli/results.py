@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from optsched import __version__
+from optsched.version import __version__
 from optsched.cost import CostModel
 from optsched.instance import Instance
 
