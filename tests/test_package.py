@@ -16,8 +16,8 @@ import optsched
 ROOT = Path(optsched.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("instance",),
+    ("errors", "version"),
+    ("instance", "version"),
     ("cost", "schedule"),
     ("schemas",),
     ("files", "hardware", "least_squares"),
