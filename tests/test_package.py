@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("instance", "version"),
     ("cost", "schedule"),
     ("schemas",),
-    ("files", "hardware", "least_squares"),
+    ("files", "hardware", "least_squares", "profiles"),
     ("io", "generate", "traces", "roofline", "fit"),
     ("replay", "predict"),
     ("evaluate", "engine"),
