@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.version import __version__
 from optsched.bounds import lower_bound
 from optsched.cost import CostModel, cost_for
 from optsched.errors import LoopError, PolicyError, UsageError, ViolationError
@@ -21,6 +20,7 @@ from optsched.policies import Rules, allows, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
 from optsched.simulate import effective, simulate
+from optsched.version import __version__
 
 if TYPE_CHECKING:
     from optsched.solve import Result
