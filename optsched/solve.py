@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optsched.version import __version__
 from optsched.cost import CostModel, cost_for
 from optsched.errors import OptschedError, SolverError, UsageError, ViolationError
 from optsched.evaluate import Evaluation, evaluate
@@ -22,6 +21,7 @@ from optsched.solvers.base import (
     round_up_bound,
     settle_status,
 )
+from optsched.version import __version__
 
 _AGREEMENT = 1e-6
 """Relative difference allowed between a solver's objective and the judge's, in seconds."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-import optsched.solve as solving
 from optsched import Instance, Limits, evaluate, from_starts
 from optsched.errors import (
     InfeasibleError,
@@ -23,6 +23,8 @@ from optsched.formulations import Answer, Formulation, Method, Task, check_metho
 from optsched.formulations.horizon import serial_schedule
 from optsched.solve import Result, solve
 from optsched.solvers.base import Status
+
+solving = import_module("optsched.solve")  # the package's attribute is the function
 
 TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
 """Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):
