@@ -28,6 +28,9 @@ METRICS = (
 )  # fmt: skip
 """Names of `Evaluation.metrics`, in the order of tables."""
 
+MAX_WORKERS = 1_000_000
+"""Most workers that a schedule may number."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -355,7 +358,7 @@ def _judge_batches(
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    workers = int(worker.max()) + 1 if batches and worker.max() >= 0 else 1
+    workers = min(int(worker.max()) + 1, MAX_WORKERS) if batches and worker.max() >= 0 else 1
     start = np.full(batches, np.nan)
     if schedule.start is not None:
         start = np.asarray(schedule.start, dtype=np.float64)
@@ -485,5 +488,7 @@ def _violation(found: Any, instance: Instance) -> ViolationError:
     )
 
 
-def _number(value: float) -> float | int:
+def _number(value: float) -> float | int | None:
+    if np.isnan(value):
+        return None
     return int(value) if float(value).is_integer() else float(value)

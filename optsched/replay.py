@@ -53,7 +53,7 @@ class Replay(NamedTuple):
     rule, batch, request : int
         The first violation (``OK`` and -1 if there is none).
     value, limit : float
-        What was found, and the limit that it breaks.
+        What was found, and the limit that it breaks; NaN where the rule has none.
     batch_start, batch_end : ndarray of float64, shape (batches,)
     batch_kv, batch_tokens : ndarray of int64, shape (batches,)
         KV tokens held after each batch by its worker; tokens processed.
@@ -115,7 +115,7 @@ def replay(
     decoding = np.zeros(n, dtype=np.bool_)  # its whole input is cached
     done = np.zeros(n, dtype=np.bool_)
     home = np.full(n, -1, dtype=np.int64)  # worker that holds its KV
-    free_at = np.zeros(n, dtype=np.float64)  # end of its latest batch
+    free_at = np.zeros(n, dtype=np.float64)  # end of its latest batch, or its latest eviction
     seen = np.full(n, -1, dtype=np.int64)  # latest batch that processed it
     turn = np.zeros(n, dtype=np.int64)  # its worker's count of batches at that moment
     first_start = np.full(n, np.nan)
@@ -132,7 +132,7 @@ def replay(
     batch_kv = np.zeros(batches, dtype=np.int64)
     batch_tokens = np.zeros(batches, dtype=np.int64)
     chunked = False
-    rule, at, who, value, limit = OK, -1, -1, 0.0, 0.0
+    rule, at, who, value, limit = OK, -1, -1, np.nan, np.nan
 
     for j in range(batches):
         w = worker[j]
@@ -235,6 +235,8 @@ def replay(
             prefill_cross, prefill_kv,
         )  # fmt: skip
         waited = begin > clock[w]
+        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
+            free_at[evicted[p]] = max(free_at[evicted[p]], begin)
         for p in range(batch_offsets[j], batch_offsets[j + 1]):
             i = request[p]
             c = tokens[p]
