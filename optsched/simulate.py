@@ -99,8 +99,8 @@ def _simulate_rules(
         min(limits.max_running or UNLIMITED, rules.max_running or UNLIMITED),
         cost.array,
         by_arrival,
-        waiting_rank(rules.running_order, instance, predicted),
-        waiting_rank(rules.order, instance, predicted),
+        waiting_rank(rules.running_order, instance, predicted, cost),
+        waiting_rank(rules.order, instance, predicted, cost),
         rules.requeue == "back",
         np.array([engine.GROUPS[g] for g in rules.groups], dtype=np.int64),
         engine.ADMISSIONS[rules.admission],
@@ -161,7 +161,7 @@ def _simulate_open(
     predicted, _ = estimates(instance)
     arrival = np.asarray(instance.arrival, dtype=np.float64)
     by_arrival = np.lexsort((np.arange(n), arrival)).tolist()
-    place = waiting_rank("arrival", instance, predicted)
+    place = waiting_rank("arrival", instance, predicted, cost)
     shown_arrival = np.full(n, -1.0)
     shown_prompt = np.full(n, -1, dtype=np.int64)
     shown_predicted = np.full(n, -1, dtype=np.int64)
@@ -220,6 +220,7 @@ def _simulate_open(
             chunked=instance.chunked_prefill is not False,
             evict_mode=mode,
             generator=generator,
+            cost=cost,
         )
         batch = _ask(policy, view, name, len(offsets) - 1)
         _check(batch, running, waiting, name, len(offsets) - 1)

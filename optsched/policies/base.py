@@ -9,11 +9,12 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.cost import BatchCost, CostModel
 from optsched.errors import InputError
 from optsched.instance import Instance, Limits
 from optsched.schedule import EvictMode
 
-Order = Literal["arrival", "prompt", "output", "total", "volume"]
+Order = Literal["arrival", "prompt", "output", "total", "volume", "work"]
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear"]
@@ -28,9 +29,9 @@ class Rules:
 
     Parameters
     ----------
-    order : {"arrival", "prompt", "output", "total", "volume"}
+    order : {"arrival", "prompt", "output", "total", "volume", "work"}
         Ascending order of waiting requests (ties: arrival, index): prompt tokens s, predicted
-        output o, s + o, or s o + o (o + 1) / 2.
+        output o, s + o, s o + o (o + 1) / 2, or `own_work`.
     requeue : {"order", "back"}
         Where an evicted request waits: at its place in ``order``, or behind those that wait.
     groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "all"}
@@ -104,7 +105,7 @@ class Rules:
     @property
     def uses_predictions(self) -> bool:
         """Whether decisions depend on predicted output lengths."""
-        return self.order in ("output", "total", "volume") or self.admission in (
+        return self.order in ("output", "total", "volume", "work") or self.admission in (
             "lookahead",
             "reserve",
         )
@@ -141,6 +142,8 @@ class View:
     evict_mode : {"restart", "recompute"}
     generator : numpy.random.Generator
         For random decisions.
+    cost : CostModel
+        Batch times of the machine, as profiled.
     """
 
     now: float
@@ -159,6 +162,7 @@ class View:
     chunked: bool
     evict_mode: EvictMode
     generator: np.random.Generator
+    cost: CostModel
 
     def rest(self, i: int) -> int:
         """Return the tokens request ``i`` must process to produce its next one."""
@@ -190,8 +194,27 @@ class Policy(Protocol):
         """Return what the next batch processes."""
 
 
+def own_work(
+    prompt: NDArray[np.int64], output: NDArray[np.int64], cost: CostModel
+) -> NDArray[np.float64]:
+    """Return what each request adds to the time of its batches, shape (n,).
+
+    In seconds, its share of everything but the fixed costs of a batch: a whole prefill, then
+    o - 1 decode steps that read the KV cached before them. In rounds, where batches take no
+    less time for holding less, its KV volume s o + o (o + 1) / 2 in token-rounds.
+    """
+    s, o = prompt.astype(np.float64), output.astype(np.float64)
+    if not isinstance(cost, BatchCost):
+        return s * o + o * (o + 1) / 2
+    prefill = (cost["token"] + cost["prefill_token"] + cost["prefill_square"] * s) * s
+    step = cost["token"] + cost["decode_request"]
+    read = s * (o - 1) + (o - 1) * (o - 2) / 2
+    ms = prefill + cost["prefill_request"] + step * (o - 1) + cost["decode_kv"] * read
+    return np.asarray(cost.layers * ms / 1000.0)
+
+
 def waiting_rank(
-    order: Order, instance: Instance, predicted: NDArray[np.int64]
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
     """Return the place of each request in an order of waiting requests, shape (n,).
 
@@ -204,6 +227,7 @@ def waiting_rank(
         "output": lambda: predicted,
         "total": lambda: prompt + predicted,
         "volume": lambda: prompt * predicted + predicted * (predicted + 1) // 2,
+        "work": lambda: own_work(prompt, predicted, cost),
     }[order]()
     order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
     rank = np.empty(instance.n, dtype=np.int64)

@@ -6,6 +6,9 @@ any user's policy does, and is a model of how to write one.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.instance import Instance
 from optsched.policies.base import Batch, Rules, View, waiting_rank
 from optsched.predict import estimates
@@ -26,9 +29,9 @@ class Readable:
 
     def __init__(self, rules: Rules, instance: Instance) -> None:
         self.rules, self.evict_mode, self.hybrid, self.chunked = effective(rules, instance)
-        predicted = estimates(instance)[0]
-        self.rank = waiting_rank(self.rules.order, instance, predicted)
-        self.place = waiting_rank(self.rules.running_order, instance, predicted)
+        self.instance = instance
+        self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
+        self.place: NDArray[np.int64] | None = None
         self.raised: dict[int, int] = {}  # estimates raised when a request was cleared past them
 
     def estimate(self, view: View, i: int) -> int:
@@ -38,7 +41,8 @@ class Readable:
     def batch(self, view: View) -> Batch:
         """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
         rules = self.rules
-        running = sorted(view.running, key=self.place.__getitem__)
+        rank, place = self._ranks(view)
+        running = sorted(view.running, key=place.__getitem__)
         waiting = list(view.waiting)
         evicted: list[int] = []
         lost: set[int] = set()  # evicted for want of KV: not in this batch
@@ -71,12 +75,12 @@ class Readable:
         hard_batch = limits.max_batch_tokens or INFINITE
         hard_prefill = limits.max_prefill_tokens or INFINITE
         max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
-        queue = waiting if rules.requeue == "back" else sorted(waiting, key=self.rank.__getitem__)
+        queue = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)
             if together:
-                candidates = sorted([*queue, *running], key=self.rank.__getitem__)
+                candidates = sorted([*queue, *running], key=rank.__getitem__)
             refused = False  # among all, a waiting request was: the running ones go on
             for i in candidates:
                 decoding = i in running and bool(view.decoding[i])
@@ -134,6 +138,15 @@ class Readable:
                 prefill.add(i)
                 alone = total + c > min(own_batch, own_prefill)
         return Batch(tokens=tokens, evict=evicted)
+
+    def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if self.rank is None or self.place is None:
+            predicted = estimates(self.instance)[0]
+            self.rank, self.place = (
+                waiting_rank(order, self.instance, predicted, view.cost)
+                for order in (self.rules.order, self.rules.running_order)
+            )
+        return self.rank, self.place
 
     def _input(self, view: View, i: int) -> int:
         return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])

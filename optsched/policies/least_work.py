@@ -1,0 +1,27 @@
+"""Least own work first: what minimizes total latency once a batch's fixed cost is shared."""
+
+from __future__ import annotations
+
+from optsched.policies import policy
+from optsched.policies.base import Rules
+
+
+@policy(
+    "least-work",
+    "least own GPU time first (in rounds: KV volume), while KV fits at every completion",
+    clairvoyant=True,
+)
+def least_work(*, max_running: int | None = None) -> Rules:
+    """MC-SF's admission, ordered by what a request costs the machine and not by its output.
+
+    Under load a full machine is close to a single one on which requests take their own work, and
+    there the shortest job first is best; MC-SF's order forgets the prompt, which on traces of
+    real use takes a third of the time and more.
+    """
+    return Rules(
+        order="work",
+        admission="lookahead",
+        overflow="clear",
+        evict_mode="restart",
+        max_running=max_running,
+    )
