@@ -64,10 +64,13 @@ class PolicyInfo:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters by name, read from the signature of ``make``."""
-        hints = typing.get_type_hints(self.make)
+        # A class is annotated in its constructor; what has no annotation is a text.
+        maker = self.make.__init__ if isinstance(self.make, type) else self.make  # type: ignore[misc]
+        hints = typing.get_type_hints(maker)
         found = {}
         for name, parameter in inspect.signature(self.make).parameters.items():
-            kinds = typing.get_args(hints[name]) or (hints[name],)
+            hint = hints.get(name, str)
+            kinds = typing.get_args(hint) or (hint,)
             plain = [kind for kind in kinds if kind is not types.NoneType]
             found[name] = Parameter(plain[0], len(plain) < len(kinds), parameter.default)
         return found

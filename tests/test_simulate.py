@@ -1,0 +1,620 @@
+"""Schedulers: by hand, compiled against readable, never rejected, never seeing the future."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from slow_judge import TIMED, batches, random_instance
+
+from optsched.cost import BatchCost
+from optsched.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
+from optsched.evaluate import evaluate
+from optsched.instance import Instance, Limits
+from optsched.policies import PolicyInfo, Rules, allows, make_policy, policies
+from optsched.policies.base import Batch, View
+from optsched.policies.readable import Readable
+from optsched.schedule import COLUMNS, Schedule
+from optsched.simulate import simulate
+
+LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
+"""A batch of c tokens takes c + 1 seconds."""
+
+MODULE = importlib.import_module("optsched.simulate")  # the package names its function so
+
+VALUES = {
+    "eviction_free": ["true"],
+    "max_running": ["2"],
+    "max_prefill_tokens": ["3", "9"],
+    "alpha": ["0.05", "0.4"],
+    "beta": ["0.5", "1"],
+    "window": ["2"],
+    "batch_size": ["2"],
+    "c": ["0.3", "1"],
+}
+"""Values to try for parameters of this name, whichever policy has them."""
+
+
+def variants(name: str, info: PolicyInfo) -> list[str]:
+    return [name] + [
+        f"{name}:{key}={value}" for key in info.parameters for value in VALUES.get(key, [])
+    ]
+
+
+SPECS = [spec for name, info in policies().items() for spec in variants(name, info)]
+RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]
+
+
+def random_predictions(rng: Random, instance: Instance) -> Instance:
+    """Return the instance with no predictions, wrong ones, or intervals."""
+    outputs = instance.output_tokens.tolist()
+    kind = rng.randrange(3)
+    if kind == 0:
+        return instance
+    if kind == 1:
+        return replace(instance, predicted=[max(1, o + rng.randint(-3, 3)) for o in outputs])
+    return replace(
+        instance,
+        predicted_lower=[rng.randint(1, o) for o in outputs],
+        predicted_upper=[o + rng.randint(0, 4) for o in outputs],
+    )
+
+
+def random_cases(seed: int, count: int) -> list[Instance]:
+    rng = Random(seed)
+    return [random_predictions(rng, random_instance(rng, most=8)) for _ in range(count)]
+
+
+def cost_of(instance: Instance) -> BatchCost | None:
+    return None if instance.in_rounds else TIMED
+
+
+def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | OptschedError:
+    try:
+        return simulate(instance, policy, cost_of(instance), seed=seed)
+    except OptschedError as error:
+        return error
+
+
+def same(one: Schedule, two: Schedule) -> bool:
+    if one.evict_mode != two.evict_mode or (one.start is None) != (two.start is None):
+        return False
+    names = (*COLUMNS, "start") if one.start is not None else COLUMNS
+    return all(np.array_equal(getattr(one, k), getattr(two, k)) for k in names)
+
+
+def rows_of(schedule: Schedule) -> list[dict[int, int]]:
+    offsets = schedule.batch_offsets
+    return [
+        dict(zip(schedule.request[a:b].tolist(), schedule.tokens[a:b].tolist(), strict=True))
+        for a, b in pairwise(offsets.tolist())
+    ]
+
+
+def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
+    offsets = schedule.evicted_offsets.tolist()
+    return {
+        j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a
+    }
+
+
+# --- the compiled engine and its twin ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", RULES_SPECS)
+def test_the_compiled_engine_decides_as_the_readable_twin(spec: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 300)
+    rules = make_policy(spec)[0]
+    assert isinstance(rules, Rules)
+    rng = Random(spec)
+    finished = 0
+    for number, instance in enumerate(random_cases(20_000 + len(spec), 40)):
+        mine = rules
+        if number % 3 == 0 and rules.max_batch_tokens is not None:
+            # The shipped C of 4096 would never bind here.
+            mine = replace(rules, max_batch_tokens=rng.randint(3, 12))
+        fast = run_or_error(instance, mine, seed=number)
+        slow = run_or_error(instance, Readable(mine, instance), seed=number)
+        if isinstance(slow, LoopError) and mine.beta < 1:
+            continue  # the engine is more patient with draws than the limit set above
+        if isinstance(fast, OptschedError) or isinstance(slow, OptschedError):
+            assert type(fast) is type(slow) is LoopError, (fast, slow, instance.to_dict())
+            continue
+        assert same(fast, slow), (spec, mine, instance.to_dict(), rows_of(fast), rows_of(slow))
+        finished += 1
+    assert finished >= 15
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_policy_makes_a_schedule_that_the_judge_rejects(spec: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
+    finished = 0
+    for number, instance in enumerate(random_cases(30_000 + len(spec), 60)):
+        if allows(spec, instance) is not None:
+            continue
+        found = run_or_error(instance, spec, seed=number)
+        if isinstance(found, (LoopError, UsageError)):
+            continue
+        assert isinstance(found, Schedule), (spec, found, instance.to_dict())
+        evaluate(instance, found, cost_of(instance))
+        finished += 1
+    assert finished >= 10
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if not s.startswith("alpha-")])
+def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str) -> None:
+    # In seconds: each refill produces a token. In rounds, where evictions lose all progress,
+    # two requests may evict each other for ever (vllm-hy does).
+    rng = Random(40_000)
+    for number in range(40):
+        instance = random_predictions(rng, random_instance(rng, unit="second", most=8))
+        free = replace(instance, limits=Limits(), hybrid_batching=None, chunked_prefill=None)
+        try:
+            found = simulate(free, spec, cost_of(free), seed=number)
+        except UsageError:
+            continue  # made for the other time unit
+        evaluate(free, found, cost_of(free))
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "eviction_free=true" in s])
+def test_eviction_free_never_evicts_with_the_oracle(spec: str) -> None:
+    rng = Random(5)
+    for _ in range(60):
+        instance = random_instance(rng, most=8)
+        found = run_or_error(instance, spec)
+        if isinstance(found, Schedule):
+            assert not len(found.evicted), instance.to_dict()
+
+
+@pytest.mark.parametrize("spec", ["mc-sf", "mc-benchmark"])
+def test_lookahead_with_true_lengths_never_evicts(spec: str) -> None:
+    rng = Random(6)
+    for _ in range(60):
+        instance = random_instance(rng, most=8, limits=Limits(), hybrid_batching=None)
+        assert not len(simulate(instance, spec, cost_of(instance)).evicted)
+
+
+# --- nothing is known ahead ---------------------------------------------------------------------
+
+
+def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) -> int:
+    """Return the first batch in which one of the requests finishes."""
+    judged = evaluate(instance, schedule, cost_of(instance))
+    return int(np.searchsorted(judged.batch_end, judged.finish[changed].min()))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
+    info = make_policy(spec)[1]
+    blind = not info.clairvoyant and spec == info.name
+    rng = Random(spec)
+    compared = 0
+    for number in range(60):
+        instance = random_instance(rng, most=8)
+        if allows(spec, instance) is not None:
+            continue
+        # What policies are told stays; the truth changes for a request or two. Schedulers that
+        # need no lengths must not look at them when there are no predictions, either.
+        rules = make_policy(spec)[0]
+        needs = (
+            isinstance(rules, Rules)
+            and (
+                rules.in_rounds if instance.in_rounds and rules.in_rounds else rules
+            ).uses_predictions
+        )
+        if not blind or needs or number % 2:
+            guess = [max(1, o + rng.randint(-2, 2)) for o in instance.output_tokens.tolist()]
+            instance = replace(instance, predicted=guess)
+        changed = rng.sample(range(instance.n), min(2, instance.n))
+        outputs = instance.output_tokens.copy()
+        for i in changed:
+            most = instance.kv_capacity - instance.prompt_tokens[i] + 1 - instance.kv_offset
+            outputs[i] = rng.randint(1, int(min(most, 10)))
+        other = replace(instance, output_tokens=outputs)
+        changed = np.flatnonzero(outputs != instance.output_tokens).tolist()
+        one, two = (run_or_error(case, spec, seed=number) for case in (instance, other))
+        if not changed or not isinstance(one, Schedule) or not isinstance(two, Schedule):
+            continue
+        # The batch in which the first of them finishes was still decided without knowing.
+        last = 1 + min(
+            finishing_batch(instance, one, changed), finishing_batch(other, two, changed)
+        )
+        story = (spec, changed, instance.to_dict(), other.to_dict())
+        assert rows_of(one)[:last] == rows_of(two)[:last], story
+        head = [{j: e for j, e in evicted_of(s).items() if j < last} for s in (one, two)]
+        assert head[0] == head[1], story
+        compared += 1
+    assert compared >= 8
+
+
+class Spy:
+    """Serves one waiting request after the other and keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict] = []
+
+    def batch(self, view: View) -> Batch:
+        columns = ("arrival", "prompt_tokens", "predicted", "generated", "cached")
+        self.seen.append(
+            {k: getattr(view, k).tolist() for k in columns}
+            | {"now": view.now, "waiting": view.waiting, "running": view.running}
+        )
+        i = (view.running or view.waiting)[0]
+        return Batch({i: view.rest(i)})
+
+
+def test_the_view_hides_requests_that_have_not_arrived() -> None:
+    instance = Instance([0, 5], [3, 2], [2, 1], kv_capacity=9, predicted=[7, 1])
+    spy = Spy()
+    simulate(instance, spy)
+    first, second, third = spy.seen
+    assert first == {
+        "arrival": [0, -1], "prompt_tokens": [3, -1], "predicted": [6, -1],  # 7 could not fit
+        "generated": [0, 0], "cached": [0, 0], "now": 0, "waiting": [0], "running": [],
+    }  # fmt: skip
+    assert (second["now"], second["running"], second["generated"]) == (1, [0], [1, 0])
+    assert second["cached"] == [3, 0]
+    assert (third["now"], third["waiting"], third["prompt_tokens"]) == (5, [1], [3, 2])
+
+
+def test_the_view_names_no_true_length_and_cannot_be_written() -> None:
+    assert not [name for name in View.__dataclass_fields__ if "output" in name]
+
+    class Vandal:
+        def batch(self, view: View) -> Batch:
+            view.generated[0] = 99
+            return Batch()
+
+    with pytest.raises(PolicyError, match="read-only"):
+        simulate(Instance([0], [1], [1], kv_capacity=2), Vandal())
+
+
+def test_changing_the_lists_of_a_view_changes_nothing() -> None:
+    class Careless(Spy):
+        def batch(self, view: View) -> Batch:
+            answer = super().batch(view)
+            view.waiting.clear()
+            view.running.clear()
+            return answer
+
+    instance = Instance([0, 0], [3, 2], [2, 1], kv_capacity=9)
+    assert same(simulate(instance, Careless()), simulate(instance, Spy()))
+
+
+# --- users' own policies ------------------------------------------------------------------------
+
+USER_FILE = '''
+from optsched.policies.base import Batch, Rules
+
+class OneByOne:
+    """Serves one request after the other."""
+    def __init__(self, *, last: bool = False, label="none"):
+        self.last = last
+        self.label = label
+    def batch(self, view):
+        i = (view.running or view.waiting)[-1 if self.last else 0]
+        return Batch({i: view.rest(i)})
+
+def shortest_prompt(*, max_running: int | None = None) -> Rules:
+    return Rules(order="prompt", max_running=max_running)
+
+def bad_alpha() -> Rules:
+    return Rules(alpha=2.0)
+
+number = 3
+'''
+
+
+def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(USER_FILE)
+    instance = Instance([0, 0], [3, 2], [2, 1], kv_capacity=40)
+    assert rows_of(simulate(instance, f"{file}:OneByOne")) == [{0: 3}, {0: 1}, {1: 2}]
+    assert rows_of(simulate(instance, f"{file}:OneByOne:last=true")) == [{1: 2}, {0: 3}, {0: 1}]
+    rows = rows_of(simulate(instance, f"{file}:shortest_prompt:max_running=1"))
+    assert rows == [{1: 2}, {0: 3}, {0: 1}]
+    assert make_policy(f"{file}:OneByOne:label=x")[0].label == "x"  # without annotation: a text
+    assert make_policy(f"{file}:OneByOne")[1].summary == "Serves one request after the other."
+    for spec, text in (
+        (f"{file}:Nothing", "no class or function 'Nothing'"),
+        (f"{file}:number", "no class or function 'number'"),
+        (f"{file}:bad_alpha", "alpha: 2.0"),
+        (f"{tmp_path}/absent.py:A", "no such file"),
+    ):
+        with pytest.raises(InputError, match=text):
+            simulate(instance, spec)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        simulate(instance, f"{tmp_path}/broken.py:A")
+
+
+class Answers:
+    """Gives the answers listed, one per batch."""
+
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+
+    def batch(self, view: View):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ([Batch({7: 1})], "batch 0: request 7 has not arrived, is done, or is unknown"),
+        ([Batch({-1: 1})], "batch 0: request -1 has not arrived"),
+        ([Batch({1: 2})], "batch 0: request 1 has not arrived"),
+        ([Batch({0: 3}), Batch({0: 1}), Batch({0: 1})], "batch 2: request 0 .* is done"),
+        ([Batch({0: 0})], "batch 0: request 0: 0 tokens; an integer >= 1"),
+        ([Batch({0: 1.5})], "batch 0: request 0: 1.5 tokens"),
+        ([Batch({0: True})], "batch 0: request 0: True tokens"),
+        ([Batch({}, evict=[0])], "batch 0: request 0 is evicted, but holds no KV"),
+        ([Batch({0: 3}), Batch({}, evict=[0, 0])], "batch 1: request 0 is evicted"),
+        ([None], "batch 0: answered None; a Batch is right"),
+        ([{0: 3}], "batch 0: answered {0: 3}"),
+        ([Batch({0: 3}), ValueError("oh")], r"batch 1: raised ValueError\('oh'\)"),
+    ],
+)
+def test_a_policy_that_breaks_the_rules_is_named_with_batch_and_request(answers, text) -> None:
+    instance = Instance([0, 9], [3, 2], [2, 1], kv_capacity=40)
+    with pytest.raises(PolicyError, match=f"policy 'Answers': {text}"):
+        simulate(instance, Answers(*answers))
+
+
+# --- endless loops ------------------------------------------------------------------------------
+
+
+def test_alpha_protection_with_a_small_alpha_is_caught_in_its_loop() -> None:
+    # Two requests s = 1, o = 8 together need 2 (1 + 5) = 12 > 10 in their fifth round, are
+    # cleared, and start again together for ever.
+    instance = Instance([0, 0], [1, 1], [8, 8], kv_capacity=10)
+    for spec in ("alpha-protection:alpha=0", "alpha-beta:alpha=0,beta=1"):
+        with pytest.raises(LoopError, match=r"endless loop at batch \d+ .*, request [01]"):
+            simulate(instance, spec)
+    # One cleared at a time, by chance, they both end.
+    found = simulate(instance, "alpha-beta:alpha=0,beta=0.5", seed=3)
+    assert evaluate(instance, found).metrics["evictions"] >= 1
+
+
+def test_a_protected_share_that_no_request_fits_is_no_endless_loop() -> None:
+    # (1 - 0.9) 10 = 1 token is never enough for s + 1 = 3.
+    instance = Instance([0], [2], [1], kv_capacity=10)
+    with pytest.raises(LoopError, match="it can never be admitted"):
+        simulate(instance, "alpha-protection:alpha=0.9")
+
+
+@pytest.mark.parametrize(
+    "batch", [Batch(), Batch(stall=True), Batch(evict=())], ids=["idle", "stall", "nothing"]
+)
+def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 1000)
+
+    class Idle:
+        def batch(self, view: View) -> Batch:
+            return batch
+
+    far = 10**9
+    for unit, cost in (("round", None), ("second", LINEAR)):
+        instance = Instance([0, far, 2 * far], [1] * 3, [1] * 3, kv_capacity=9, time_unit=unit)
+        with pytest.raises(LoopError, match="policy 'Idle': endless loop"):
+            simulate(instance, Idle(), cost)
+
+
+def test_a_policy_that_processes_and_evicts_for_ever_is_stopped(monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 1000)
+
+    class Sisyphus:
+        def batch(self, view: View) -> Batch:
+            return Batch({0: 1}, evict=view.running)
+
+    with pytest.raises(LoopError, match="no request completed"):
+        simulate(Instance([0], [1], [2], kv_capacity=9), Sisyphus())
+
+
+@pytest.mark.parametrize("spec", ["fcfs", "mc-sf", "vllm", "sarathi", "alpha-protection"])
+def test_arrivals_a_billion_apart_take_no_time(spec: str) -> None:
+    far = 10**9
+    for unit, cost in (("round", None), ("second", LINEAR)):
+        instance = Instance([0, far, 2 * far], [1] * 3, [2] * 3, kv_capacity=9, time_unit=unit)
+        simulate(instance, spec, cost)  # compiled by now
+        clock = time.perf_counter()
+        found = evaluate(instance, simulate(instance, spec, cost), cost)
+        assert time.perf_counter() - clock < 0.5
+        # 2 rounds, or prompts of 2 s and decodes of 2 s.
+        assert found.latency.tolist() == ([2, 2, 2] if unit == "round" else [4.0, 4.0, 4.0])
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    instance = Instance([0] * 6, [1] * 6, [9] * 6, kv_capacity=20)
+    spec = "alpha-beta:alpha=0.1,beta=0.4"
+    one, again = (simulate(instance, spec, seed=4) for _ in range(2))
+    assert same(one, again)
+    others = [simulate(instance, spec, seed=seed) for seed in range(5, 10)]
+    assert not all(same(one, other) for other in others)
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_mc_sf_runs_equal_requests_in_waves() -> None:
+    # s = 2, o = 3 peak at 5, two fit into 10; one more beside them would find 10 + 2 at the
+    # completion of both.
+    instance = Instance([0] * 5, [2] * 5, [3] * 5, kv_capacity=10)
+    found = evaluate(instance, simulate(instance, "mc-sf"))
+    assert found.finish.tolist() == [3, 3, 6, 6, 9]
+    assert found.metrics["tel"] == 27
+    assert found.covered_by_hindsight
+
+
+def test_mc_sf_by_hand_looks_at_every_completion() -> None:
+    # M = 6. A: s 1, o 4 from 0 holds 2, 3, 4, 5 at 1..4. At 1 come B (o 1) and C (o 2), s 1.
+    # At 1: B fits (round 2: 3 + 2); C beside them does not (3 + 2 + 2).
+    # At 2: C fits into round 3 (4 + 2) but not into A's last, 4 (5 + 3). At 3: round 4, 5 + 2.
+    # So C starts at 4 and completes at 6.
+    instance = Instance([0, 1, 1], [1, 1, 1], [4, 1, 2], kv_capacity=6)
+    found = evaluate(instance, simulate(instance, "mc-sf"))
+    assert found.finish.tolist() == [4, 2, 6]
+    assert found.metrics["tel"] == 4 + 1 + 5
+
+
+def test_mc_sf_stops_at_the_first_that_does_not_fit() -> None:
+    # M = 10. Ascending outputs: X (s 1, o 5; peak 6), Y (s 8, o 1; 9), Z (s 1, o 6; 7), given
+    # as Z, X, Y: Y first (9 at round 1); X would be 2 more; so Z waits too. At 1: X and Z peak
+    # at 6 + 6 in round 6 > 10: X, then Z alone from 6.
+    instance = Instance([0] * 3, [1, 1, 8], [6, 5, 1], kv_capacity=10)
+    assert evaluate(instance, simulate(instance, "mc-sf")).finish.tolist() == [9, 6, 1]
+
+
+def test_mc_benchmark_goes_by_arrival_where_mc_sf_goes_by_output() -> None:
+    # M = 6. X: s 1, o 5 (2 at round 1); Y: s 4, o 1 (5 at round 1): one of them first.
+    instance = Instance([0, 0], [1, 4], [5, 1], kv_capacity=6)
+    by_output = evaluate(instance, simulate(instance, "mc-sf"))
+    by_arrival = evaluate(instance, simulate(instance, "mc-benchmark"))
+    assert by_output.finish.tolist() == [6, 1]
+    assert by_arrival.finish.tolist() == [5, 6]
+
+
+def test_mc_sf_never_exceeds_kv_capacity_when_predictions_are_short() -> None:
+    # M = 8; A and B: s 1, o 6, predicted 2. Both run from 0 (3 + 3 at round 2) and hold 4 + 4 in
+    # round 3. Round 4 would hold 10: both are cleared at 3, their estimates raised to 3 + 1.
+    # A again from 3; beside its last (5) B fits from 5 (3 in round 7). Round 8 would hold 6 + 4:
+    # cleared at 7, A's estimate is 5. B joins A at 11, is cleared with it at 12 (7 + 3 in round
+    # 13). Now A is known to need 6, to which B's 2 never fit within 8: A 12-18, B 18-24.
+    instance = Instance([0, 0], [1, 1], [6, 6], kv_capacity=8, predicted=[2, 2])
+    schedule = simulate(instance, "mc-sf")
+    found = evaluate(instance, schedule)
+    assert found.finish.tolist() == [18, 24]
+    assert {j: sorted(gone) for j, gone in evicted_of(schedule).items()} == {
+        3: [0, 1], 7: [0, 1], 12: [0, 1],
+    }  # fmt: skip
+    assert found.metrics["peak_kv"] == 8
+
+
+def test_vllm_evicts_the_latest_arrival_by_hand_in_seconds() -> None:
+    # s 3, o 4, M = 8 cached; batches of c tokens take c + 1 s. Prefill first: A [0, 4], B [4, 8];
+    # both decode [8, 11] and hold 4 + 4. The next decode of A needs a ninth: B goes, with two
+    # tokens. B's input of 5 does not fit beside A's 5; A ends at 15; B refills 5 by 21, and ends.
+    instance = Instance(
+        [0.0, 0.5], [3, 3], [4, 4],
+        kv_capacity=8, time_unit="second", kv_accounting="cached",
+    )  # fmt: skip
+    schedule = simulate(instance, "vllm", LINEAR)
+    expected = [{0: 3}, {1: 3}, {0: 1, 1: 1}, {0: 1}, {0: 1}, {1: 5}, {1: 1}]
+    assert rows_of(schedule) == expected
+    assert evicted_of(schedule) == {3: [1]}
+    found = evaluate(instance, schedule, LINEAR)
+    assert found.finish.tolist() == [15.0, 23.0]
+    assert found.first_token.tolist() == [4.0, 8.0]
+
+
+def test_sarathi_chunks_prefills_beside_decodes_by_hand() -> None:
+    # P = 4 counts decodes. A: s 3, o 3; B: s 6, o 2. 3 + 1; 1 + 3; 1 + 2 (all that is left); 1.
+    instance = Instance([0.0, 0.0], [3, 6], [3, 2], kv_capacity=99, time_unit="second")
+    schedule = simulate(instance, "sarathi:max_prefill_tokens=4", LINEAR)
+    assert rows_of(schedule) == [{0: 3, 1: 1}, {0: 1, 1: 3}, {0: 1, 1: 2}, {1: 1}]
+
+
+def test_fcfs_mixes_phases_in_order_of_arrival_by_hand() -> None:
+    instance = Instance([0.0, 1.0], [3, 2], [2, 2], kv_capacity=99, time_unit="second")
+    schedule = simulate(instance, "fcfs", LINEAR)
+    assert rows_of(schedule) == [{0: 3}, {0: 1, 1: 2}, {1: 1}]
+    # [0, 4], [4, 8], [8, 10]
+    assert evaluate(instance, schedule, LINEAR).finish.tolist() == [8.0, 10.0]
+
+
+def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
+    instance = Instance([0.0, 0.0], [6, 2], [1, 1], kv_capacity=99, time_unit="second")
+    assert rows_of(simulate(instance, "vllm:max_prefill_tokens=4", LINEAR)) == [{0: 6}, {1: 2}]
+    assert rows_of(simulate(instance, "vllm:max_prefill_tokens=8", LINEAR)) == [{0: 6, 1: 2}]
+    behind = Instance([0.0, 0.0], [2, 6], [1, 1], kv_capacity=99, time_unit="second")
+    assert rows_of(simulate(behind, "vllm:max_prefill_tokens=4", LINEAR)) == [{0: 2}, {1: 6}]
+
+
+def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
+    instance = Instance([0], [6], [1], kv_capacity=99, limits=Limits(None, 5))
+    assert "prompt_tokens 6 exceeds max_prefill_tokens 5" in str(allows("vllm", instance))
+    with pytest.raises(LoopError, match="request 0: its input of 6 tokens exceeds max_prefill"):
+        simulate(instance, "vllm")
+    assert allows("sarathi", instance) is None
+    assert rows_of(simulate(instance, "sarathi")) == [{0: 5}, {0: 1}]
+
+
+def test_switches_that_the_instance_forbids_are_off() -> None:
+    shape = {"kv_capacity": 99, "time_unit": "second"}
+    whole = Instance([0.0], [600], [1], **{**shape, "kv_capacity": 999}, chunked_prefill=False)
+    assert rows_of(simulate(whole, "sarathi", LINEAR)) == [{0: 600}]
+    apart = Instance([0.0, 1.0], [3, 2], [2, 2], **shape, hybrid_batching=False)
+    rows = rows_of(simulate(apart, "fcfs", LINEAR))
+    assert rows == [{0: 3}, {0: 1}, {1: 2}, {1: 1}]
+
+
+def test_evictions_in_rounds_are_restarts() -> None:
+    instance = Instance([0, 0], [3, 3], [4, 4], kv_capacity=8, kv_accounting="cached")
+    schedule = simulate(instance, "vllm")
+    assert schedule.evict_mode == "restart"
+    # They hold 4 + 4 after two rounds. B goes, returns beside A's 5 with 3 (prefill first), goes
+    # again for A's last token, and starts from nothing.
+    rows = [{0: 3, 1: 3}, {0: 1, 1: 1}, {0: 1}, {1: 3}, {0: 1}, {1: 3}, {1: 1}, {1: 1}, {1: 1}]
+    assert rows_of(schedule) == rows
+    expected = batches(instance, *rows, evict={2: [1], 4: [1]}, evict_mode="restart")
+    assert same(schedule, expected)
+
+
+# --- specifications -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("mc-fs", "policy 'mc-fs' is unknown; known are .*mc-sf"),
+        ("", "policy '' is unknown"),
+        ("mc-sf:x=1", "parameter 'x' is unknown; known are none"),
+        ("vllm:p=1", "parameter 'p' is unknown; known are eviction_free, max_running"),
+        ("vllm:max_running=two", "max_running: 'two' is not an integer"),
+        ("vllm:max_running=1.5", "max_running: '1.5' is not an integer"),
+        ("vllm:max_running=0", "max_running: 0; an integer >= 1"),
+        ("vllm:eviction_free=1", "eviction_free: '1'; true or false"),
+        ("alpha-protection:alpha=x", "alpha: 'x' is not a number"),
+        ("alpha-protection:alpha=nan", "alpha: 'nan' is not a number"),
+        ("alpha-protection:alpha=1", "alpha: 1.0; 0 <= alpha < 1"),
+        ("alpha-beta:beta=0", "beta: 0.0; 0 < beta <= 1"),
+        ("alpha-beta:beta=0.1,beta=0.2", "parameter 'beta' is given twice"),
+        ("alpha-beta:beta", "'beta' is no parameter; key=value"),
+    ],
+)
+def test_a_bad_specification_says_what_would_be_right(spec: str, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        make_policy(spec)
+
+
+def test_an_optional_parameter_may_be_none() -> None:
+    assert make_policy("fcfs:max_running=none")[0] == make_policy("fcfs")[0]
+
+
+def test_a_cost_model_must_fit_the_time_unit() -> None:
+    with pytest.raises(UsageError):
+        simulate(Instance([0], [1], [1], kv_capacity=2), "fcfs", LINEAR)
+    with pytest.raises(UsageError):
+        simulate(Instance([0], [1], [1], kv_capacity=2, time_unit="second"), "fcfs")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"alpha": 1.0}, {"alpha": -0.1}, {"beta": 0.0}, {"max_running": 0},
+        {"groups": ("running", "running")}, {"chunked": True, "overflow": "clear"},
+        {"groups": ("running", "running_decode", "waiting")},
+    ],
+)  # fmt: skip
+def test_rules_that_make_no_sense_are_refused_at_construction(fields) -> None:
+    with pytest.raises(InputError):
+        Rules(**fields)
