@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optsched.cost import CostModel, UnitCost
@@ -113,6 +114,8 @@ class Formulation:
         Objectives that are integers in every schedule of an instance in rounds.
     maximized : frozenset of str
         Objectives of which more is better.
+    export : callable, optional
+        ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``; None: it cannot.
     """
 
     name: str
@@ -124,19 +127,22 @@ class Formulation:
     switches: frozenset[str] = frozenset()
     integral: frozenset[str] = frozenset()
     maximized: frozenset[str] = frozenset()
+    export: Callable[[Task, str, str | Path], None] | None = None
 
 
 def demands(instance: Instance) -> frozenset[str]:
     """Return the limits and switches that an instance asks for.
 
-    Names of the limits that are set, ``"hybrid_batching_off"`` and ``"chunked_prefill"`` (on);
-    their opposites are what models do anyway.
+    Names of the limits that are set, ``"hybrid_batching_off"``, ``"chunked_prefill"`` (on) and
+    ``"arrivals"`` (not all together); their opposites are what models do anyway.
     """
     wanted = set(instance.limits.as_dict())
     if instance.hybrid_batching is False:
         wanted.add("hybrid_batching_off")
     if instance.chunked_prefill is True:
         wanted.add("chunked_prefill")
+    if (instance.arrival != instance.arrival[0]).any():
+        wanted.add("arrivals")
     return frozenset(wanted)
 
 
