@@ -78,7 +78,8 @@ class BatchCost:
     provenance : str
         Where the figures are from and whether they were checked.
     valid : mapping of str to number, optional
-        Range of validity, for example ``max_batch_tokens``; see `models/`.
+        Range of validity, for example ``max_batch_tokens``: the limits that
+        `optsched.validity.WORDS` lists. The judge warns when a schedule leaves it.
 
     Raises
     ------
@@ -189,7 +190,10 @@ def shipped_models() -> list[str]:
 
 
 def load_cost_model(name_or_file: str | Path) -> BatchCost:
-    """Return a shipped cost model by name, or one read from a TOML file.
+    """Return a shipped cost model by name, one read from a TOML file, or a roofline.
+
+    ``roofline:MODEL,device=NAME,tp=N`` is a machine at its published peaks
+    (`optsched.roofline`).
 
     Raises
     ------
@@ -197,13 +201,17 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
         No such model or file, broken TOML, missing or foreign units, bad coefficients.
     """
     text = str(name_or_file)
+    if text.startswith("roofline:"):
+        from optsched.hardware import roofline_from_spec
+
+        return cost_model_from_dict(roofline_from_spec(text))
     path = Path(text)
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"
         if not path.is_file():
             raise InputError(
                 f"cost model: {text!r} is unknown; shipped are {', '.join(shipped_models())}, "
-                "or give a .toml file"
+                "or give a .toml file or roofline:MODEL"
             )
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.cost import CostModel, UnitCost, cost_for
+from optsched.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.errors import InputError, ViolationError
 from optsched.instance import Instance
 from optsched.schedule import Schedule, check_columns
@@ -222,6 +222,11 @@ def evaluate(
     -------
     Evaluation
 
+    Warns
+    -----
+    UserWarning
+        The schedule leaves the cost model's range of validity.
+
     Raises
     ------
     ViolationError
@@ -246,7 +251,12 @@ def evaluate(
             raise InputError(f"{name}: {slo!r} is not a time > 0")
     if schedule.kind == "starts":
         return _judge_starts(instance, columns[0], slo_ttft, slo_tpot)
-    return _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
+    judged = _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
+    if isinstance(cost, BatchCost) and cost.valid:
+        from optsched.validity import warn_outside
+
+        warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
+    return judged
 
 
 def _judge_starts(

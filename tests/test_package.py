@@ -17,14 +17,16 @@ ROOT = Path(optsched.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
+    ("least_squares",),
+    ("hardware",),
     ("instance", "version"),
     ("cost", "schedule"),
     ("schemas",),
-    ("files", "hardware", "least_squares"),
+    ("files",),
     ("io", "generate", "traces", "profiles"),
     ("roofline",),
     ("fit",),
-    ("replay", "predict"),
+    ("replay", "predict", "validity"),
     ("evaluate", "engine"),
     ("policies",),
     ("simulate",),

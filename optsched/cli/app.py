@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import optsched
-from optsched.cli import comparing, files, judging, listing, solving
+from optsched.cli import comparing, files, fitting, judging, listing, solving
 from optsched.errors import OptschedError
 
 
@@ -112,6 +112,9 @@ app.command("verify")(judging.verify)
 app.command("generate")(files.generate)
 app.command("import")(files.import_trace)
 app.command("export")(files.export)
+app.command("fit")(fitting.fit)
+app.command("roofline")(fitting.roofline)
+app.command("kv-capacity")(fitting.kv_capacity)
 app.command("policies")(listing.policies)
 app.command("formulations")(listing.formulations)
 app.command("methods")(listing.methods)
