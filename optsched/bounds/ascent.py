@@ -1,0 +1,302 @@
+"""Ascent on the Lagrangian dual of the memory rows: where good prices come from.
+
+Nothing here has to be exact. The prices that come out are rounded to integers over a common
+denominator, and `optsched.bounds.dual` evaluates those exactly, so that an error of this module
+costs strength but never validity.
+
+The minimum over starts is smoothed, min f ~ -tau log sum exp(-f / tau), which is concave in the
+prices and below the minimum; tau falls and buckets of rounds get smaller as the ascent goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit
+
+from optsched.bounds.timeline import Floats, Model
+
+_MEMORY = 20
+_CUT = 25.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _smooth(arrival, output, first_kv, unit, lo, hi, lam, gam, tau, ends, mean):  # type: ignore[no-untyped-def]
+    """Soft minima over starts lo..hi of every request, and the KV use of their mean.
+
+    ``lam`` and ``gam`` are sums of price and of price * time up to each unit. ``ends`` receives
+    the second differences of the KV use, ``mean`` each request's mean start.
+    """
+    n, size = len(arrival), len(lam)
+    widest = 0
+    for i in range(n):
+        widest = max(widest, hi[i] - lo[i] + 1)
+    f = np.empty(widest)
+    begun, begun_kv = np.zeros(size), np.zeros(size)
+    ended, ended_kv = np.zeros(size), np.zeros(size)
+    total = 0.0
+    for i in range(n):
+        o, base = output[i], lo[i]
+        count = hi[i] - base + 1
+        kv = first_kv[i]
+        q = kv - unit
+        last = kv + unit * (o - 1)
+        least = np.inf
+        for j in range(count):
+            k = base + j
+            value = unit * (k + o - arrival[i])
+            value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            f[j] = value
+            least = min(least, value)
+        mass = where = 0.0
+        limit = least + _CUT * tau
+        for j in range(count):
+            if f[j] < limit:
+                p = math.exp((least - f[j]) / tau)
+                f[j] = p
+                mass += p
+                where += p * j
+            else:
+                f[j] = 0.0
+        total += least - tau * math.log(mass)
+        mean[i] = base + where / mass
+        for j in range(count):
+            if f[j] > 0.0:
+                p = f[j] / mass
+                k = base + j
+                begun[k] += p
+                begun_kv[k] += p * kv
+                ended[k + o] += p
+                ended_kv[k + o] += p * last
+    ends[:] = 0.0
+    for k in range(size):
+        ends[k + 1] += begun_kv[k] - ended_kv[k] - unit * ended[k]
+        ends[k + 2] += unit * begun[k] - begun_kv[k] + ended_kv[k]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _windows(arrival, output, first_kv, unit, reach, lam, gam, margin, lo, hi):  # type: ignore[no-untyped-def]
+    """Exact minima over every start up to ``reach``, and the starts within ``margin`` of them."""
+    total = 0.0
+    for i in range(len(arrival)):
+        o, q = output[i], first_kv[i] - unit
+        least = np.inf
+        stop = reach[i]
+        for k in range(arrival[i], reach[i] + 1):
+            delay = unit * (k + o - arrival[i])
+            if delay > least + margin:
+                stop = k
+                break
+            value = delay + (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            least = min(least, value)
+        first = last = -1
+        for k in range(arrival[i], stop + 1):
+            value = unit * (k + o - arrival[i])
+            value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            if value <= least + margin:
+                last = k
+                if first < 0:
+                    first = k
+        lo[i], hi[i] = first, last
+        total += least
+    return total
+
+
+class Ascent:
+    """Prices of one model, constant on buckets, and what improves them.
+
+    Parameters
+    ----------
+    model : Model
+    prices : ndarray of float64, shape (units,)
+        Prices to start from, per token and unit of time, 0 afterwards.
+    bucket : int
+        Units per bucket.
+    stop : callable
+        ``stop() -> bool``: whether to give up.
+
+    Attributes
+    ----------
+    price : ndarray of float64, shape (buckets,)
+        The present prices.
+    mean : ndarray of float64, shape (n,)
+        Soft-min mean start of each request, in units.
+    """
+
+    def __init__(
+        self, model: Model, prices: Floats, *, bucket: int, stop: Callable[[], bool]
+    ) -> None:
+        self.model = model
+        self.stop = stop
+        self.mean = model.arrival.astype(np.float64)
+        self._resize(prices, bucket)
+        self.lo = model.arrival.copy()
+        self.hi = model.arrival.copy()
+        self.evaluations = 0
+        self.trust = 1.0
+        self.value = -math.inf
+
+    def _resize(self, prices: Floats, bucket: int) -> None:
+        self.bucket = bucket
+        buckets = -(-len(prices) // bucket)
+        padded = np.zeros(buckets * bucket)
+        padded[: len(prices)] = prices
+        self.price = padded.reshape(buckets, bucket).mean(axis=1)
+        self.units = buckets * bucket
+        size = self.units + int(self.model.output.max()) + 3
+        size = max(size, int((self.model.arrival + self.model.output).max()) + 3)
+        self.size = size
+        # Starting later than all prices and one's arrival only costs.
+        self.reach = np.maximum(self.units, self.model.arrival)
+
+    def dense(self) -> Floats:
+        """Return the prices one per unit."""
+        return np.repeat(self.price, self.bucket)
+
+    def _sums(self, price: Floats) -> tuple[Floats, Floats]:
+        lam = np.zeros(self.size)
+        gam = np.zeros(self.size)
+        dense = np.repeat(price, self.bucket)
+        lam[1 : self.units + 1] = np.cumsum(dense)
+        gam[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
+        lam[self.units + 1 :] = lam[self.units]
+        gam[self.units + 1 :] = gam[self.units]
+        return lam, gam
+
+    def refresh(self, margin: float, pad: int) -> float:
+        """Take as windows the starts near the best ones; return the dual value over all starts."""
+        lam, gam = self._sums(self.price)
+        model = self.model
+        total = _windows(
+            model.arrival, model.output, model.first_kv, float(model.unit), self.reach,
+            lam, gam, margin, self.lo, self.hi,
+        )  # fmt: skip
+        self.lo = np.maximum(self.lo - pad, model.arrival)
+        self.hi = np.minimum(self.hi + pad, self.reach)
+        self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
+        return self.value
+
+    def smooth(self, price: Floats, tau: float) -> tuple[float, Floats]:
+        """Return the smoothed dual value over the windows and its gradient, shape (buckets,)."""
+        lam, gam = self._sums(price)
+        ends = np.empty(self.size + 2)
+        model = self.model
+        total = _smooth(
+            model.arrival, model.output, model.first_kv, float(model.unit),
+            self.lo, self.hi, lam, gam, tau, ends, self.mean,
+        )  # fmt: skip
+        use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
+        per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
+        capacity = model.instance.kv_capacity * self.bucket
+        self.evaluations += 1
+        return float(total - capacity * price.sum()), per_bucket - capacity
+
+    def refine(self, bucket: int) -> None:
+        """Cut the buckets into smaller ones of the same prices."""
+        self._resize(self.dense(), bucket)
+
+    def round(self, tau: float, *, iterations: int, tolerance: float) -> float:
+        """Climb from the best prices known and keep what a full evaluation confirms.
+
+        Windows make the dual look larger than it is, without limit where a request has no
+        cheap start left in its own. When the true value has fallen, the climb is undone and
+        the next one has wider windows and fewer steps.
+
+        Returns
+        -------
+        float
+            By how much the true dual value rose.
+        """
+        before, price = self.value, self.price
+        self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
+        gain = self.refresh(self._margin(tau), self._pad()) - before
+        if not gain > 0:
+            self.price = price
+            self.trust = max(0.1, self.trust / 2)
+            self.refresh(self._margin(tau), self._pad())
+            return 0.0
+        self.trust = min(1.0, self.trust * 1.5)
+        return gain
+
+    def _margin(self, tau: float) -> float:
+        return (25.0 * tau + 20.0) / self.trust * self.model.unit
+
+    def _pad(self) -> int:
+        return int(20 / self.trust)
+
+    def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
+        """Maximize the smoothed dual by L-BFGS, projected on prices >= 0.
+
+        The two-loop recursion runs on the prices that are free (positive, or pushed up), and
+        the step is cut back along its projection until the value rises enough.
+        """
+        x = self.price.copy()
+        value, gradient = self.smooth(x, tau)
+        pairs: list[tuple[Floats, Floats, float]] = []
+        highest = max(float(x.max()), 1e-9)
+        scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
+        history = [value]
+        for _ in range(iterations):
+            if self.stop():
+                break
+            free = (x > 0) | (gradient > 0)
+            direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
+            direction[~free] = 0.0
+            if not _dot(direction, gradient) > 0:
+                pairs.clear()
+                direction = np.where(free, gradient, 0.0) * scale
+            found = self._search(x, value, gradient, direction, tau, 3 * highest)
+            if found is None:
+                if not pairs:
+                    break
+                pairs.clear()
+                scale *= 0.1
+                continue
+            moved, turned = found[1] - x, gradient - found[2]
+            product, square = _dot(moved, turned), _dot(turned, turned)
+            if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
+                pairs.append((moved, turned, 1.0 / product))
+                del pairs[:-_MEMORY]
+                scale = product / square
+            value, x, gradient = found
+            history.append(value)
+            if len(history) > 8 and value - history[-8] < tolerance:
+                break
+        self.price = x
+
+    def _search(
+        self, x: Floats, value: float, gradient: Floats, direction: Floats, tau: float, top: float
+    ) -> tuple[float, Floats, Floats] | None:
+        step = 1.0
+        for _ in range(12):
+            trial = np.clip(x + step * direction, 0.0, top)
+            found, slope = self.smooth(trial, tau)
+            if found >= value + 1e-4 * _dot(gradient, trial - x):
+                return found, trial, slope
+            step *= 0.3
+            if self.stop():
+                break
+        return None
+
+
+def _dot(x: Floats, y: Floats) -> float:
+    # Not `x @ y`: BLAS would wake its threads for vectors of this length, at a hundred times the
+    # cost where the other cores are busy.
+    return float((x * y).sum())
+
+
+def _two_loops(gradient: Floats, pairs: list[tuple[Floats, Floats, float]], scale: float) -> Floats:
+    """Return the L-BFGS direction of ascent (Nocedal and Wright 2006, algorithm 7.4)."""
+    direction = gradient.copy()
+    weights = []
+    for moved, turned, inverse in reversed(pairs):
+        weight = inverse * _dot(moved, direction)
+        direction -= weight * turned
+        weights.append(weight)
+    direction *= scale
+    for (moved, turned, inverse), weight in zip(pairs, reversed(weights), strict=True):
+        direction += (weight - inverse * _dot(turned, direction)) * moved
+    return direction

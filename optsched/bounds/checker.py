@@ -1,0 +1,298 @@
+"""Independent check of certificates in exact integer arithmetic; trusts no solver.
+
+It shares no code with what makes certificates, and computes with Python integers, or with
+64-bit ones where it has first shown that nothing that matters exceeds them.
+
+What a certificate proves. Every schedule starts request i at some k_i in the range of starts
+that a node of the tree allows (at the root k_i >= a_i). A branch splits one request's range into
+disjoint ranges that cover it, so every schedule belongs to one leaf, and the least of the leaves'
+bounds holds for all. A leaf of prices p_t >= 0 (over the denominator D) proves
+
+    D TEL >= sum_i min_{k in range} f_i(k) - M sum_t p_t,
+    f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),
+
+q_i = s_i (cached accounting: s_i - 1), because the KV held in round t, of which request i has
+q_i + j tokens in its j-th round, is at most M. TEL is an integer, so the bound is rounded up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+_FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim", "value",
+           "denominator", "tree", "sha256"}  # fmt: skip
+_FAR = 1 << 60
+"""Later than any round with a price; arrivals are below 2**53."""
+_WRAP = (1 << 64) - 1
+
+
+class Rejected(ValueError):
+    """The certificate does not prove its claim; the message says why."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the checker knows of an instance, in Python integers.
+
+    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0; ``batch``,
+    ``prefill`` and ``running`` are the limits C, P and R_max.
+    """
+
+    arrival: list[int]
+    prompt: list[int]
+    output: list[int]
+    capacity: int
+    offset: int
+    batch: int | None = None
+    prefill: int | None = None
+    running: int | None = None
+    hybrid: bool = True
+
+
+def columns_of(instance: Any) -> Columns:
+    """Return the columns of an `optsched.instance.Instance` in rounds."""
+    _expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
+    limits = instance.limits
+    return Columns(
+        instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
+        int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
+        limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
+        instance.hybrid_batching is not False,
+    )  # fmt: skip
+
+
+def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
+    """Return the value that a certificate (its JSON object) proves for an instance.
+
+    Raises
+    ------
+    Rejected
+        It is none, is another instance's, was changed, or does not prove what it claims.
+    """
+    _expect(isinstance(certificate, dict), "the certificate is no JSON object")
+    claim = certificate.get("claim")
+    _expect(claim in ("bound", "optimal"), f"claim: {claim!r} is neither 'bound' nor 'optimal'")
+    fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
+    wrong = sorted(map(str, fields ^ set(certificate)))
+    _expect(not wrong, f"fields missing or unknown: {', '.join(wrong)}")
+    right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
+             "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
+    for name, value in right.items():
+        found = certificate[name]
+        same = type(found) is type(value) and found == value
+        _expect(same, f"{name}: {found!r:.80}; {value!r} is right")
+    value = _integer(certificate["value"], "value")
+    denominator = _integer(certificate["denominator"], "denominator")
+    _expect(denominator >= 1, f"denominator: {denominator} is not positive")
+    columns = columns_of(instance)
+    leaves = _leaves(columns, certificate["tree"])
+    proved = min(_leaf(columns, leaf, low, high, denominator) for leaf, low, high in leaves)
+    _expect(proved == value, f"value: {value} is claimed, but {proved} is proved")
+    if claim == "optimal":
+        reached = schedule_value(columns, certificate["schedule"], instance.sha256)
+        _expect(reached == value, f"schedule: its total latency is {reached}, not {value}")
+    return value
+
+
+def digest(certificate: dict[str, Any]) -> str:
+    """Return the sha256 of all fields but ``sha256``, in canonical JSON."""
+    rest = {key: value for key, value in certificate.items() if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(text).hexdigest()
+
+
+Ranges = dict[int, int | None]
+
+
+def _leaves(columns: Columns, tree: Any) -> Iterator[tuple[Any, dict[int, int], Ranges]]:
+    """Yield each leaf with the first and last starts that its branches leave (None: no last)."""
+    stack: list[tuple[Any, dict[int, int], Ranges]] = [(tree, {}, {})]
+    while stack:
+        node, low, high = stack.pop()
+        _expect(isinstance(node, dict), "tree: a node is no JSON object")
+        if "branch" not in node:
+            yield node, low, high
+            continue
+        _expect(set(node) == {"branch", "children"}, "tree: a branch has branch and children")
+        i = _integer(node["branch"], "tree: branch")
+        _expect(0 <= i < len(columns.arrival), f"tree: there is no request {i}")
+        children = node["children"]
+        _expect(isinstance(children, list) and len(children) > 0, "tree: a branch without children")
+        following: int | None = low.get(i, columns.arrival[i])
+        last = high.get(i)
+        for child in children:
+            right = isinstance(child, dict) and set(child) == {"from", "to", "tree"}
+            _expect(right, "tree: a child has from, to and tree")
+            begin = _integer(child["from"], "tree: from")
+            end = None if child["to"] is None else _integer(child["to"], "tree: to")
+            gap = f"range {begin}..{end} where {following} follows: they overlap, or miss starts"
+            right = begin == following and (end is None or end >= begin)
+            _expect(right, f"tree: request {i}: {gap}")
+            following = None if end is None else end + 1
+            stack.append((child["tree"], {**low, i: begin}, {**high, i: end}))
+        complete = following == (None if last is None else last + 1)
+        _expect(complete, f"tree: request {i}: the ranges do not reach {last or 'every start'}")
+
+
+def _leaf(columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int) -> int:
+    kind = leaf.get("relaxation")
+    if kind == "prices":
+        return _prices(columns, leaf, low, high, unit)
+    if kind == "ramp":
+        # The ramp relaxation knows no ranges: its bound holds for every start.
+        try:
+            check = import_module("optsched.bounds.checker_ramp").check_ramp
+            return _integer(check(columns, leaf), "ramp")
+        except Exception as error:  # whatever fails, nothing is proved
+            raise Rejected(f"ramp: {error}") from None
+    raise Rejected(f"tree: relaxation: {kind!r}; 'prices' or 'ramp' is right")
+
+
+def _prices(columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int) -> int:
+    _expect(set(leaf) == {"relaxation", "from_round", "price"}, "prices: unknown fields")
+    rounds = _integers(leaf["from_round"], "prices: from_round")
+    price = _integers(leaf["price"], "prices: price")
+    _expect(len(rounds) == len(price) > 0, "prices: as many rounds as prices are right")
+    ascend = rounds[0] >= 1 and all(x < y for x, y in pairwise(rounds)) and rounds[-1] < _FAR
+    _expect(ascend, "prices: from_round: must ascend from 1 or more")
+    _expect(min(price) >= 0, "prices: price: must not be negative")
+    _expect(price[-1] == 0, "prices: price: the last one must be 0")
+    begin, price = [0, *rounds], [0, *price]
+    sums, moments, paid = [0], [0], 0
+    for (b, e), p in zip(pairwise(begin), price, strict=False):
+        sums.append(sums[-1] + (e - b) * p)
+        moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
+        paid += (e - b) * p
+    # Only starts whose delay costs less than the first start allowed matter. Where no value
+    # among them can exceed 64 bits, sums may wrap on the way: they are right modulo 2**64.
+    longest, top = max(columns.output), max(price)
+    peak = max(map(sum, zip(columns.prompt, columns.output, strict=True)))
+    wait = max((low[i] - columns.arrival[i] for i in low), default=0)
+    span = wait + longest + top * longest * peak // unit + 1
+    largest = unit * (span + longest) + 2 * top * longest * peak
+    kind: Any = np.int64 if largest < 2**61 and span < 2**31 else object
+    table = _Table(
+        np.array(begin, dtype=kind), np.array(price, dtype=kind),
+        _wrapped(sums, kind), _wrapped(moments, kind), unit,
+    )  # fmt: skip
+    total = 0
+    for i, a in enumerate(columns.arrival):
+        o, q = columns.output[i], columns.prompt[i] + columns.offset - 1
+        total += table.least(a, o, q, low.get(i, a), high.get(i))
+    return -((columns.capacity * paid - total) // unit)
+
+
+def _wrapped(values: list[int], kind: Any) -> Any:
+    wrapped = np.array([v & _WRAP for v in values], dtype=np.uint64).view(np.int64)
+    return np.array(values, dtype=object) if kind is object else wrapped
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Prices by pieces of rounds, and the sums of p_t and of t p_t before each piece."""
+
+    begin: Any
+    price: Any
+    sums: Any
+    moments: Any
+    unit: int
+
+    def least(self, a: int, o: int, q: int, low: int, high: int | None) -> int:
+        """Return min f over the starts low..high.
+
+        Between two starts at which the first or the last round enters a new piece, f has the
+        constant second difference (price of the first round) - (price of the last round). So
+        its least value there is at an end, or where f stops falling.
+        """
+        x, final = np.array([low], dtype=self.begin.dtype), _FAR if high is None else high
+        top = int(self._f(x, a, o, q)[0][0])
+        for enter in ([self.begin[::40] - 1], [self.begin - 1, self.begin - o]):
+            # Later than `final` the delay alone costs more than the start that gave `top`.
+            final = max(low, min(final, a - o + top // self.unit))
+            inner = [e[(e > low) & (e <= final)] for e in enter]
+            x = np.append(x[:1], np.unique(np.concatenate(inner)))
+            top = min(top, int(self._f(x, a, o, q)[0].min()))
+        value, before, after, within = self._f(x, a, o, q)
+        rest = np.append(x[1:], final + 1) - x - 1  # steps to the last start of each run
+        # f(x + 1) - f(x) inside a run: the first round's price and KV go, all others' KV falls.
+        rise = self.unit - (within - before) + after * (q + o) - before * (q + 1)
+        bend = before - after
+        turn = np.maximum(0, -(rise // np.maximum(bend, 1)))
+        steps = np.where(bend > 0, np.minimum(rest, turn), rest)
+        moved = value + steps * rise + bend * (steps * (steps - 1) // 2)
+        return min(top, int(moved.min()))
+
+    def _f(self, k: Any, a: int, o: int, q: int) -> tuple[Any, Any, Any, Any]:
+        """Return f, the prices of the first and the last round, and the sum of prices between."""
+        first = np.searchsorted(self.begin, k + 1, side="right") - 1
+        last = np.searchsorted(self.begin, k + o, side="right") - 1
+        sum_k, moment_k = self._before(k + 1, first)
+        sum_o, moment_o = self._before(k + o + 1, last)
+        within = sum_o - sum_k
+        value = self.unit * (k + o - a) + (moment_o - moment_k) + (q - k) * within
+        return value, self.price[first], self.price[last], within
+
+    def _before(self, t: Any, piece: Any) -> tuple[Any, Any]:
+        """Return the sums of p and of t p over the rounds before t, which ends in ``piece``."""
+        m, p, b = t - self.begin[piece], self.price[piece], self.begin[piece]
+        pairs = np.where(m % 2 == 0, m // 2 * (m - 1), (m - 1) // 2 * m)
+        return self.sums[piece] + m * p, self.moments[piece] + p * (m * b + pairs)
+
+
+def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
+    """Return the total latency of a schedule of starts, after checking every limit on it."""
+    right = {"format": "optsched-schedule", "version": 1, "kind": "starts",
+             "instance_sha256": sha256}  # fmt: skip
+    fields = isinstance(schedule, dict) and set(schedule) == {*right, "starts"}
+    _expect(fields, f"schedule: the fields {', '.join(right)} and starts are right")
+    for name, value in right.items():
+        _expect(schedule[name] == value, f"schedule: {name}: {value!r} is right")
+    starts = _integers(schedule["starts"], "schedule: starts")
+    _expect(len(starts) == len(columns.arrival), "schedule: one start per request is right")
+    changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
+    for i, k in enumerate(starts):
+        a, s, o = columns.arrival[i], columns.prompt[i], columns.output[i]
+        _expect(k >= a, f"schedule: request {i} starts at {k}, before its arrival {a}")
+        held = s + columns.offset - 1 - k
+        for at, sign in ((k, 1), (k + o, -1)):
+            change, new = changes.setdefault(at, [0, 0, 0, 0]), int(sign > 0)
+            for j, amount in enumerate((sign, sign * held, s * new, new)):
+                change[j] += amount
+    count = base = 0
+    for at, until in pairwise(sorted(changes)):
+        change = changes[at]
+        count, base = count + change[0], base + change[1]
+        decodes = count - change[3]
+        for name, use, limit in (
+            ("KV tokens", base + until * count, columns.capacity),
+            ("running requests", count, columns.running),
+            ("tokens", change[2] + decodes, columns.batch),
+            ("prefill tokens", change[2], columns.prefill),
+            ("decodes beside prefills", decodes if change[3] else 0, None if columns.hybrid else 0),
+        ):
+            broken = f"schedule: rounds {at}..{until}: {use} {name}; {limit} is the limit"
+            _expect(limit is None or use <= limit, broken)
+    return sum(starts) + sum(columns.output) - sum(columns.arrival)
+
+
+def _expect(right: bool, message: str) -> None:
+    if not right:
+        raise Rejected(message)
+
+
+def _integer(value: Any, place: str) -> int:
+    _expect(type(value) is int, f"{place}: {value!r:.60} is no integer")
+    return int(value)
+
+
+def _integers(values: Any, place: str) -> list[int]:
+    _expect(isinstance(values, list), f"{place}: no list")
+    return [_integer(v, place) for v in values]

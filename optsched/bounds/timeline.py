@@ -1,0 +1,203 @@
+"""The time axis of an instance in rounds without its gaps, and the prices that start the dual.
+
+Requests are grouped into blocks: sorted by arrival, a new block begins where a request arrives
+at or after (latest arrival in the block) + (sum of the block's outputs). The gaps between blocks
+are cut out, and what remains is measured in units of ``unit`` rounds, one unless the time axis is
+very long. Within a unit a run's KV is taken at its mean.
+
+Some best schedule has finished each block before the next begins. An optimal schedule of the
+block alone has no idle round between the block's latest arrival and its end (what starts later
+could start a round earlier), so it has ended by then, and the best schedules of the blocks, side
+by side, are a schedule of all of them; no schedule serves a block better than its own best.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.instance import Instance
+
+MAX_UNITS = 1 << 21
+"""Longest time axis, in units."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An instance of rounds with the gaps between blocks cut out and time in units.
+
+    Parameters
+    ----------
+    instance : Instance
+    unit : int
+        Rounds per unit of time.
+    arrival, output : ndarray of int64, shape (n,)
+        In units; outputs at least 1.
+    first_kv : ndarray of float64, shape (n,)
+        Mean KV tokens held during the first unit; it grows by ``unit`` per unit.
+    block : ndarray of int64, shape (n,)
+        Number of each request's block, from 0 in order of time.
+    block_begin, block_real, block_end : ndarray of int64, shape (blocks,)
+        First round of each block with the gaps cut out, the same in the instance's time, and
+        the round with gaps cut out by which it can have ended.
+    """
+
+    instance: Instance
+    unit: int
+    arrival: Ints
+    output: Ints
+    first_kv: Floats
+    block: Ints
+    block_begin: Ints
+    block_real: Ints
+    block_end: Ints
+
+    @property
+    def shift(self) -> Ints:
+        """What to add to a start, in rounds with gaps cut out, for one of the instance."""
+        return (self.block_real - self.block_begin)[self.block]
+
+
+def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
+    """Return the model of an instance in rounds."""
+    order = np.argsort(instance.arrival, kind="stable")
+    arrival = instance.arrival.tolist()
+    output = instance.output_tokens.tolist()
+    block = np.empty(instance.n, dtype=np.int64)
+    begins: list[int] = []
+    reals: list[int] = []
+    ends: list[int] = []
+    latest = outputs = 0
+    for i in order.tolist():
+        at = arrival[i]
+        if not ends or at >= latest + outputs:
+            if ends:
+                ends[-1] = begins[-1] + latest - reals[-1] + outputs
+            begins.append(ends[-1] if ends else 0)
+            reals.append(at)
+            ends.append(0)
+            outputs = 0
+        latest = at
+        outputs += output[i]
+        block[i] = len(ends) - 1
+    ends[-1] = begins[-1] + latest - reals[-1] + outputs
+    begin, real = np.array(begins, dtype=np.int64), np.array(reals, dtype=np.int64)
+    unit = max(1, -(-ends[-1] // max_units))
+    growth = (unit - 1) / 2
+    return Model(
+        instance=instance,
+        unit=unit,
+        arrival=(instance.arrival - (real - begin)[block]) // unit,
+        output=np.maximum(1, (instance.output_tokens + unit // 2) // unit),
+        first_kv=(instance.prompt_tokens + instance.kv_offset).astype(np.float64) + growth,
+        block=block,
+        block_begin=begin,
+        block_real=real,
+        block_end=np.array(ends, dtype=np.int64),
+    )
+
+
+def busy_prices(model: Model) -> Floats:
+    """Return the prices that prove the mean-busy-time bound, one per unit of time.
+
+    The preemptive list schedule of `optsched.bounds.simple.mean_busy_time` is walked backward.
+    Its linear program has the dual max sum vol_i u_i - M integral p with u_i <= t / vol_i + p(t)
+    for t >= a_i: while job j runs, p(t) = u_j - t / vol_j. So within a piece of j the price
+    falls with slope 1 / vol_j; where j was interrupted at x and resumes at y,
+    p(x) = p(y) + (y - x) / vol_j; elsewhere it is continuous, and it is 0 before idle time.
+    """
+    volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
+    order = np.lexsort((volume, model.arrival))
+    begin, end, job, size = _busy_pieces(
+        model.arrival[order].astype(np.float64),
+        (volume * model.unit)[order],
+        float(model.instance.kv_capacity) * model.unit,
+    )
+    begin, end, job = begin[:size], end[:size], job[:size]
+    slope = model.unit / (volume[order] * model.unit)
+    length = math.ceil(float(end[-1]) - 1e-9) if size else 1
+    return _backward(begin, end, job, slope, max(length, 1)) * model.unit
+
+
+@njit(cache=True, nogil=True)
+def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
+    """Pieces (begin, end, job) of the preemptive schedule, least work first, by a binary heap."""
+    n = len(release)
+    begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
+    job = np.empty(3 * n + 3, np.int64)
+    left = work.copy()
+    heap = np.empty(n, np.int64)
+    size = count = nxt = 0
+    now = 0.0
+    while nxt < n or size:
+        if size == 0 and nxt < n and release[nxt] > now:
+            now = release[nxt]
+        while nxt < n and release[nxt] <= now:
+            at = size
+            size += 1
+            heap[at] = nxt
+            while at > 0 and work[heap[(at - 1) // 2]] > work[heap[at]]:
+                up = (at - 1) // 2
+                heap[at], heap[up] = heap[up], heap[at]
+                at = up
+            nxt += 1
+        j = heap[0]
+        until = now + left[j] / speed
+        done = True
+        if nxt < n and until > release[nxt]:
+            until = release[nxt]
+            done = False
+        left[j] -= (until - now) * speed
+        if count and job[count - 1] == j and end[count - 1] == now:
+            end[count - 1] = until
+        else:
+            begin[count], end[count], job[count] = now, until, j
+            count += 1
+        now = until
+        if done:
+            size -= 1
+            heap[0] = heap[size]
+            at = 0
+            while True:
+                low = 2 * at + 1
+                if low >= size:
+                    break
+                if low + 1 < size and work[heap[low + 1]] < work[heap[low]]:
+                    low += 1
+                if work[heap[low]] >= work[heap[at]]:
+                    break
+                heap[at], heap[low] = heap[low], heap[at]
+                at = low
+    return begin, end, job, count
+
+
+@njit(cache=True, nogil=True)
+def _backward(begin, end, job, slope, length):  # type: ignore[no-untyped-def]
+    """Mean price of each unit of time from the pieces, walked backward."""
+    price = np.zeros(length)
+    resumed = np.full(len(slope), -1.0)
+    resumed_price = np.zeros(len(slope))
+    now, level = np.inf, 0.0
+    for piece in range(len(job) - 1, -1, -1):
+        j, x, y = job[piece], begin[piece], end[piece]
+        if y < now - 1e-9:
+            level = 0.0
+        if resumed[j] >= 0.0:
+            level = resumed_price[j] + (resumed[j] - y) * slope[j]
+        # The integral of the price over each unit that the piece meets.
+        first, last = int(x), min(int(np.ceil(y)), length)
+        for t in range(first, last):
+            u, v = max(x, float(t)), min(y, float(t + 1))
+            if v > u:
+                price[t] += (v - u) * (level + (y - (u + v) / 2) * slope[j])
+        level += (y - x) * slope[j]
+        resumed[j], resumed_price[j] = x, level
+        now = x
+    return price
