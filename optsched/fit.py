@@ -365,11 +365,7 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
             inside &= sizes >= found.cost_model.valid.get(key, 0.0)
         chosen.append(tested & inside)
     for model in models:
-        seen: set[str] = set()
         for table, pick in zip(found.profile.tables, chosen, strict=True):
-            if seen & set(table.terms):
-                continue  # coefficients that sum over tables: the first is the larger part
-            seen |= set(table.terms)
             factor = model.layers if table.whole_batch else 1
             predicted = factor * (table.features @ model.array[1:])
             for name in sorted(set(table.operator.tolist())):
