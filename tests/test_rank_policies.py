@@ -41,11 +41,12 @@ def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
-def test_every_scheduler_of_the_paper_takes_the_same_parameters(name: str) -> None:
-    assert set(policies()[name].parameters) == {
-        "eviction_free", "max_running", "max_prefill_tokens"
-    }  # fmt: skip
+def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:
+    common = {"eviction_free", "max_running", "max_prefill_tokens", "watermark"}
+    for name in RANKED:
+        assert set(policies()[name].parameters) == common
+    for name in TABLE_1:
+        assert set(policies()[name].parameters) == common | {"evicted_first"}
 
 
 def test_table_1_is_as_the_paper_prints_it() -> None:
@@ -115,7 +116,13 @@ def test_compiled_and_readable_schedulers_agree(name: str) -> None:
             hybrid_batching=None if generator.random() < 0.7 else False,
         )
         free = str(generator.random() < 0.3).lower()
-        spec = f"{name}:max_prefill_tokens={generator.integers(4, 14)},eviction_free={free}"
+        first = str(generator.random() < 0.5).lower()
+        spec = (
+            f"{name}:max_prefill_tokens={generator.integers(4, 14)},eviction_free={free},"
+            f"watermark={generator.choice([0.0, 0.1])}"
+        )
+        if name in TABLE_1:
+            spec += f",evicted_first={first}"
         rules, _ = make_policy(spec)
         assert isinstance(rules, Rules)
         fast = simulate(instance, rules, MODEL)
