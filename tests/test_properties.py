@@ -31,7 +31,9 @@ def cost_of(instance: Instance):
     return None if instance.in_rounds else TIMED
 
 
-def scheduled(rng: Random, **fields) -> tuple[Instance, Schedule, Rows, Evictions]:
+def scheduled(
+    rng: Random, *, evicting: bool = False, **fields
+) -> tuple[Instance, Schedule, Rows, Evictions]:
     """Return an instance and a schedule of it that the judge accepts, taken apart."""
     while True:
         instance = random_instance(rng, **fields)
@@ -43,6 +45,8 @@ def scheduled(rng: Random, **fields) -> tuple[Instance, Schedule, Rows, Eviction
         except LoopError:
             continue
         evaluate(instance, schedule, cost_of(instance))
+        if evicting and not len(schedule.evicted):
+            continue
         request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
         rows = [
             dict(zip(request[a:b], tokens[a:b], strict=True))
@@ -74,7 +78,7 @@ def never_evicted(instance: Instance, schedule: Schedule) -> list[int]:
     return [i for i in range(instance.n) if i not in gone]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
     instance, schedule, rows, evictions = scheduled(Random(seed))
@@ -84,7 +88,7 @@ def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_an_extra_token_is_rejected(seed: int) -> None:
     # A request that loses no KV processes s + o - 1 tokens: one more finishes it early or not.
@@ -98,7 +102,7 @@ def test_an_extra_token_is_rejected(seed: int) -> None:
     rejected(instance, reassembled(instance, schedule, rows, evictions))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_missing_batch_is_rejected(seed: int) -> None:
     rng = Random(seed)
@@ -118,7 +122,7 @@ def test_a_missing_batch_is_rejected(seed: int) -> None:
     rejected(instance, reassembled(instance, schedule, rows, moved, start=start))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
     # Batches start where they did, but one starts just before the latest arrival in it; if it
@@ -136,7 +140,7 @@ def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
     assert error.batch == j
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_batch_that_starts_before_the_last_one_ends_is_rejected(seed: int) -> None:
     rng = Random(seed)
@@ -152,16 +156,14 @@ def test_a_batch_that_starts_before_the_last_one_ends_is_rejected(seed: int) -> 
     assert error.rule == "start"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_dropped_eviction_is_rejected(seed: int) -> None:
     # The refill comes all the same: more than s + o - 1 tokens for a request that lost nothing,
     # if KV has not overflowed before.
     rng = Random(seed)
-    instance, schedule, rows, evictions = scheduled(rng, most=8)
-    gone = sorted(set(schedule.evicted.tolist()))
-    assume(gone)
-    i = rng.choice(gone)
+    instance, schedule, rows, evictions = scheduled(rng, evicting=True, most=8)
+    i = rng.choice(sorted(set(schedule.evicted.tolist())))
     kept = {j: [k for k in row if k != i] for j, row in evictions.items()}
     rejected(instance, reassembled(instance, schedule, rows, kept))
 
@@ -176,7 +178,7 @@ def test_a_dropped_eviction_overflows_the_kv() -> None:
     assert (error.rule, error.batch, error.value, error.limit) == ("kv_capacity", 3, 9, 8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_two_requests_of_different_work_cannot_change_places(seed: int) -> None:
     # Each would process the other's s + o - 1 tokens.
@@ -192,7 +194,7 @@ def test_two_requests_of_different_work_cannot_change_places(seed: int) -> None:
     rejected(instance, reassembled(instance, schedule, rows, evictions))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed: int) -> None:
     rng = Random(seed)
@@ -216,7 +218,7 @@ def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed
         assert evaluate(instance, moved).metrics["peak_kv"] == peaks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
     rng = Random(seed)
