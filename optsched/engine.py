@@ -15,6 +15,13 @@ GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3,
 WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = 0, 1, 2, 3, 4
 ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
+OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
+EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
+
+TIES = 2**31
+"""Random numbers that break a tie in the order of waiting requests; lengths lie below it too."""
+BACK = 2**62
+"""First key behind every length with its tie-breaker."""
 
 # Outcomes.
 DONE = 0
@@ -72,11 +79,18 @@ def _grown(array: Any, needed: int) -> Any:
 
 
 @njit(cache=True)
+def _drawn(length: int, generator: Any) -> int:
+    """Return the key of a length whose ties break at random."""
+    return length * TIES + int(generator.random() * TIES)
+
+
+@njit(cache=True)
 def run(
     arrival: NDArray[np.float64],
     prompt: NDArray[np.int64],
     output: NDArray[np.int64],
     predicted: NDArray[np.int64],
+    second: NDArray[np.int64],
     capacity: int,
     offset: int,
     hard_batch: int,
@@ -87,11 +101,14 @@ def run(
     priority: NDArray[np.int64],
     rank: NDArray[np.int64],
     requeue_back: bool,
+    random_ties: bool,
+    by_estimate: bool,
     groups: NDArray[np.int64],
     admission: int,
     threshold: float,
-    clear: bool,
+    overflow: int,
     beta: float,
+    promote: bool,
     hybrid: bool,
     chunked: bool,
     own_batch: int,
@@ -130,7 +147,11 @@ def run(
     admitted = np.empty(n, dtype=np.int64)
     next_arrival = 0
 
-    span = 2 + max(int(estimate.max()), int(output.max()))
+    promoted = np.zeros(n, dtype=np.bool_)  # told its second estimate
+    leaving = np.empty(n, dtype=np.int64)
+    ties = np.empty(n if overflow == EVICT_SHORTEST else 0)
+
+    span = 2 + max(int(estimate.max()), int(second.max()), int(output.max()))
     usage = np.zeros(4 * span, dtype=np.int64)  # projected KV of batch b at cell b
     over = 0  # projected batches above capacity
 
@@ -161,44 +182,98 @@ def run(
             i = by_arrival[next_arrival]
             next_arrival += 1
             key = counter if requeue_back else rank[i]
+            if random_ties:
+                key = _drawn(estimate[i] if by_estimate else 0, generator)
             counter += 1
             waiting = _push(heap, waiting, key, i, keys)
         if n_running == 0 and waiting == 0:
             now = arrival[by_arrival[next_arrival]]
             continue
 
-        # Overflow of all running requests at once: clear before the batch.
-        stall = False
-        if clear and held + n_running > capacity:
-            survivors = 0
+        # Who must leave before the batch: known to be longer than thought, or for want of KV.
+        n_leaving = 0
+        next_kv = held + n_running
+        if promote:
             for k in range(n_running):
                 i = running[k]
-                if beta < 1.0 and generator.random() >= beta:
-                    running[survivors] = i
-                    survivors += 1
-                    continue
+                if produced[i] >= estimate[i] and not promoted[i]:
+                    promoted[i] = True
+                    gone[i] = True
+                    leaving[n_leaving] = i
+                    n_leaving += 1
+                    next_kv -= prompt[i] + produced[i] + offset
+        n_promoted = n_leaving
+        stall = False
+        clearing = overflow == CLEAR and next_kv > capacity
+        if clearing:
+            for k in range(n_running):
+                i = running[k]
+                if beta >= 1.0 or generator.random() < beta:
+                    gone[i] = True
+                    leaving[n_leaving] = i
+                    n_leaving += 1
+        elif overflow == EVICT_SHORTEST and next_kv > capacity:
+            for k in range(n_running):
+                if not gone[running[k]]:
+                    ties[k] = generator.random()
+            while next_kv > capacity:
+                least = -1
+                for k in range(n_running):
+                    i = running[k]
+                    if gone[i]:
+                        continue
+                    if (
+                        least < 0
+                        or estimate[i] < estimate[running[least]]
+                        or (estimate[i] == estimate[running[least]] and ties[k] < ties[least])
+                    ):
+                        least = k
+                i = running[least]
+                gone[i] = True
+                leaving[n_leaving] = i
+                n_leaving += 1
+                next_kv -= prompt[i] + produced[i] + offset
+        for k in range(n_leaving):
+            i = leaving[k]
+            if admission == LOOKAHEAD:
                 for ahead in range(1, estimate[i] - produced[i] + 1):
-                    if admission == LOOKAHEAD:
-                        cell = batches + ahead
-                        was = usage[cell]
-                        usage[cell] -= prompt[i] + produced[i] + ahead - 1 + offset
-                        over -= was > capacity >= usage[cell]
-                held -= prompt[i] + produced[i] - 1 + offset
-                reserved -= peak[i]
-                if produced[i] >= estimate[i]:
-                    estimate[i] = produced[i] + 1
-                    peak[i] = prompt[i] + estimate[i] - 1 + offset
-                evicted = _grown(evicted, n_evicted + 1)
-                evicted[n_evicted] = i
-                n_evicted += 1
-                cached[i] = 0
-                decoding[i] = False
-                if restart:
-                    produced[i] = 0
-                key = counter if requeue_back else rank[i]
-                counter += 1
-                waiting = _push(heap, waiting, key, i, keys)
-            n_running = survivors
+                    cell = batches + ahead
+                    was = usage[cell]
+                    usage[cell] -= prompt[i] + produced[i] + ahead - 1 + offset
+                    over -= was > capacity >= usage[cell]
+            held -= prompt[i] + produced[i] - 1 + offset
+            reserved -= peak[i]
+            if k < n_promoted:
+                estimate[i] = max(second[i], produced[i] + 1)
+            elif overflow == EVICT_SHORTEST:
+                estimate[i] = max(estimate[i], produced[i])
+            elif produced[i] >= estimate[i]:
+                estimate[i] = produced[i] + 1
+            peak[i] = prompt[i] + estimate[i] - 1 + offset
+            evicted = _grown(evicted, n_evicted + 1)
+            evicted[n_evicted] = i
+            n_evicted += 1
+            cached[i] = 0
+            decoding[i] = False
+            if restart:
+                produced[i] = 0
+            key = counter if requeue_back else rank[i]
+            if k < n_promoted:
+                key = BACK + counter
+            elif random_ties:
+                key = _drawn(estimate[i] if by_estimate else 0, generator)
+            counter += 1
+            waiting = _push(heap, waiting, key, i, keys)
+        if n_leaving > 0:
+            kept = 0
+            for k in range(n_running):
+                if gone[running[k]]:
+                    gone[running[k]] = False
+                else:
+                    running[kept] = running[k]
+                    kept += 1
+            n_running = kept
+        if clearing:
             clearings += 1
             if clearings > MAX_STALLED_CLEARINGS:
                 outcome = STALLED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from optsched.cost import CostModel, batch_time, cost_for
 from optsched.errors import InputError, LoopError, PolicyError
 from optsched.instance import Instance
 from optsched.policies import make_policy
-from optsched.policies.base import Batch, Policy, Rules, View, waiting_rank
-from optsched.predict import estimates
+from optsched.policies.base import Batch, Policy, Rules, View, interval_ratio, waiting_rank
+from optsched.predict import Predictor, estimates, predict
 from optsched.schedule import EvictMode, Schedule, from_batches
 
 MAX_STALLED_BATCHES = 1_000_000
@@ -27,6 +28,7 @@ def simulate(
     cost_model: CostModel | str | Path | None = None,
     *,
     seed: int = 0,
+    predictor: Predictor | None = None,
 ) -> Schedule:
     """Run an online policy over an instance.
 
@@ -39,7 +41,10 @@ def simulate(
     cost_model : BatchCost or str, optional
         Needed for an instance in seconds.
     seed : int
-        For policies that draw at random.
+        For policies and predictors that draw at random.
+    predictor : str, callable or array_like, optional
+        Where the policy takes output lengths from; see `optsched.predict.predict`. A
+        specification that names its own predictor overrides it.
 
     Returns
     -------
@@ -57,10 +62,17 @@ def simulate(
     """
     cost = cost_for(instance, cost_model)
     name = policy if isinstance(policy, str) else type(policy).__name__
-    made: Rules | Policy = make_policy(policy)[0] if isinstance(policy, str) else policy
-    if isinstance(made, Rules):
-        return _simulate_rules(instance, made, cost, name, seed)
-    return _simulate_open(instance, made, cost, name, seed)
+    made: Rules | Policy
+    if isinstance(policy, str):
+        made, info = make_policy(policy)
+        predictor = info.predictor or predictor
+    else:
+        made = policy
+    told = instance if predictor is None else predict(instance, predictor, seed=seed)
+    run = _simulate_rules if isinstance(made, Rules) else _simulate_open
+    schedule = run(told, made, cost, name, seed)  # type: ignore[operator]
+    # What was predicted is no part of the problem that the schedule solves.
+    return schedule if told is instance else replace(schedule, instance_sha256=instance.sha256)
 
 
 def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
@@ -70,6 +82,8 @@ def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool,
     """
     if instance.in_rounds and rules.in_rounds is not None:
         rules = rules.in_rounds
+    if rules.wide is not None and interval_ratio(instance) < rules.wide_below:
+        rules = rules.wide
     mode: EvictMode = "restart" if instance.in_rounds else rules.evict_mode
     hybrid = rules.hybrid and instance.hybrid_batching is not False
     chunked = rules.chunked and instance.chunked_prefill is not False
@@ -83,7 +97,8 @@ def _simulate_rules(
     from optsched.replay import UNLIMITED
 
     rules, mode, hybrid, chunked = effective(rules, instance)
-    predicted, _ = estimates(instance)
+    predicted, _ = estimates(instance, rules.lengths, rules.margin)
+    second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
     arrival = np.asarray(instance.arrival, dtype=np.float64)
     by_arrival = np.lexsort((np.arange(instance.n), arrival))
     limits = instance.limits
@@ -92,6 +107,7 @@ def _simulate_rules(
         instance.prompt_tokens,
         instance.output_tokens,
         predicted,
+        second,
         instance.kv_capacity,
         instance.kv_offset,
         limits.max_batch_tokens or UNLIMITED,
@@ -102,11 +118,14 @@ def _simulate_rules(
         waiting_rank(rules.running_order, instance, predicted, cost),
         waiting_rank(rules.order, instance, predicted, cost),
         rules.requeue == "back",
+        rules.ties == "random",
+        rules.order == "output",
         np.array([engine.GROUPS[g] for g in rules.groups], dtype=np.int64),
         engine.ADMISSIONS[rules.admission],
         (1.0 - rules.alpha) * instance.kv_capacity,
-        rules.overflow == "clear",
+        engine.OVERFLOWS[rules.overflow],
         rules.beta,
+        rules.promote,
         hybrid,
         chunked,
         rules.max_batch_tokens or UNLIMITED,
@@ -171,17 +190,23 @@ def _simulate_open(
     waiting: list[int] = []
     running: list[int] = []
     generator = np.random.default_rng(seed)
-    columns: tuple[NDArray[Any], ...] = (
+    shown_lower = shown_upper = None
+    if instance.predicted_lower is not None:
+        shown_lower, shown_upper = np.full((2, n), -1, dtype=np.int64)
+    columns: tuple[NDArray[Any] | None, ...] = (
         shown_arrival,
         shown_prompt,
         shown_predicted,
         generated,
         cached,
         decoding,
+        shown_lower,
+        shown_upper,
     )
-    public: list[Any] = [column.view() for column in columns]
+    public: list[Any] = [None if column is None else column.view() for column in columns]
     for column in public:
-        column.setflags(write=False)
+        if column is not None:
+            column.setflags(write=False)
 
     offsets, evicted_offsets = [0], [0]
     request: list[int] = []
@@ -198,6 +223,11 @@ def _simulate_open(
             shown_arrival[i] = arrival[i]
             shown_prompt[i] = instance.prompt_tokens[i]
             shown_predicted[i] = predicted[i]
+            if shown_lower is not None and shown_upper is not None:
+                assert instance.predicted_lower is not None
+                assert instance.predicted_upper is not None
+                shown_lower[i] = instance.predicted_lower[i]
+                shown_upper[i] = instance.predicted_upper[i]
             waiting.append(i)
             arrived += 1
         if not running and not waiting:
@@ -221,6 +251,8 @@ def _simulate_open(
             evict_mode=mode,
             generator=generator,
             cost=cost,
+            predicted_lower=public[6],
+            predicted_upper=public[7],
         )
         batch = _ask(policy, view, name, len(offsets) - 1)
         _check(batch, running, waiting, name, len(offsets) - 1)
@@ -234,7 +266,9 @@ def _simulate_open(
                 generated[i] = 0
         since += 1
         if since > MAX_STALLED_BATCHES + longest:
-            raise _loop(instance, name, -1, len(offsets) - 1, now, "no request completed for long")
+            about = (running or waiting)[0]
+            reason = "no request completed for too long"
+            raise _loop(instance, name, about, len(offsets) - 1, now, reason)
         if not batch.tokens:
             if batch.stall:
                 count = len(running)

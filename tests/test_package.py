@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("io", "generate", "traces", "profiles"),
     ("roofline",),
     ("fit",),
+    ("specs",),
     ("replay", "predict", "validity"),
     ("evaluate", "engine"),
     ("policies",),

@@ -577,7 +577,7 @@ def test_evictions_in_rounds_are_restarts() -> None:
     [
         ("mc-fs", "policy 'mc-fs' is unknown; known are .*mc-sf"),
         ("", "policy '' is unknown"),
-        ("mc-sf:x=1", "parameter 'x' is unknown; known are none"),
+        ("mc-benchmark:x=1", "parameter 'x' is unknown; known are none"),
         ("vllm:p=1", "parameter 'p' is unknown; known are eviction_free, max_running"),
         ("vllm:max_running=two", "max_running: 'two' is not an integer"),
         ("vllm:max_running=1.5", "max_running: '1.5' is not an integer"),

@@ -14,10 +14,11 @@ from optsched.errors import InputError
 from optsched.instance import Instance, Limits
 from optsched.schedule import EvictMode
 
-Order = Literal["arrival", "prompt", "output", "total", "volume", "work"]
+Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
-Overflow = Literal["evict_latest", "clear"]
+Overflow = Literal["evict_latest", "clear", "evict_shortest"]
+Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,16 @@ class Rules:
 
     Parameters
     ----------
-    order : {"arrival", "prompt", "output", "total", "volume", "work"}
+    order : {"arrival", "prompt", "output", "total", "volume", "work", "random"}
         Ascending order of waiting requests (ties: arrival, index): prompt tokens s, predicted
         output o, s + o, s o + o (o + 1) / 2, or `own_work`.
+    ties : {"arrival", "random"}
+        ``"random"``: equals in the order of predicted output (which is then the present
+        estimate) break at random, drawn anew each time that a request starts to wait.
+    lengths : {"predicted", "lower", "upper", "hindsight"}
+        Which prediction is the estimate of an output; see `optsched.predict.estimates`.
+    margin : int
+        Tokens added to every estimate (002, section 6).
     requeue : {"order", "back"}
         Where an evicted request waits: at its place in ``order``, or behind those that wait.
     groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "all"}
@@ -45,12 +53,17 @@ class Rules:
         (1 - alpha) of the capacity (002, section 5.2).
     alpha : float
         Share of the capacity protected by ``"protect"``.
-    overflow : {"evict_latest", "clear"}
+    overflow : {"evict_latest", "clear", "evict_shortest"}
         When a running request lacks KV: evict the running requests of latest arrival (the last
         by ``order`` when the group is ``"all"``), the candidate itself last; or, before the
         batch, clear every running request independently with probability ``beta``, a batch's
-        time passing for every further draw that is needed.
+        time passing for every further draw that is needed; or, before the batch, evict in
+        ascending estimate (ties at random) until the rest fits, each one's estimate rising to
+        the tokens it had produced (001, Algorithm 2).
     beta : float
+    promote : bool
+        Whether a running request that has reached its estimate is evicted, to wait behind all
+        others with the upper prediction as its estimate (001, Algorithm 6).
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -60,15 +73,22 @@ class Rules:
         What an eviction loses in seconds; in rounds only restart exists.
     in_rounds : Rules, optional
         Rules for instances in rounds, where they differ.
+    wide : Rules, optional
+        Rules for prediction intervals whose `interval_ratio` is below ``wide_below``.
+    wide_below : float
     """
 
     order: Order = "arrival"
+    ties: Literal["arrival", "random"] = "arrival"
+    lengths: Lengths = "predicted"
+    margin: int = 0
     requeue: Literal["order", "back"] = "order"
     groups: tuple[Group, ...] = ("running", "waiting")
     admission: Admission = "present"
     alpha: float = 0.0
     overflow: Overflow = "evict_latest"
     beta: float = 1.0
+    promote: bool = False
     hybrid: bool = True
     chunked: bool = False
     max_batch_tokens: int | None = None
@@ -76,6 +96,8 @@ class Rules:
     max_running: int | None = None
     evict_mode: EvictMode = "recompute"
     in_rounds: Rules | None = None
+    wide: Rules | None = None
+    wide_below: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1:
@@ -90,8 +112,24 @@ class Rules:
             raise InputError(
                 f"groups: {self.groups!r}; 'all' alone, with requeue='order', is right"
             )
-        if self.chunked and self.overflow == "clear":
-            raise InputError("overflow: 'clear' knows no split prefills; chunked=False is right")
+        if self.chunked and (self.overflow != "evict_latest" or self.promote):
+            raise InputError(
+                f"overflow: {self.overflow!r} knows no split prefills; chunked=False is right"
+            )
+        if self.margin < 0:
+            raise InputError(f"margin: {self.margin!r}; an integer >= 0 is right")
+        if self.ties == "random" and (
+            self.order not in ("output", "random")
+            or self.overflow == "evict_latest"
+            or self.requeue == "back"
+            or "all" in self.groups
+        ):
+            raise InputError(
+                "ties: 'random' needs order 'output' or 'random', requeue 'order', and an overflow "
+                "other than 'evict_latest'"
+            )
+        if self.order == "random" and self.ties != "random":
+            raise InputError("order: 'random' needs ties='random'")
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -144,6 +182,8 @@ class View:
         For random decisions.
     cost : CostModel
         Batch times of the machine, as profiled.
+    predicted_lower, predicted_upper : ndarray of int64 or None
+        Prediction intervals, where the instance carries them.
     """
 
     now: float
@@ -163,6 +203,8 @@ class View:
     evict_mode: EvictMode
     generator: np.random.Generator
     cost: CostModel
+    predicted_lower: NDArray[np.int64] | None = None
+    predicted_upper: NDArray[np.int64] | None = None
 
     def rest(self, i: int) -> int:
         """Return the tokens request ``i`` must process to produce its next one."""
@@ -194,6 +236,13 @@ class Policy(Protocol):
         """Return what the next batch processes."""
 
 
+def interval_ratio(instance: Instance) -> float:
+    """Return alpha = l / u of the intervals' hull (001); 1 without intervals."""
+    if instance.predicted_lower is None or instance.predicted_upper is None:
+        return 1.0
+    return float(instance.predicted_lower.min() / instance.predicted_upper.max())
+
+
 def own_work(
     prompt: NDArray[np.int64], output: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.float64]:
@@ -223,6 +272,7 @@ def waiting_rank(
     prompt = instance.prompt_tokens
     key = {
         "arrival": lambda: np.zeros(instance.n),
+        "random": lambda: np.zeros(instance.n),
         "prompt": lambda: prompt,
         "output": lambda: predicted,
         "total": lambda: prompt + predicted,

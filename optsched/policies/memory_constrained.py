@@ -12,15 +12,23 @@ from optsched.policies.base import Rules
     clairvoyant=True,
     paper="002, Algorithm 1",
 )
-def mc_sf() -> Rules:
+def mc_sf(*, margin: int = 0) -> Rules:
     """Running requests go on; shortest first; stop at the first that does not fit.
+
+    With ``margin``, every predicted output counts that many tokens more (002, section 6).
 
     Notes
     -----
     With predictions that are short, KV may overflow; running requests are then cleared, as in
     `alpha_protection`, and their estimates raised to what they had produced.
     """
-    return Rules(order="output", admission="lookahead", overflow="clear", evict_mode="restart")
+    return Rules(
+        order="output",
+        margin=margin,
+        admission="lookahead",
+        overflow="clear",
+        evict_mode="restart",
+    )
 
 
 @policy(

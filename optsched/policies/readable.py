@@ -32,11 +32,16 @@ class Readable:
         self.instance = instance
         self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
         self.place: NDArray[np.int64] | None = None
-        self.raised: dict[int, int] = {}  # estimates raised when a request was cleared past them
+        self.raised: dict[int, int] = {}  # estimates that have changed
+        self.promoted: set[int] = set()
+        self.turn = 0
+        self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
+        self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
+        self.second = estimates(instance, "upper", self.rules.margin)[0]
 
     def estimate(self, view: View, i: int) -> int:
         """Return the predicted output tokens of a request."""
-        return self.raised.get(i, int(view.predicted[i]))
+        return self.raised.get(i, int(self.predicted[i]))
 
     def batch(self, view: View) -> Batch:
         """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
@@ -48,19 +53,57 @@ class Readable:
         lost: set[int] = set()  # evicted for want of KV: not in this batch
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
+        for i in waiting:
+            if rules.ties == "random" and i not in self.drawn:
+                self._draw(view, i)
         allocated = {i: int(max(view.cached[i], self._input(view, i))) for i in running}
+        if rules.promote:  # 001, Algorithm 6
+            for i in running:
+                if generated[i] >= self.estimate(view, i) and i not in self.promoted:
+                    self.promoted.add(i)
+                    evicted.append(i)
+            running = [i for i in running if i not in evicted]
+            allocated = {i: allocated[i] for i in running}
+        promoted = list(evicted)
+        if rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > (
+            view.kv_capacity
+        ):  # 001, Algorithm 2
+            line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
+            for _, _, i in sorted(line):
+                if self._used(view, allocated) + len(allocated) <= view.kv_capacity:
+                    break
+                del allocated[i]
+                evicted.append(i)
+            running = [i for i in running if i not in evicted]
+        for i in evicted:
+            if i in promoted:
+                self.raised[i] = max(int(self.second[i]), generated[i] + 1)
+            else:
+                self.raised[i] = max(self.estimate(view, i), generated[i])
+            if view.evict_mode == "restart":
+                generated[i] = 0
+            if i in promoted:
+                self.turn += 1
+                self.drawn[i] = (INFINITE, self.turn)
+            elif rules.ties == "random":
+                self._draw(view, i)
+        waiting += evicted
         if rules.overflow == "clear" and self._used(view, allocated) + len(running) > (
             view.kv_capacity
         ):
-            for i in running:
-                if rules.beta >= 1 or view.generator.random() < rules.beta:
-                    evicted.append(i)
-                    if generated[i] >= self.estimate(view, i):
-                        self.raised[i] = generated[i] + 1
-                    if view.evict_mode == "restart":
-                        generated[i] = 0
-            running = [i for i in running if i not in evicted]
-            waiting += evicted
+            cleared = [
+                i for i in running if rules.beta >= 1 or view.generator.random() < rules.beta
+            ]
+            for i in cleared:
+                if generated[i] >= self.estimate(view, i):
+                    self.raised[i] = generated[i] + 1
+                if view.evict_mode == "restart":
+                    generated[i] = 0
+                if rules.ties == "random":
+                    self._draw(view, i)
+            running = [i for i in running if i not in cleared]
+            waiting += cleared
+            evicted += cleared
             allocated = {i: allocated[i] for i in running}
             if self._used(view, allocated) + len(running) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
@@ -76,6 +119,8 @@ class Readable:
         hard_prefill = limits.max_prefill_tokens or INFINITE
         max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
         queue = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
+        if rules.ties == "random":
+            queue = sorted(waiting, key=self.drawn.__getitem__)
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)
@@ -141,12 +186,15 @@ class Readable:
 
     def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.rank is None or self.place is None:
-            predicted = estimates(self.instance)[0]
             self.rank, self.place = (
-                waiting_rank(order, self.instance, predicted, view.cost)
+                waiting_rank(order, self.instance, self.predicted, view.cost)
                 for order in (self.rules.order, self.rules.running_order)
             )
         return self.rank, self.place
+
+    def _draw(self, view: View, i: int) -> None:
+        length = self.estimate(view, i) if self.rules.order == "output" else 0
+        self.drawn[i] = (length, view.generator.random())
 
     def _input(self, view: View, i: int) -> int:
         return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])
