@@ -348,7 +348,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "bad.toml"), "unit"),
         (("verify", "five.json", "missing.json"), "missing.json"),
         (("nothing",), "nothing"),
-        (("bound", "five.json", "--certificate-out", "c.json"), "certificate"),
+        (("bound", "five.json", "--method", "srpt", "--certificate-out", "c.json"), "certificate"),
     ],
 )
 def test_bad_usage_is_one_line_and_writes_nothing(

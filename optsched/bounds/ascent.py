@@ -221,6 +221,11 @@ class Ascent:
         self.trust = min(1.0, self.trust * 1.5)
         return gain
 
+    def settle(self, tau: float) -> None:
+        """Take windows for a new temperature or new buckets."""
+        self.trust = max(self.trust, 0.5)
+        self.refresh(self._margin(tau), self._pad())
+
     def _margin(self, tau: float) -> float:
         return (25.0 * tau + 20.0) / self.trust * self.model.unit
 

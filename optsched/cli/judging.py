@@ -23,7 +23,7 @@ from optsched.cli.options import (
     cost_model_for,
 )
 from optsched.cli.output import emit_json, number, show_metrics, unit, write_requests
-from optsched.errors import InputError, UsageError
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.cost import CostModel
@@ -155,7 +155,17 @@ def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> s
 
 
 def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -> str:
-    raise UsageError(f"{file}: this version checks no certificates yet; a schedule is right")
+    from optsched.bounds.certificate import verify_certificate
+    from optsched.errors import ViolationError
+    from optsched.io import read_json
+
+    certificate = read_json(file, expect="certificate")
+    try:
+        value = verify_certificate(instance, certificate)
+    except ViolationError as error:
+        raise ViolationError(f"{file}: {error}", rule=error.rule) from None
+    words = "is optimal" if certificate["claim"] == "optimal" else "or more in every schedule"
+    return f"{file}: valid certificate: tel {number(value)} {unit(instance)} {words}"
 
 
 _CHECKERS: dict[str, Callable[[Instance, str, CostModel | None], str]] = {

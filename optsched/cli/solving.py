@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,51 +168,89 @@ def bound(
 ) -> None:
     """Bound every schedule's total latency from below."""
     check_number(time_limit, "--time-limit", 0.0)
-    if certificate_out is not None:
-        raise UsageError("--certificate-out: no bound of this version writes certificates yet")
     from optsched.io import read_instance
 
     instance = read_instance(instance_file)
-    check_outputs(json_out)
+    check_outputs(json_out, certificate_out)
     cost = cost_model_for(instance, cost_model)
+    searches = instance.in_rounds and method in ("auto", "dual")
+    if certificate_out is not None and not searches:
+        what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
+        raise UsageError(f"--certificate-out: {what} has no certificate; auto has, in rounds")
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
     from optsched.compare import best_of_policies
 
     begin = time.perf_counter()
-    value, origin = lower_bound(instance, method=method, cost_model=cost)
-    wall_s = time.perf_counter() - begin
+    found = None
+    value: float | None
+    origin: str | None
+    tel: float | None = None
+    metrics: Mapping[str, Any] | None = None
+    policy: str | None = None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        best = best_of_policies(
-            instance,
-            cost_model=cost,
-            time_limit_s=time_limit,
-            seed=seed,
-            progress=lambda spec: line.show(f"policy {spec}"),
-            stop=stop,
-        )
+        if searches:
+            from optsched.search.anytime import bound_within
+
+            found = bound_within(
+                instance,
+                time_limit_s=time_limit,
+                seed=seed,
+                search=method == "auto",
+                progress=line.solving,
+                stop=stop,
+            )
+            value, origin = found.bound, found.origin
+        else:
+            value, origin = lower_bound(instance, method=method, cost_model=cost)
+        wall_s = time.perf_counter() - begin
+        if found is not None and found.schedule is not None:
+            from optsched.evaluate import evaluate
+
+            metrics = evaluate(instance, found.schedule).metrics
+            tel, policy = found.objective, "search"
+        else:
+            best = best_of_policies(
+                instance,
+                cost_model=cost,
+                time_limit_s=time_limit,
+                seed=seed,
+                progress=lambda spec: line.show(f"policy {spec}"),
+                stop=stop,
+            )
+            if best is not None:
+                tel, metrics, policy = best.tel, best.metrics, best.policy
     data = result_dict(
         instance,
         command="bound",
         method=origin or method,
-        objective=None if best is None else best.tel,
+        objective=tel,
         bound=value,
-        metrics=None if best is None else best.metrics,
-        policy=None if best is None else best.policy,
+        metrics=metrics,
+        policy=policy,
         cost_model=cost,
         seed=seed,
         solve_s=wall_s,
     )
+    if found is not None:
+        data["first_bound_s"], data["certified"] = found.first_bound_s, found.certified
+    if found is not None and certificate_out is not None:
+        from optsched.io import write_json
+
+        write_json(found.certificate, certificate_out)
+        data["certificate"] = certificate_out
     emit_json(data, json_out)
     if value is None:
         raise NoIncumbentError(f"no bound is known yet for total latency in {instance.time_unit}s")
     if json_out != "-":
         print(f"total latency of any schedule >= {number(value)} {unit(instance)} ({origin})")
-        if best is not None:
+        if tel is not None:
             print(
-                f"best schedule found: {number(best.tel)} {unit(instance)} ({best.policy}), "
+                f"best schedule found: {number(tel)} {unit(instance)} ({policy}), "
                 f"gap {percent(data['gap'])}"
             )
+        if found is not None and certificate_out is not None:
+            print(f"{certificate_out}: certificate of {number(found.certified)}")
 
 
 def _check_eviction_free(

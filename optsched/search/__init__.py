@@ -1,0 +1,1 @@
+"""Schedules found without a solver."""

@@ -1,0 +1,389 @@
+"""Bound and schedule of an instance in rounds, at any scale and any time limit.
+
+The order of work: the bounds that take no search (`optsched.bounds.lower_bound`), a serial
+placement, the Lagrangian dual, placements along its soft-min mean starts, then the
+large-neighbourhood search for the rest of the time. Whatever is stopped leaves a valid bound and
+a feasible schedule.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds import lower_bound
+from optsched.bounds.ascent import Ascent
+from optsched.bounds.certificate import make_certificate, prices_leaf
+from optsched.bounds.dual import Prices, dual_value, prices_in_rounds
+from optsched.bounds.timeline import Floats, Ints, Model, busy_prices, model_of
+from optsched.errors import OptschedError, UsageError
+from optsched.evaluate import evaluate
+from optsched.formulations.base import Answer
+from optsched.instance import Instance
+from optsched.schedule import Schedule, from_starts
+from optsched.search.lns import CHUNK, Search, heat_at
+from optsched.search.placement import Room, orders, place, room_of
+from optsched.solvers.base import Progress, SolveOptions, round_up_bound
+
+_STEPS = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1))
+"""Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
+_DUAL_SHARE = 0.35
+"""Most of the time limit that the dual takes."""
+_ROUNDS = 8
+_BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 4_000
+_FEW = 100
+"""Requests up to which the ramp relaxation is tried."""
+_FEW_SHARE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found.
+
+    Parameters
+    ----------
+    bound : int
+        No schedule has a smaller total latency, in rounds.
+    origin : str
+        The bound's name.
+    starts : ndarray of int64, shape (n,), or None
+        The best schedule, in the instance's time.
+    objective : int or None
+        Its total latency.
+    prices : Prices
+        Those with the largest dual value.
+    proved : int
+        Their dual value, which a certificate can carry; at most ``bound``.
+    first_bound_s, dual_s, search_s : float
+        Seconds until the first bound, until the dual was left, and in all.
+    steps : int
+        Steps of the large-neighbourhood search.
+    """
+
+    instance: Instance
+    bound: int
+    origin: str
+    starts: Ints | None
+    objective: int | None
+    prices: Prices
+    proved: int
+    first_bound_s: float
+    dual_s: float
+    search_s: float
+    steps: int
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of `starts`."""
+        return None if self.starts is None else from_starts(self.starts, self.instance)
+
+    def certificate(self) -> dict[str, Any]:
+        """Return a certificate of `proved`: of optimality, where the schedule reaches it."""
+        optimal = self.objective == self.proved
+        return make_certificate(
+            self.instance,
+            prices_leaf(self.prices),
+            value=self.proved,
+            denominator=self.prices.denominator,
+            schedule=self.schedule if optimal else None,
+        )
+
+
+@dataclass(eq=False)
+class _Run:
+    """Limits, and the best of everything so far."""
+
+    instance: Instance
+    time_limit_s: float
+    gap: float
+    progress: Callable[[Progress], None] | None
+    stop: threading.Event | None
+    begin: float
+    bound: int = 0
+    origin: str = ""
+    starts: Ints | None = None
+    objective: int | None = None
+    prices: Prices | None = None
+    proved: int = -1
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.begin
+
+    def over(self, share: float = 1.0) -> bool:
+        """Whether the run, or a share of its time, is used up, or the gap small enough."""
+        if self.stop is not None and self.stop.is_set():
+            return True
+        if self.objective is not None and self.objective - self.bound <= self.gap * self.objective:
+            return True
+        return self.elapsed_s >= share * self.time_limit_s
+
+    def prove(self, value: int, origin: str) -> None:
+        if value > self.bound or not self.origin:
+            self.bound, self.origin = value, origin
+            self.report()
+
+    def price(self, prices: Prices) -> None:
+        value = dual_value(self.instance, prices)
+        if value > self.proved:
+            self.prices, self.proved = prices, value
+            self.prove(value, "dual")
+
+    def reach(self, objective: int, starts: Ints) -> None:
+        """Take a schedule, its starts in the instance's time, if it is the best so far."""
+        if self.objective is None or objective < self.objective:
+            self.starts, self.objective = starts.copy(), objective
+            self.report()
+
+    def report(self) -> None:
+        if self.progress is not None:
+            self.progress(Progress(self.elapsed_s, self.objective, self.bound))
+
+
+def explore(
+    instance: Instance,
+    *,
+    time_limit_s: float | None = 60.0,
+    max_steps: int | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    search: bool = True,
+    warm_start: Schedule | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Found:
+    """Bound the total latency of an instance in rounds, and look for a schedule close to it.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds. Limits on batches keep the bound valid; no schedule is looked for under them.
+    time_limit_s : float or None
+        Wall-clock seconds. Without, the outcome depends on the seed alone.
+    max_steps : int, optional
+        Steps of the large-neighbourhood search; default: 4,000 per request and 20,000.
+    gap : float
+        Relative gap at which to stop.
+    seed : int
+    search : bool
+        False: only the bound.
+    warm_start : Schedule of starts, optional
+        A feasible schedule that competes.
+    progress : callable, optional
+        Called with a `Progress` whenever bound or schedule improved.
+    stop : threading.Event, optional
+        Ends the work when set.
+
+    Raises
+    ------
+    UsageError
+        An instance in seconds.
+    """
+    if not instance.in_rounds:
+        raise UsageError("bound: the dual needs an instance in rounds, this one is in seconds")
+    if max_steps is None:
+        max_steps = _BASE_STEPS + _STEPS_PER_REQUEST * instance.n
+    limit = float("inf") if time_limit_s is None else time_limit_s
+    run = _Run(instance, limit, gap, progress, stop, time.perf_counter())
+    value, origin = lower_bound(instance)
+    assert value is not None
+    assert origin is not None
+    run.prove(int(value), origin)
+    first_bound_s = run.elapsed_s
+    room = _room(instance) if search else None
+    if warm_start is not None and warm_start.starts is not None:
+        total = int((warm_start.starts + instance.output_tokens - instance.arrival).sum())
+        run.reach(total, warm_start.starts)
+    if room is not None:
+        _place(run, room, None)
+    model = room.model if room is not None else model_of(instance)
+    if model.block_end[-1] > (1 << 21):
+        model = model_of(instance)
+    means = None
+    # No prices: the bound of the sum of outputs, which every certificate can carry.
+    run.price(Prices(np.array([1]), np.array([0]), 1))
+    if not run.over():
+        means = _ascend(run, model, _DUAL_SHARE if room is not None else 1.0)
+    dual_s, steps = run.elapsed_s, 0
+    if room is not None and not run.over():
+        if means is not None and model.unit == 1:
+            _place(run, room, means)
+        steps = _improve(run, room, seed, max_steps)
+    assert run.prices is not None
+    return Found(
+        instance, run.bound, run.origin, run.starts, run.objective, run.prices, run.proved,
+        first_bound_s, dual_s, run.elapsed_s, steps,
+    )  # fmt: skip
+
+
+def _room(instance: Instance) -> Room | None:
+    try:
+        return room_of(instance)
+    except UsageError:
+        return None
+
+
+def _place(run: _Run, room: Room, means: Floats | None) -> None:
+    for order in orders(room, means):
+        if run.starts is not None and run.over():
+            return
+        starts = place(room, order)
+        run.reach(room.tel(starts), room.real(starts))
+
+
+def _ascend(run: _Run, model: Model, share: float) -> Floats:
+    """Raise the dual from the mean-busy-time prices; return the soft-min mean starts."""
+    prices = busy_prices(model)
+    run.price(prices_in_rounds(model, prices))
+    # A schedule ends later than the machine of the volume bound would: prices may go on.
+    longest = int(model.output.max())
+    units = len(prices) + min(longest, max(64, len(prices) // 16))
+    padded = np.zeros(units)
+    padded[: len(prices)] = prices
+    ascent = Ascent(model, padded, bucket=1, stop=lambda: run.over(share))
+    fine = max(1, units >> 16)
+    for bucket, tau in _STEPS:
+        if run.over(share):
+            break
+        if bucket * 8 > units and bucket > 1:
+            continue
+        if ascent.bucket != bucket * fine:
+            ascent.refine(bucket * fine)
+        ascent.settle(tau)
+        for _ in range(_ROUNDS):
+            gained = ascent.round(tau, iterations=25, tolerance=1e-7 * ascent.value)
+            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value
+            if run.over(share) or (ascent.trust == 1.0 and gained < enough):
+                break
+            if ascent.trust < 0.1:
+                break
+        run.price(prices_in_rounds(model, ascent.dense()))
+    return ascent.mean
+
+
+def _improve(run: _Run, room: Room, seed: int, max_steps: int) -> int:
+    """Search from the best schedule until the limits; return the steps made."""
+    assert run.starts is not None
+    search = Search(room, run.starts - room.model.shift, seed=seed)
+    begin, scale = run.elapsed_s, float(room.output.mean())
+    search.compact()
+    while not run.over() and search.steps < max_steps:
+        share = search.steps / max_steps
+        if run.time_limit_s < float("inf"):
+            share = max(share, (run.elapsed_s - begin) / max(run.time_limit_s - begin, 1e-9))
+        search.run(min(CHUNK, max_steps - search.steps), heat_at(min(share, 1.0), scale))
+        if run.objective is None or search.best_value < run.objective:
+            run.reach(search.best_value, room.real(search.best))
+    return search.steps
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """The best bound, schedule and certificate of several methods.
+
+    Parameters
+    ----------
+    bound : int
+    origin : str
+        The method that proved the bound.
+    schedule : Schedule or None
+    objective : int or None
+    certificate : dict
+        Of ``certified``, which is at most ``bound``.
+    certified : int
+    first_bound_s : float
+        Seconds until the first bound.
+    """
+
+    bound: int
+    origin: str
+    schedule: Schedule | None
+    objective: int | None
+    certificate: dict[str, Any]
+    certified: int
+    first_bound_s: float
+
+
+def bound_within(
+    instance: Instance,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    search: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Bounded:
+    """Spend a time limit on bound and schedule of an instance in rounds.
+
+    Few requests: `explore` briefly, then the method ``ramp`` of formulation hindsight, whose
+    relaxation is far stronger there but grows with the number of its states. Many: `explore`.
+
+    ``search`` False: only the dual.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    """
+    from optsched.formulations import Task, get
+
+    begin = time.perf_counter()
+    ramp = get("hindsight").methods.get("ramp") if instance.in_rounds else None
+    few = ramp is not None and search and instance.n <= _FEW
+    share = _FEW_SHARE if few else 1.0
+    found = explore(
+        instance,
+        time_limit_s=share * time_limit_s,
+        seed=seed,
+        search=search,
+        progress=progress,
+        stop=stop,
+    )
+    best = Bounded(
+        found.bound, found.origin, found.schedule, found.objective, found.certificate(),
+        found.proved, found.first_bound_s,
+    )  # fmt: skip
+    over = stop is not None and stop.is_set()
+    if ramp is None or not few or over or found.objective == found.proved:
+        return best
+
+    def report(state: Progress) -> None:
+        if progress is not None:
+            bounds = [b for b in (best.bound, state.bound) if b is not None]
+            values = [v for v in (best.objective, state.incumbent) if v is not None]
+            elapsed = time.perf_counter() - begin
+            progress(Progress(elapsed, min(values, default=None), max(bounds, default=None)))
+
+    options = SolveOptions(
+        time_limit_s=max(0.0, time_limit_s - (time.perf_counter() - begin)),
+        seed=seed,
+        warm_start=best.schedule,
+        progress=report,
+        stop=stop,
+    )
+    try:
+        answer = ramp.run(Task(instance, objective=("tel",)), options)
+    except OptschedError:
+        return best  # limits or sizes that the relaxation does not take
+    return _better_of(instance, best, answer)
+
+
+def _better_of(instance: Instance, best: Bounded, answer: Answer) -> Bounded:
+    schedule, objective = best.schedule, best.objective
+    if answer.schedule is not None:
+        value = evaluate(instance, answer.schedule).metrics["tel"]
+        assert value is not None
+        if objective is None or value < objective:
+            schedule, objective = answer.schedule, int(value)
+    bound, origin = best.bound, best.origin
+    if answer.bound is not None and round_up_bound(answer.bound) > bound:
+        bound, origin = round_up_bound(answer.bound), "ramp"
+    certificate, certified = best.certificate, best.certified
+    if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
+        certificate, certified = answer.certificate, int(answer.certificate["value"])
+    return Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
