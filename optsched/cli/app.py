@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import optsched
-from optsched.cli import comparing, files, fitting, judging, listing, solving
+from optsched.cli import comparing, experimenting, files, fitting, judging, listing, solving
 from optsched.errors import OptschedError
 
 
@@ -31,6 +32,7 @@ class Commands(TyperGroup):
         """Run the command line and exit with the status that `options` describes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
+        warnings.formatwarning = _one_line
         words = [word for word in words if word != "--debug"]
         try:
             # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
@@ -58,6 +60,10 @@ class Commands(TyperGroup):
                 _fail(f"internal error: {text}", 1, debug, prefix="")
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
         sys.exit(0)
+
+
+def _one_line(message: Warning | str, *place: Any, **more: Any) -> str:
+    return "warning: " + " ".join(str(message).split()) + "\n"
 
 
 def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
@@ -115,6 +121,7 @@ app.command("export")(files.export)
 app.command("fit")(fitting.fit)
 app.command("roofline")(fitting.roofline)
 app.command("kv-capacity")(fitting.kv_capacity)
+app.command("experiment")(experimenting.experiment)
 app.command("policies")(listing.policies)
 app.command("formulations")(listing.formulations)
 app.command("methods")(listing.methods)

@@ -1,0 +1,154 @@
+"""Named experiments, one file each, found by a registry.
+
+A file defines one `Experiment` at its top level; nothing else needs editing. `run_experiment`
+(in `optsched.experiments.runner`) runs it trial by trial into a durable, resumable store.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from optsched.errors import InputError
+
+Row = dict[str, Any]
+"""A trial's parameters or results by column: numbers, texts, booleans or None."""
+
+WITHIN = 0.15
+"""Relative difference up to which a measured value counts as the published one."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper beside what was measured.
+
+    Parameters
+    ----------
+    what : str
+    paper : float or str
+        The published value, or the statement in words.
+    ours : float, str or None
+        None: not measured in these trials.
+    holds : bool, optional
+        Whether the statement is met; for numbers by default within 15 %.
+    """
+
+    what: str
+    paper: float | str
+    ours: float | str | None
+    holds: bool | None = None
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the statement is met, None if unknown."""
+        if self.holds is not None or self.ours is None:
+            return self.holds
+        if isinstance(self.ours, str) or isinstance(self.paper, str):
+            return None
+        return abs(self.ours / self.paper - 1) <= WITHIN
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A named experiment.
+
+    Parameters
+    ----------
+    name, summary : str
+    paper : str
+        Where it is from.
+    parameters : mapping
+        Names and default values; a list of texts or numbers is given as ``key=a,b,c``.
+    trials : callable
+        ``(parameters, seed)``: the trials in order, each a dict of plain values that says all
+        that its run needs. It may go on for ever where trials are random draws.
+    run : callable
+        ``(trial)``: the trial's results, without wall times. At the top level of its module, so
+        that other processes can call it.
+    summarize : callable
+        ``(rows)``: the paper's statements beside ours.
+    default_trials : int, optional
+        How many trials run unless told; None: all.
+    columns : mapping of str to str
+        What the columns of the results mean.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    parameters: Mapping[str, Any]
+    trials: Callable[[Mapping[str, Any], int], Iterable[Row]]
+    run: Callable[[Row], Row]
+    summarize: Callable[[Sequence[Row]], list[Claim]]
+    default_trials: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with those given (texts are converted) in place.
+
+        Raises
+        ------
+        InputError
+            An unknown parameter or a value of the wrong kind.
+        """
+        values = dict(self.parameters)
+        for key, value in given.items():
+            if key not in values:
+                known = ", ".join(values) or "none"
+                raise InputError(
+                    f"experiment {self.name}: parameter {key!r} is unknown; known are {known}"
+                )
+            values[key] = _converted(value, values[key], f"experiment {self.name}: {key}")
+        return values
+
+
+def _converted(value: Any, default: Any, where: str) -> Any:
+    if isinstance(default, (list, tuple)):
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        kind = default[0] if default else ""
+        return [_converted(part, kind, where) for part in parts]
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("none", "null"):
+        return None
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value.lower()]
+        if isinstance(default, int):
+            return int(value)
+        if isinstance(default, float):
+            return float(value)
+    except (KeyError, ValueError):
+        words = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
+        raise InputError(f"{where}: {value!r}; {words} is right") from None
+    return value
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    """Return every experiment by name, sorted."""
+    found: dict[str, Experiment] = {}
+    for module in pkgutil.iter_modules(__path__):
+        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(value, Experiment):
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+def get_experiment(name: str) -> Experiment:
+    """Return an experiment.
+
+    Raises
+    ------
+    InputError
+        An unknown name.
+    """
+    if name not in experiments():
+        raise InputError(
+            f"experiment {name!r} is unknown; known are {', '.join(experiments())}, or list"
+        )
+    return experiments()[name]
