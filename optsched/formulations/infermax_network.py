@@ -227,6 +227,15 @@ def _round_parts(room: int, k: int, size: int) -> int:
     return size * k if (k + 1) * size % room == 0 else (k + 1) * size // room * room
 
 
+def outline(prob: Problem) -> Network:
+    """Return the network of a problem without its arcs: for functions and bounds."""
+    firsts = [members[0] for members in prob.classes]
+    sizes = [(prob.prompt[i], prob.output[i]) for i in firsts]
+    counts = [len(members) for members in prob.classes]
+    nodes = [Node(cls, 0, 0, False) for cls in range(len(sizes))]
+    return Network(prob, sizes, counts, nodes, [], list(range(len(sizes))))
+
+
 def network(prob: Problem) -> Network:
     """Return the network of a problem whose requests arrive together.
 
