@@ -34,6 +34,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -550,6 +551,12 @@ def _choose(task: Task) -> str:
     return "cpsat"
 
 
+def _export(task: Task, format_name: str, path: str | Path) -> None:
+    from optsched.formulations.infermax_pulp import export
+
+    export(task, format_name, path)
+
+
 FORMULATION = Formulation(
     name="infermax",
     summary="optimal batches under a cost model, with evictions (003, section 3.3)",
@@ -559,4 +566,5 @@ FORMULATION = Formulation(
     choose=_choose,
     switches=SWITCHES,
     maximized=frozenset({"tps"}),
+    export=_export,
 )

@@ -320,7 +320,7 @@ def _finish(
     )
 
 
-def _scaled_progress(options: SolveOptions, prob: Problem, unit: Fraction) -> SolveOptions:
+def scaled_progress(options: SolveOptions, prob: Problem, unit: Fraction) -> SolveOptions:
     """Return the options with progress told in the instance's unit."""
     tell = options.progress
     if tell is None:
@@ -351,7 +351,7 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     begin = time.perf_counter()
     prob, flow, _ = _prepare(task, options)
     unit = _ms(prob)
-    options = _scaled_progress(options, prob, unit)
+    options = scaled_progress(options, prob, unit)
     built_s = time.perf_counter() - begin
     raw = solve_linear_model(flow.model, options.after(built_s), start_values=flow.start)
     level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
@@ -402,7 +402,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
             model.add_hint(variable, int(value))
     model.minimize(total)
     built_s = time.perf_counter() - begin
-    options = _scaled_progress(options, prob, Fraction(1))
+    options = scaled_progress(options, prob, Fraction(1))
     raw = solve_cp_model(
         model, options.after(built_s), read=variables, integral_objective=False, build_s=built_s
     )
