@@ -62,10 +62,15 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
         other = [r for r in here if r["mix"] != "LISO+LILO"]
         alike = [r for r in here if r["mix"] == "LISO+LILO"]
         roomy = [r for r in here if "LILO" not in r["mix"]]
+        frequent = [r for r in here if r["mix"] == "SILO+LILO"]
         tight = [r for r in here if "LILO" in r["mix"]]
         upto = [
             ("latency of rank-output over rank-input", 1.3, "makespan_s", "input", "output", here),
             ("latency of rank-org over rank-input", 1.4, "makespan_s", "input", "org", here),
+            ("mean latency of rank-output over rank-input with SILO+LILO", 1.3, "tel_s", "input",
+             "output", frequent),
+            ("mean latency of rank-org over rank-input with SILO+LILO", 1.4, "tel_s", "input",
+             "org", frequent),
             ("TTFT of rank-output over rank-input, but LILO+LISO", 3.0, "mean_ttft_s", "input",
              "output", other),
             ("TTFT of rank-org over rank-input, but LILO+LISO", 2.0, "mean_ttft_s", "input",

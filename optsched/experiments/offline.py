@@ -55,13 +55,14 @@ def quiet() -> Iterator[None]:
 
 def spec_of(trial: Row) -> str:
     """Return the policy specification of a trial."""
-    options = [VARIANTS[trial.get("variant", "text")]]
+    name, _, own = trial["scheduler"].partition(":")
+    options = [own, VARIANTS[trial.get("variant", "text")]]
     if trial.get("eviction_free"):
-        options = ["eviction_free=true"]
+        options = [own, "eviction_free=true"]
     if trial.get("max_running") is not None:
         options.append(f"max_running={trial['max_running']}")
     tail = ",".join(filter(None, options))
-    return trial["scheduler"] + (f":{tail}" if tail else "")
+    return f"{name}:{tail}" if tail else name
 
 
 def fixed(trial: Row) -> Instance:

@@ -1,0 +1,213 @@
+"""Named experiments: the same results however they are run, and what the paper reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sqlite3
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from optsched.errors import InputError, UsageError
+from optsched.experiments import Claim, experiments, get_experiment
+from optsched.experiments.offline import MODEL, fixed, run_fixed, spec_of
+from optsched.experiments.runner import csv_text, run_experiment
+from optsched.experiments.store import Store
+
+DATA = os.environ.get("OPTSCHED_DATA")
+OURS = (
+    "infermax-contention", "infermax-csp", "infermax-eviction-free", "infermax-memory",
+    "infermax-ranking", "infermax-rmax", "infermax-validation", "kv-capacity",
+)  # fmt: skip
+SMALL = {"prompt": [1, 64], "output": 16, "requests": 64, "kv_capacity": 1000}
+
+
+def files(folder: Path) -> tuple[str, str]:
+    return (folder / "results.csv").read_text(), (folder / "summary.json").read_text()
+
+
+def test_every_experiment_of_the_paper_is_registered() -> None:
+    assert set(OURS) <= set(experiments())
+    for name, experiment in experiments().items():
+        assert experiment.name == name
+        assert experiment.summary
+        assert experiment.columns
+
+
+def test_results_are_the_same_bit_for_bit_however_they_came_about(tmp_path: Path) -> None:
+    name = "infermax-eviction-free"
+    whole = run_experiment(name, SMALL, out=tmp_path / "whole")
+    assert (whole.ran, whole.resumed) == (24, 0)
+    # Interrupted after 7 trials, then resumed.
+    run_experiment(name, SMALL, trials=7, out=tmp_path / "parts")
+    rest = run_experiment(name, SMALL, out=tmp_path / "parts")
+    assert (rest.ran, rest.resumed) == (17, 7)
+    again = run_experiment(name, SMALL, out=tmp_path / "parts", resume=False)
+    assert again.ran == 24
+    assert files(tmp_path / "whole") == files(tmp_path / "parts")
+    assert run_experiment(name, SMALL).rows == whole.rows
+    assert "wall" not in files(tmp_path / "whole")[0]
+    assert (tmp_path / "whole" / "timings.csv").read_text().count("\n") == 25
+
+
+def test_a_trial_that_fails_leaves_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = get_experiment("infermax-eviction-free")
+    calls = 0
+
+    def stop_at_fifth(trial: dict) -> dict:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return run_fixed(trial)
+
+    monkeypatch.setitem(experiment.__dict__, "run", stop_at_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment.name, SMALL, out=tmp_path)
+    monkeypatch.undo()
+    assert run_experiment(experiment.name, SMALL, out=tmp_path).resumed == 4
+
+
+@pytest.mark.skipif(find_spec("joblib") is None, reason="more than one job needs joblib")
+def test_jobs_do_not_change_results(tmp_path: Path) -> None:
+    run_experiment("infermax-eviction-free", SMALL, out=tmp_path / "one")
+    run_experiment("infermax-eviction-free", SMALL, jobs=2, out=tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_other_parameters_and_seeds_are_other_trials(tmp_path: Path) -> None:
+    small = {"draws": 1, "mixes": ["SISO+SILO"], "requests": [16], "variants": ["text"]}
+    first = run_experiment("infermax-ranking", small, out=tmp_path)
+    other = run_experiment("infermax-ranking", small, seed=1, out=tmp_path)
+    assert other.resumed == 0
+    assert [r["tel_s"] for r in first.rows] != [r["tel_s"] for r in other.rows]
+    assert run_experiment("infermax-ranking", small, seed=1, out=tmp_path).resumed == 3
+
+
+def test_the_store_refuses_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "results.sqlite").write_text("no database, but long enough to be read as one" * 9)
+    with pytest.raises(InputError, match="no store of trials"):
+        Store(tmp_path / "results.sqlite")
+
+
+def test_results_say_what_they_hold(tmp_path: Path) -> None:
+    run_experiment("infermax-memory", {**SMALL, "kv_capacity": "100,1000"}, out=tmp_path)
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(r["trial"]) for r in rows] == list(range(len(rows)))
+    assert {r["kv_capacity"] for r in rows} == {"100", "1000"}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["format"] == "optsched-experiment"
+    assert all({"what", "paper", "ours", "holds"} == set(c) for c in summary["claims"])
+    with sqlite3.connect(tmp_path / "results.sqlite") as store:
+        assert store.execute("SELECT count(*) FROM trials").fetchone()[0] == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "message"),
+    [
+        ("infermax", {}, {}, "experiment 'infermax' is unknown"),
+        ("infermax-memory", {"colour": "red"}, {}, "parameter 'colour' is unknown; known are"),
+        ("infermax-memory", {"requests": "x"}, {}, "requests: 'x'; an integer is right"),
+        ("infermax-memory", {"kv_capacity": "10"}, {}, "leave no trial"),
+        ("infermax-memory", {}, {"trials": 0}, "trials: 0"),
+        ("infermax-memory", {}, {"jobs": 0}, "jobs: 0"),
+        ("infermax-memory", {}, {"engine": "moon"}, "local or dask"),
+    ],
+)
+def test_bad_input_is_one_line(name: str, settings: dict, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        run_experiment(name, settings, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(find_spec("joblib") is not None, reason="joblib is installed")
+def test_jobs_without_joblib_name_it() -> None:
+    with pytest.raises(UsageError, match="needs the package joblib"):
+        run_experiment("infermax-eviction-free", SMALL, jobs=2)
+
+
+def test_a_claim_holds_within_15_percent() -> None:
+    assert Claim("x", 2.0, 2.29).verdict is True
+    assert Claim("x", 2.0, 1.6).verdict is False
+    assert Claim("x", 2.0, None).verdict is None
+    assert Claim("x", "always", "22 of 33").verdict is None
+    assert Claim("x", "always", "22 of 33", False).verdict is False
+
+
+def test_csv_keeps_every_digit_and_leaves_unknown_values_empty() -> None:
+    assert csv_text([{"a": 0.1 + 0.2, "b": None}, {"a": 1, "c": "x,y"}]) == (
+        'a,b,c\n0.30000000000000004,,\n1,,"x,y"\n'
+    )
+
+
+def test_policy_specifications_of_trials() -> None:
+    trial = {"scheduler": "sarathi:max_running=128", "variant": "vidur"}
+    assert spec_of(trial) == "sarathi:max_running=128,watermark=0.01,evicted_first=true"
+    free = {"scheduler": "vllm", "variant": "vidur", "eviction_free": True, "max_running": 32}
+    assert spec_of(free) == "vllm:eviction_free=true,max_running=32"
+    assert spec_of({"scheduler": "vllm"}) == "vllm"
+
+
+def test_mean_running_size_of_eviction_free_schedulers_is_what_memory_allows() -> None:
+    # M / (I + O - 1) = 1000 / 25 = 40 requests of 10 + 16 - 1 tokens at most; 200 come in
+    # 5 waves of 40.
+    trial = {
+        "scheduler": "vllm", "eviction_free": True, "requests": 200, "prompt": 10, "output": 16,
+        "kv_capacity": 1000, "cost_model": MODEL,
+    }  # fmt: skip
+    row = run_fixed(trial)
+    assert row["error"] is None
+    assert row["evictions"] == 0
+    assert row["peak_kv"] == 1000
+    assert row["mean_running"] == pytest.approx(40, rel=1e-9)
+    assert fixed(trial).n == 200
+
+
+def test_evictions_follow_the_paper_at_full_size() -> None:
+    settings = {"prompt": [1, 1024], "variants": ["vidur"]}
+    outcome = run_experiment("infermax-eviction-free", settings)
+    held = {c.what: c.verdict for c in outcome.claims}
+    assert held["vidur: vllm: most TPS of eviction-free over original"]
+    assert held["vidur: vllm: most TTFT, the same"]
+    assert held["vidur: sarathi: most TTFT, the same"]
+    assert held["mean running size, eviction-free, I = 1"]
+    assert max(outcome.wall_s) < 30  # two seconds where nothing else runs and all is compiled
+
+
+def test_the_optimum_of_the_csp_crosses_over() -> None:
+    outcome = run_experiment("infermax-csp", {"prompt": [1, 64, 1024]})
+    assert [row["evictions"] for row in outcome.rows] == [4, 0, 0]
+    assert outcome.rows[0]["optimum_ms"] == pytest.approx(40.336, abs=1e-3)
+    assert outcome.rows[0]["ef_optimum_ms"] == pytest.approx(53.422, abs=1e-3)
+    assert outcome.rows[2]["optimum_ms"] == pytest.approx(329.382, abs=1e-3)
+
+
+def test_a_larger_kv_capacity_never_raises_the_bound() -> None:
+    outcome = run_experiment("kv-capacity", {"instance": "lognormal:n=40"})
+    bounds = [row["tel"] for row in outcome.rows if row["policy"] == "bound"]
+    assert len(bounds) == 5
+    assert bounds == sorted(bounds, reverse=True)
+    for row in outcome.rows:
+        if row["policy"] != "bound" and row["error"] is None:
+            assert row["tel"] >= bounds[-1]
+
+
+def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPTSCHED_DATA", raising=False)
+    with pytest.raises(InputError, match=r"perf_model\.csv, or the environment variable"):
+        run_experiment("infermax-validation")
+
+
+@pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
+def test_fitted_times_meet_the_measured_end_to_end_times() -> None:
+    models = ["llama2-70b-tp2-a100-splitwise-fit"]
+    outcome = run_experiment("infermax-validation", {"data": DATA, "cost_models": models})
+    errors = [abs(row["e2e_error"]) for row in outcome.rows if row["plausible"]]
+    assert len(errors) == 12
+    assert sum(errors) / len(errors) < 0.09
