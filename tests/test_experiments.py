@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from optsched.cli import app
 from optsched.errors import InputError, UsageError
 from optsched.experiments import Claim, experiments, get_experiment
 from optsched.experiments.offline import MODEL, fixed, run_fixed, spec_of
@@ -211,3 +212,26 @@ def test_fitted_times_meet_the_measured_end_to_end_times() -> None:
     errors = [abs(row["e2e_error"]) for row in outcome.rows if row["plausible"]]
     assert len(errors) == 12
     assert sum(errors) / len(errors) < 0.09
+
+
+def command(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        app([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def test_command_lists_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("experiment", "list") == 0
+    assert "infermax-ranking" in capsys.readouterr().out
+    words = ["experiment", "infermax-memory", "--out", tmp_path, "--trials", 4, "--json", "-"]
+    words += ["--set", "requests=8", "--set", "prompt=1,2"]
+    assert command(*words) == 0
+    assert json.loads(capsys.readouterr().out)["trials"] == 4
+    assert (tmp_path / "results.csv").is_file()
+
+
+def test_command_reports_bad_input_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("experiment", "infermax-memory", "--set", "prompt=one") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: experiment infermax-memory: prompt: 'one'")
+    assert error.count("\n") == 1

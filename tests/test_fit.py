@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from optsched.cli import app
 from optsched.cost import BatchCost, load_cost_model
 from optsched.errors import InputError
 from optsched.evaluate import evaluate
@@ -408,3 +410,51 @@ def test_the_impossible_rows_of_splitwise_are_rejected() -> None:
     # 64 prompts of 512 tokens in 0.8 s would be 2,832 TFLOP/s on two GPUs of 312.
     profile = read_profile(Path(str(DATA)) / "splitwise", model="llama2-70b", tensor_parallel=2)
     assert [r.line for r in profile.rejected] == [62, 63, 64, 65, 66]
+
+
+def command(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        app([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def test_command_writes_model_plot_and_report(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, figure = tmp_path / "m.toml", tmp_path / "m.png"
+    words = ("fit", good, "-o", model, "--plot", figure, "--against", "llama2-7b-a100-infermax")
+    assert command(*words) == 0
+    out = capsys.readouterr().out
+    assert "prefill with cached KV" in out
+    assert "llama2-7b-a100-infermax" in out
+    assert load_cost_model(model)["decode_kv"] == pytest.approx(9e-6, rel=1e-4)
+    assert figure.stat().st_size > 1000
+    assert command("fit", good, "--json", "-") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["format"] == "optsched-fit"
+    assert [o["reached"] for o in data["operators"]] == [True] * len(data["operators"])
+
+
+def test_command_reports_a_bad_profile_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("fit", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_commands_for_roofline_and_kv_capacity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("kv-capacity", "--model", "llama2-7b", "--device", "a100-80gb") == 0
+    assert capsys.readouterr().out == "121752 tokens\n"
+    sizes = ("--memory-gib", 80, "--model-gib", 12, "--bytes-per-token", 2**19)
+    assert command("kv-capacity", *sizes) == 0
+    assert capsys.readouterr().out == f"{60 * 2048} tokens\n"
+    assert command("kv-capacity", "--model", "llama2-7b") == 2
+    capsys.readouterr()
+    file = tmp_path / "r.toml"
+    assert command("roofline", "llama2-7b", "-o", file) == 0
+    assert "ROOFLINE" in capsys.readouterr().out
+    assert load_cost_model(file).array[0] == 32
