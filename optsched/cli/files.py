@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optsched.cli.options import (
+    CostModelName,
     InstanceFile,
     Seed,
     check_number,
@@ -114,6 +115,7 @@ def export(
     formulation: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model of lp and mps: `formulations`.")
     ] = None,
+    cost_model: CostModelName = None,
 ) -> None:
     """Write an instance's mathematical model, or itself."""
     if format_name not in ("lp", "mps", "json"):
@@ -125,14 +127,21 @@ def export(
     if format_name == "json":
         write_instance(instance, out)
         return
-    if formulation not in (None, "hindsight"):
-        raise UsageError(
-            f"--formulation: {formulation!r} has no {format_name} export; hindsight has one"
-        )
-    check_rounds(instance, "hindsight")
-    from optsched.formulations.hindsight_pulp import write_lp, write_mps
+    from optsched.cost import cost_for
+    from optsched.formulations import Task, formulations, get
 
-    (write_lp if format_name == "lp" else write_mps)(instance, out)
+    model = get(formulation or "hindsight")
+    if model.export is None:
+        able = ", ".join(name for name, one in formulations().items() if one.export)
+        raise UsageError(f"--formulation: {model.name!r} has no {format_name} export; {able} can")
+    if model.time_unit == "round":
+        check_rounds(instance, model.name)
+    elif instance.in_rounds:
+        raise UsageError(
+            f"--formulation: {model.name} needs an instance in seconds, this one is in rounds"
+        )
+    task = Task(instance, cost_for(instance, cost_model), (model.default_objective,))
+    model.export(task, format_name, out)
 
 
 def _write(instance: Instance, out: str | None) -> None:

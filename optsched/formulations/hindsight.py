@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -406,6 +407,12 @@ def _choose(task: Task) -> str:
     return "highs" if _entries(data, data.deadline - data.output) <= MAX_ENTRIES else "placement"
 
 
+def _export(task: Task, format_name: str, path: str | Path) -> None:
+    from optsched.formulations.hindsight_pulp import write_lp, write_mps
+
+    (write_lp if format_name == "lp" else write_mps)(task.instance, path)
+
+
 FORMULATION = Formulation(
     name="hindsight",
     summary="hindsight-optimal integer program of uninterrupted runs in rounds (002, section 3)",
@@ -431,4 +438,5 @@ FORMULATION = Formulation(
     choose=_choose,
     switches=SWITCHES,
     integral=frozenset({"tel"}),
+    export=_export,
 )
