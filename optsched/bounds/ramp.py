@@ -1,0 +1,586 @@
+"""The reverse-time ramp relaxation: lower bounds on total latency in rounds, up to optimality.
+
+**The walk.** Look at a schedule of uninterrupted runs from its end backward, round by round. A
+request appears in the round of its completion with its peak p = s + o (cached accounting:
+s + o - 1) tokens, loses one token per step and vanishes after it has held its floor
+f = s + 1 (cached: s). The live requests' tokens never exceed M. Let m be the number of requests
+met so far. Every step back from round t to t - 1 passes one round in which exactly those m have
+not completed earlier, so sum C_i is the sum of m over all steps; TEL = sum C_i - sum a_i. Once a
+request is placed only its (tokens, floor) matter, so a schedule is a path through states
+(m, multiset of live items) that places every request once: from (0, {}) to (n, {}).
+
+**The relaxation.** Drop "every request once": a path may place any n, and a request placed c_i
+times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so the
+cheapest path is a lower bound whatever pi is. Multipliers and costs are integers over a common
+denominator, so the bound is exact; TEL is an integer, so it is rounded up.
+
+**Classes.** Give each request a floor f'_i with f_i <= f'_i <= p_i at which it vanishes. Its
+tokens fall to zero earlier, so less is live at every step: every schedule is still a path, of the
+same cost. A state also holds, of each class of floors, at most as many items of weight >= w as
+there are requests of the class with peak >= w, which every schedule keeps.
+
+**Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after
+T0 = max(a_i + o_i) need no clock: states (m, multiset). A path joins the states (t, m, multiset)
+at t = T0 whenever it likes, and from there steps down to 0. There every completion known is one
+after t, so m is at least the number of requests with a_i + o_i > t. Runs are uninterrupted, so a
+completion that is late enough is a start that is not before the arrival. Without arrivals there
+is no clock at all, and no horizon anywhere.
+
+**Loops.** In the part without a clock a round from the empty state changes nothing, and costs
+m >= 0: dropping such rounds from a path makes it no dearer, so sweeps ignore them. A state that
+is empty in a coarse graph may not be in a finer one: the product follows them (`Graph.loop`).
+
+**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Its product with
+any other automaton that accepts every schedule accepts every schedule, and carries each fine
+node's coarse one along. So a fine node (u, state), reached at cost F, that continues by an arc of
+cost c to the coarse node v lies only on paths that cost at least F + c + B(v), B the coarse
+graph's cost to the end; beyond a cutoff it is dropped. With the cutoff v - 1 for an integer v,
+either no path is left, and OPT >= v, or the rest's cheapest is a bound that counts up to v.
+Trackers are: multisets with finer floors; counters of how often kinds of a group were placed (at
+most as often as there are such requests, exactly so at the end). With every kind counted and
+f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
+
+Limits of an instance on batches, and a ban on hybrid batching, only take schedules away: the
+bound stays valid under them. Requests that restart: the last run of each is uninterrupted, and
+the others only take room, so it holds for them too.
+
+Busy periods far apart (`periods`) are bounded one by one; no array is as long as the time axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.instance import Instance
+
+MAX_KINDS = 63
+"""Most kinds (different arrival, prompt or output) in one busy period: labels are bit masks."""
+MAX_CLOCK = 4_000_000
+"""Largest (rounds with a clock) x (requests) of one busy period."""
+MAX_NODES, MAX_ARCS = 16_000_000, 64_000_000
+_STATE_BYTES = 2**30
+_SCALE = 100
+_BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
+_PATHS = 150
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Requests of one busy period, times counted from its first arrival.
+
+    Parameters
+    ----------
+    arrival, first_kv, output : ndarray of int64, shape (n,)
+        ``first_kv`` is the KV held in the first round, s or s + 1; one more in each later one.
+    capacity : int
+    index : ndarray of int64, shape (n,)
+        The requests' numbers in the instance.
+    """
+
+    arrival: NDArray[np.int64]
+    first_kv: NDArray[np.int64]
+    output: NDArray[np.int64]
+    capacity: int
+    index: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return len(self.arrival)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after which every schedule without needless idling has ended."""
+        return int(self.arrival.max() + self.output.sum()) + 2
+
+    @cached_property
+    def peak(self) -> NDArray[np.int64]:
+        """KV held in the last round, shape (n,)."""
+        return self.first_kv + self.output - 1
+
+    @cached_property
+    def volume(self) -> NDArray[np.int64]:
+        """Token-rounds, shape (n,)."""
+        return self.output * self.first_kv + self.output * (self.output - 1) // 2
+
+    def total(self, starts: NDArray[np.int64]) -> int:
+        """Return the total latency of starts."""
+        return int((starts + self.output - self.arrival).sum())
+
+    def feasible(self, starts: NDArray[np.int64]) -> bool:
+        """Whether starts keep arrivals and the capacity."""
+        if (starts < self.arrival).any():
+            return False
+        used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
+        for k, f, o in zip(starts, self.first_kv, self.output, strict=True):
+            used[k + 1 : k + 1 + o] += f + np.arange(o)
+        return bool(used.max() <= self.capacity)
+
+
+def periods(instance: Instance) -> list[Jobs]:
+    """Return the requests in busy periods that can be bounded one by one.
+
+    A period ends where the next request arrives at or after A = (latest arrival so far in the
+    period) + (sum of the period's outputs): run one after another, the earlier ones have ended by
+    then. The bounds of the periods add up: a schedule's latency is the sum over the periods, and
+    each period's part is a schedule of its requests alone. And the best schedules of the periods
+    together are one of the instance, when each ends by its A (`Jobs.rounds`).
+    """
+    order = np.argsort(instance.arrival, kind="stable")
+    groups: list[list[int]] = []
+    latest = outputs = 0
+    for i in order.tolist():
+        at = int(instance.arrival[i])
+        if not groups or at >= latest + outputs:
+            groups.append([])
+            outputs = 0
+        groups[-1].append(i)
+        latest = at
+        outputs += int(instance.output_tokens[i])
+    out = []
+    for group in groups:
+        index = np.array(group, dtype=np.int64)
+        arrival = instance.arrival[index].astype(np.int64)
+        out.append(
+            Jobs(
+                arrival=arrival - arrival[0],
+                first_kv=instance.prompt_tokens[index] + instance.kv_offset,
+                output=instance.output_tokens[index],
+                capacity=instance.kv_capacity,
+                index=index,
+            )
+        )
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One step of the chain that led to a bound: a tracker, then multipliers.
+
+    Parameters
+    ----------
+    floors : ndarray of int64, shape (n,), or None
+        Floor of each request's class, if the tracker is a multiset.
+    counters : list of list of int
+        Groups of requests that are counted, if it is counters.
+    multipliers : ndarray of int64, shape (n,)
+        pi_i times the denominator.
+    """
+
+    floors: NDArray[np.int64] | None
+    counters: list[list[int]]
+    multipliers: NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Relaxation:
+    """The relaxation of one busy period, refined level by level.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    upper : int
+        Total latency of a known schedule; lower it by `offer`.
+    stop : ndarray of int8, shape (1,), optional
+        Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
+
+    Attributes
+    ----------
+    bound : int
+        Proved so far; never above `upper`.
+    found : list of ndarray of int64
+        Starts of the schedules that paths turned out to be.
+    levels : list of Level
+        The chain that proves `bound`, up to the level that reached it.
+
+    Raises
+    ------
+    ValueError
+        Too many kinds, too long a clock or too large numbers (`unsupported`).
+    """
+
+    jobs: Jobs
+    upper: int
+    stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, dtype=np.int8))
+    bound: int = 0
+
+    def __post_init__(self) -> None:
+        reason = unsupported(self.jobs)
+        if reason:
+            raise ValueError(reason)
+        from optsched.bounds import ramp_graph
+
+        self._kernels = ramp_graph
+        jobs = self.jobs
+        triples = np.stack([jobs.arrival, jobs.peak, jobs.first_kv], axis=1)
+        kinds, kind_of, copies = np.unique(
+            triples, axis=0, return_inverse=True, return_counts=True
+        )  # fmt: skip
+        self.kind_of = kind_of.reshape(-1)
+        self.copies = copies.astype(np.int64)
+        self.arrival, self.peak, self.floor = (np.ascontiguousarray(c) for c in kinds.T)
+        self.ready = self.arrival + self.peak - self.floor + 1
+        self.clock = int(self.ready.max()) if jobs.arrival.any() else 0
+        self.scale = _scale(jobs)
+        self.latency_offset = int(jobs.arrival.sum())
+        self.labels = ramp_graph.new_labels(jobs.n, self.clock)
+        self.graph: Any = self._base()
+        self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
+        start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
+        start /= jobs.capacity * (2 if self.clock else 1)
+        weights = np.bincount(self.kind_of, weights=start) / self.copies
+        self.pi = self._clipped(weights * self.scale)
+        self.exact = np.zeros(len(copies), dtype=bool)
+        self.counted: set[int] = set()
+        self.levels: list[Level] = []
+        self._chain: list[Level] = []
+        self.found: list[NDArray[np.int64]] = []
+        self.violation = np.ones(len(copies))
+        self.evaluations = 0
+        self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        self._step = 1.0
+        self._unbounded = True
+        self.bound = max(self.bound, int(jobs.output.sum()))
+
+    def _clipped(self, pi: NDArray[Any]) -> NDArray[np.int64]:
+        most = _BEYOND // (4 * self.jobs.n)
+        return np.clip(np.rint(pi), -most, most).astype(np.int64)
+
+    def _base(self) -> Any:
+        """Return the graph of (m) without a clock and (t, m) with one, memory left out."""
+        n, join = self.jobs.n, self.labels.join
+        arc_start, target, label, loop = [0], [], [], []
+        number: dict[tuple[int, int], int] = {}
+        steps = range(self.clock, -1, -1) if self.clock else range(0)
+        for t in steps:
+            for m in range(int(self.copies[self.ready > t].sum()), n + 1):
+                number[t, m] = n + 1 + len(number)
+        end = n + 1 + len(number)
+        everything = self._mask(range(len(self.copies)))
+        for m in range(n + 1):
+            loop.append(m if m else -1)
+            if m < n:
+                target.append(m + 1)
+                label.append(everything)
+            if (self.clock, m) in number:
+                target.append(number[self.clock, m])
+                label.append(join)
+            if not self.clock and m == n:
+                target.append(end)
+                label.append(join + 1)
+            arc_start.append(len(target))
+        masks = {t: self._mask(np.flatnonzero(self.ready <= t)) for t in np.unique(self.ready)}
+        marks = sorted(masks)
+        for t, m in number:
+            loop.append(-1)
+            if m == n:
+                target.append(end)
+                label.append(join + 1 + t)
+            elif t >= marks[0]:
+                target.append(number[t, m + 1])
+                label.append(masks[max(k for k in marks if k <= t)])
+            if (t - 1, m) in number:
+                target.append(number[t - 1, m])
+                label.append(m)
+            arc_start.append(len(target))
+        loop.append(-1)
+        arc_start.append(len(target))
+        return self._kernels.Graph(
+            np.array(arc_start, dtype=np.int64),
+            np.array(target, dtype=np.int32),
+            np.array(label, dtype=np.int32),
+            np.array(loop, dtype=np.int16),
+        )
+
+    def _mask(self, kinds: Any) -> int:
+        bits = sum(1 << int(k) for k in kinds)
+        labels = self.labels
+        return int(
+            self._kernels._label(np.uint64(bits), labels.mask, labels.slots, labels.count)
+        )  # fmt: skip
+
+    @property
+    def closed(self) -> bool:
+        """Whether the bound has reached the known schedule."""
+        return self.bound >= self.upper
+
+    @property
+    def cutoff(self) -> int:
+        """The cost of a path, in the sweeps' terms, above which it does not matter."""
+        total = (self.upper - 1 + self.latency_offset) * self.scale
+        return total - int((self.copies * self.pi).sum())
+
+    def offer(self, value: int) -> None:
+        """Say that a schedule of that total latency is known."""
+        self.upper = min(self.upper, value)
+
+    def use_floors(self, floors: NDArray[np.int64]) -> None:
+        """Refine by multisets in which kind k vanishes at ``floors[k]``.
+
+        Raises
+        ------
+        Interrupted, TooLargeError
+            The graph stays as it was.
+        """
+        tracker = self._kernels.multiset_tracker(
+            self.peak, floors, self.copies, self.jobs.capacity
+        )  # fmt: skip
+        self._refine(tracker, floors[self.kind_of], [])
+        self.exact |= floors == self.floor
+
+    def count(self, kinds: Sequence[int]) -> None:
+        """Refine by a counter for each of these kinds.
+
+        Raises
+        ------
+        Interrupted, TooLargeError
+            The graph stays as it was.
+        """
+        groups = [[k] for k in kinds]
+        members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
+        tracker = self._kernels.counting_tracker(groups, self.copies)
+        self._refine(tracker, None, members)
+        self.counted.update(kinds)
+
+    def _refine(
+        self, tracker: Any, floors: NDArray[np.int64] | None, counters: list[list[int]]
+    ) -> None:
+        per_state = 4 * (tracker.symbols + tracker.width + 6)
+        graph = self._kernels.product(
+            self.graph,
+            self.labels,
+            tracker,
+            backward=self.backward,
+            cutoff=_BEYOND * 2 if self._unbounded else self.cutoff,
+            cost=-self.pi,
+            scale=self.scale,
+            stop=self.stop,
+            max_nodes=MAX_NODES,
+            max_arcs=MAX_ARCS,
+            max_states=_STATE_BYTES // per_state,
+        )
+        self._chain.append(Level(floors, counters, self.pi[self.kind_of]))
+        self._unbounded = False
+        self.graph = graph
+        if graph is None:
+            self._prove(self.upper)
+            return
+        _, self.backward, path = self._evaluate(self.pi)
+        if self.backward[0] >= self._kernels.INFINITE:
+            self._prove(self.upper)
+        else:
+            self._paths.append(path)
+
+    def _prove(self, value: int) -> None:
+        value = min(value, self.upper)
+        if value > self.bound or (value == self.bound and not self.levels):
+            self.bound = value
+            self.levels = list(self._chain)
+
+    def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
+        kernels, graph, labels = self._kernels, self.graph, self.labels
+        value, kind = kernels.label_costs(
+            labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -pi, self.scale
+        )  # fmt: skip
+        arcs = (graph.arc_start, graph.arc_target, graph.arc_label)
+        backward = kernels.sweep_backward(*arcs, value)
+        self.evaluations += 1
+        if backward[0] >= kernels.INFINITE:
+            return 0, backward, None
+        path = kernels.best_path(*arcs, value, backward, kind, labels.join, labels.first_mask)
+        self._read(path[0])
+        return int(backward[0]) + int((self.copies * pi).sum()), backward, path
+
+    def _read(self, symbols: NDArray[np.int32]) -> None:
+        """Keep the schedule that a path is, if it is one that is better than the known."""
+        counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
+        if (counts != self.copies).any():
+            return
+        steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
+        starts = self.starts(symbols[symbols >= 0], steps)
+        if self.jobs.total(starts) < self.upper and self.jobs.feasible(starts):
+            self.found.append(starts)
+            self.offer(self.jobs.total(starts))
+
+    def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the starts when requests of these kinds complete so many steps before the end.
+
+        The end is as early as arrivals and outputs allow.
+        """
+        back = np.empty(self.jobs.n, dtype=np.int64)
+        order = np.argsort(kinds, kind="stable")
+        back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
+        end = int((back + self.jobs.output + self.jobs.arrival).max())
+        return end - back - self.jobs.output
+
+    def ascend(self, *, evaluations: int = 200, tolerance: float = 0.01) -> None:
+        """Improve the multipliers, and with them the bound, on the present graph.
+
+        Stops when the model promises less than ``tolerance`` of the gap, and when interrupted.
+        """
+        if self.graph is None or self.closed:
+            return
+        from optsched.bounds.ramp_ascent import Bundle
+
+        kernels, graph, labels = self._kernels, self.graph, self.labels
+        arcs = (graph.arc_start, graph.arc_target, graph.arc_label)
+        bundle = Bundle(self.pi / self.scale, self._step)
+        for path in self._paths:
+            if kernels.accepts(
+                *arcs, graph.loop, labels.mask, labels.join, labels.first_mask, path[0]
+            ):
+                bundle.add(*self._piece(path))
+        best, self.backward, path = self._evaluate(self.pi)
+        bundle.value = best / self.scale
+        bundle.add(*self._piece(path))
+        self._note(best)
+        for _ in range(evaluations):
+            if self.closed or self.stop[0]:
+                break
+            point = bundle.propose()
+            gap = self.upper + self.latency_offset - bundle.value
+            if bundle.predicted - bundle.value < max(tolerance * gap, 2 / self.scale):
+                break
+            pi = self._clipped(point * self.scale)
+            total, backward, path = self._evaluate(pi)
+            self._paths.append(path)
+            bundle.add(*self._piece(path))
+            if total > best:
+                best, self.pi, self.backward = total, pi, backward
+                self._note(best)
+            bundle.observe(pi / self.scale, total / self.scale)
+        self._paths = self._paths[-_PATHS:]
+        self._step = max(bundle.step, 0.01)
+        self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
+
+    def _piece(self, path: Any) -> tuple[float, NDArray[np.float64]]:
+        symbols, fixed = path
+        counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
+        cost = float(self.labels.fixed[fixed[fixed >= 0]].sum())
+        return cost, (self.copies - counts).astype(np.float64)
+
+    def _note(self, total: int) -> None:
+        last = self._chain[-1]
+        self._chain[-1] = Level(last.floors, last.counters, self.pi[self.kind_of])
+        self._prove(-(-total // self.scale) - self.latency_offset)
+
+    def prune(self) -> None:
+        """Delete what only paths use that are no better than the known schedule."""
+        if self.graph is None or self.closed:
+            return
+        if int(self.backward[0]) > self.cutoff:
+            self._prove(self.upper)
+            return
+        labels = self.labels
+        value, _ = self._kernels.label_costs(
+            labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -self.pi,
+            self.scale,
+        )  # fmt: skip
+        self.graph, self.backward = self._kernels.pruned(
+            self.graph, value, self.backward, self.cutoff
+        )  # fmt: skip
+
+
+def unsupported(jobs: Jobs) -> str:
+    """Return why the relaxation cannot be set up for a busy period, or an empty string."""
+    kinds = len(np.unique(np.stack([jobs.arrival, jobs.peak, jobs.first_kv]), axis=1).T)
+    if kinds > MAX_KINDS:
+        return f"{kinds} kinds of requests in one busy period; at most {MAX_KINDS}"
+    clock = int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
+    if clock * jobs.n > MAX_CLOCK:
+        return f"{clock} rounds with a clock for {jobs.n} requests; too many"
+    if (jobs.capacity + 1) * jobs.n >= 2**31:
+        return f"KV capacity {jobs.capacity} is too large"
+    if _scale(jobs) < 1:
+        return "latencies are too large for 32-bit sweeps"
+    return ""
+
+
+def _scale(jobs: Jobs) -> int:
+    """Return the denominator of the multipliers: path costs must stay below `_BEYOND`."""
+    rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
+    return int(min(_SCALE, _BEYOND // (2 * rounds * jobs.n)))
+
+
+def class_sequence(relaxation: Relaxation) -> list[NDArray[np.int64]]:
+    """Return floors per kind, level by level, from coarse to exact.
+
+    Each level adds the floor that takes back most of the token-rounds lost to rounding. Kinds
+    whose peak is no more than the largest floor stay exact. With arrivals, where the first graph
+    is the largest, a coarser level comes first.
+    """
+    floor, peak, copies = relaxation.floor, relaxation.peak, relaxation.copies
+    values = np.unique(floor)
+    top = int(values[-1])
+
+    def floors(chosen: list[int]) -> NDArray[np.int64]:
+        ordered = np.array(sorted(chosen))
+        up = ordered[np.searchsorted(ordered, floor)]
+        return np.where(peak <= top, floor, np.minimum(up, peak))
+
+    def lost(chosen: list[int]) -> int:
+        up = floors(chosen)
+        return int((copies * (up - floor) * (up + floor - 1)).sum())
+
+    chosen = [top]
+    levels = []
+    if relaxation.clock:
+        wide = max(top + 2, 3 * top // 2)
+        levels.append(np.where(peak <= top, floor, np.minimum(peak, wide)))
+    levels.append(floors(chosen))
+    size = 2
+    while len(chosen) < len(values):
+        while len(chosen) < min(size, len(values)):
+            rest = [v for v in values.tolist() if v not in chosen]
+            chosen.append(min(rest, key=lambda v: lost([*chosen, v])))
+        levels.append(floors(chosen))
+        size = size + 1 if size < 3 else 2 * size - 1
+    return levels
+
+
+def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, Sequence[Level]]]) -> dict[str, Any]:
+    """Return a certificate's leaf from the chains of all busy periods of an instance.
+
+    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "levels": [...]}, ...]}``, the
+    periods in order of time, their requests in order of (arrival, index), as `periods` makes
+    them. A level is ``{"floors": [...] or null, "counters": [[...], ...], "multipliers":
+    [...]}``, one floor and one multiplier (over the denominator) per request of the period; a
+    counter lists the positions of identical requests in the period. ``value`` is what the
+    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves
+    the sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
+
+    Parameters
+    ----------
+    chains : sequence of (Jobs, value, denominator, levels)
+        See `Relaxation.bound`, `Relaxation.scale` and `Relaxation.levels`.
+    """
+    return {
+        "relaxation": "ramp",
+        "periods": [
+            {
+                "value": int(value),
+                "denominator": int(denominator),
+                "levels": [
+                    {
+                        "floors": None if level.floors is None else level.floors.tolist(),
+                        "counters": level.counters,
+                        "multipliers": level.multipliers.tolist(),
+                    }
+                    for level in levels
+                ],
+            }
+            for jobs, value, denominator, levels in chains
+        ],
+    }
+
+
+def gap(bound: float, value: float) -> float:
+    """Return (value - bound) / value, 0 for equal ones."""
+    return 0.0 if value == bound else (value - bound) / value if value else math.inf

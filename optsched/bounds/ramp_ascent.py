@@ -1,0 +1,128 @@
+"""Proximal bundle: maximize a concave function that is the minimum of affine pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_MAX_PIECES = 160
+_STEPS = 4000
+
+
+@njit(cache=True, nogil=True)
+def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
+    """Minimize step/2 w' gram w + linear' w over the simplex by pairs, ``weight`` in place."""
+    n = linear.shape[0]
+    grad = np.empty(n)
+    for i in range(n):
+        s = 0.0
+        for j in range(n):
+            s += gram[i, j] * weight[j]
+        grad[i] = step * s + linear[i]
+    for _ in range(steps):
+        low, high = 0, -1
+        for i in range(n):
+            if grad[i] < grad[low]:
+                low = i
+            if weight[i] > 0.0 and (high < 0 or grad[i] > grad[high]):
+                high = i
+        gap = grad[high] - grad[low]
+        if gap <= tol:
+            break
+        curve = step * (gram[low, low] + gram[high, high] - 2.0 * gram[low, high])
+        move = weight[high] if curve <= 1e-12 else min(weight[high], gap / curve)
+        if move == weight[high]:
+            weight[high] = 0.0
+        else:
+            weight[high] -= move
+        weight[low] += move
+        for i in range(n):
+            grad[i] += step * move * (gram[i, low] - gram[i, high])
+
+
+class Bundle:
+    """Pieces found so far, the best point and the size of the next step.
+
+    Parameters
+    ----------
+    center : ndarray of float64, shape (k,)
+        The best point known.
+    step : float
+        Length of a step per unit of slope.
+    """
+
+    def __init__(self, center: NDArray[np.float64], step: float) -> None:
+        self.center = center.copy()
+        self.value = -np.inf
+        self.step = step
+        self.slopes = np.zeros((0, len(center)))
+        self.at_zero = np.zeros(0)
+        self.weight = np.zeros(0)
+        self._gram = np.zeros((0, 0))
+        self.predicted = np.inf
+        self._nulls = 0
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return len(self.at_zero)
+
+    def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
+        """Add the piece ``at_zero + slope x``, a bound from above on the function."""
+        if self.pieces and (
+            (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
+        ).any():  # fmt: skip
+            return
+        if self.pieces >= _MAX_PIECES:
+            order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
+            self.keep(np.sort(np.append(order, self.pieces - 1)))
+        row = self.slopes @ slope
+        gram = np.empty((self.pieces + 1, self.pieces + 1))
+        gram[:-1, :-1], gram[-1, :-1], gram[:-1, -1] = self._gram, row, row
+        gram[-1, -1] = slope @ slope
+        self._gram = gram
+        self.slopes = np.vstack([self.slopes, slope])
+        self.at_zero = np.append(self.at_zero, at_zero)
+        self.weight = np.append(self.weight, 0.0)
+
+    def keep(self, index: NDArray[Any]) -> None:
+        """Keep only the pieces at ``index`` (numbers or a mask)."""
+        self.slopes, self.at_zero = self.slopes[index], self.at_zero[index]
+        self.weight = self.weight[index]
+        self._gram = self._gram[index][:, index]
+
+    def propose(self) -> NDArray[np.float64]:
+        """Return the next point to try, and set ``predicted``, the model's value there."""
+        linear = self.at_zero + self.slopes @ self.center
+        total = self.weight.sum()
+        if total <= 0:
+            self.weight[:] = 0.0
+            self.weight[np.argmin(linear)] = 1.0
+        else:
+            self.weight /= total
+        low = float(linear.min())
+        tol = 1e-4 * max(1.0, abs(low - self.value) if np.isfinite(self.value) else 1.0)
+        _simplex_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)
+        point = self.center + self.step * (self.weight @ self.slopes)
+        self.predicted = float((self.at_zero + self.slopes @ point).min())
+        return np.asarray(point)
+
+    def observe(self, point: NDArray[np.float64], value: float) -> bool:
+        """Take the function's value at a proposed point; return whether it is the new center."""
+        gain, hoped = value - self.value, self.predicted - self.value
+        if gain > 0.1 * hoped and gain > 0:
+            if gain > 0.5 * hoped:
+                self.step *= 1.7
+            self._nulls = 0
+            self.center, self.value = point.copy(), value
+            return True
+        self._nulls += 1
+        if gain > 0:
+            self.center, self.value = point.copy(), value
+        if self._nulls >= 4:
+            self.step *= 0.7
+            self._nulls = 2
+        return gain > 0

@@ -1,0 +1,903 @@
+"""Layered graphs of the ramp relaxation, compiled: product with a tracker, and sweeps.
+
+A graph is a deterministic automaton without cycles: arcs of a node carry disjoint labels, nodes
+are numbered in topological order, 0 is the root and the last one the end. A label is a fixed
+step (a round that costs as many as are placed, the join to the part with a clock, the end) or
+the set of kinds of requests, as a bit mask, that the arc may place. See `optsched.bounds.ramp`
+for what paths mean. Import lazily: it loads numba.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+INFINITE = 2**30
+"""Cost of a node without a path; costs stay below (`optsched.bounds.ramp`)."""
+ROUND, JOIN, END = -1, -2, -3
+"""Symbols of fixed steps in a path; others are kinds."""
+MAX_KINDS = 63
+_MARGIN = 512  # room kept free in every growing array while one node is expanded
+_ONE = np.uint64(1)
+_ZERO = np.uint64(0)
+
+
+@dataclass(eq=False)
+class Labels:
+    """Labels by number: rounds at m = 0..n, the join, ends at t = 0..last, then masks.
+
+    Parameters
+    ----------
+    mask : ndarray of uint64
+        Kinds that the label may place; 0 for fixed steps.
+    fixed : ndarray of int64
+        Cost of a fixed step, in rounds.
+    slots : ndarray of int32
+        Hash table of the masks.
+    count : ndarray of int64, shape (1,)
+    join : int
+        The label of the join; rounds are below it, ends above.
+    first_mask : int
+    """
+
+    mask: NDArray[np.uint64]
+    fixed: NDArray[np.int64]
+    slots: NDArray[np.int32]
+    count: NDArray[np.int64]
+    join: int
+    first_mask: int
+
+
+def new_labels(n: int, last: int) -> Labels:
+    """Return the fixed labels for n requests and a clock from 0 to ``last``."""
+    fixed = np.concatenate([np.arange(n + 1), [0], n * np.arange(last + 1)])
+    room = len(fixed) + 4 * _MARGIN
+    mask = np.zeros(room, dtype=np.uint64)
+    costs = np.zeros(room, dtype=np.int64)
+    costs[: len(fixed)] = fixed
+    slots = np.full(4 * _MARGIN, -1, dtype=np.int32)
+    return Labels(mask, costs, slots, np.array([len(fixed)]), n + 1, len(fixed))
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes in topological order, their arcs and the loops of rounds that change nothing.
+
+    Parameters
+    ----------
+    arc_start : ndarray of int64, shape (nodes + 1,)
+    arc_target, arc_label : ndarray of int32, shape (arcs,)
+    loop : ndarray of int16, shape (nodes,)
+        Requests placed, where a round leads back to the node itself; else -1. A loop costs
+        something and changes nothing, so sweeps ignore it; a product must not.
+    """
+
+    arc_start: NDArray[np.int64]
+    arc_target: NDArray[np.int32]
+    arc_label: NDArray[np.int32]
+    loop: NDArray[np.int16]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.loop)
+
+    @property
+    def arcs(self) -> int:
+        """Number of arcs."""
+        return len(self.arc_target)
+
+
+@dataclass(eq=False)
+class Tracker:
+    """A finite automaton that follows a path: states by number, made on demand.
+
+    Multisets of (weight, floor) items, or tables made beforehand (``width`` 0).
+
+    Parameters
+    ----------
+    symbol : ndarray of int32, shape (kinds,)
+        What the tracker sees of a kind.
+    peak, floor_class : ndarray of int32, shape (symbols,)
+        The item that a symbol puts into the multiset.
+    floor : ndarray of int32, shape (classes,)
+        Weight after which an item of the class vanishes.
+    most : ndarray of int32, shape (classes, capacity + 1)
+        Number of requests of the class with at least that peak.
+    """
+
+    symbol: NDArray[np.int32]
+    symbols: int
+    width: int
+    capacity: int
+    peak: NDArray[np.int32]
+    floor_class: NDArray[np.int32]
+    floor: NDArray[np.int32]
+    most: NDArray[np.int32]
+    items: NDArray[np.int32]
+    length: NDArray[np.int32]
+    weight: NDArray[np.int32]
+    dec: NDArray[np.int32]
+    add: NDArray[np.int32]
+    final: NDArray[np.bool_]
+    slots: NDArray[np.int32]
+    states: int
+
+
+def multiset_tracker(
+    peak: NDArray[np.int64], floor: NDArray[np.int64], copies: NDArray[np.int64], capacity: int
+) -> Tracker:
+    """Return the tracker of live items, given each kind's peak and the floor it is given here."""
+    pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
+    floors, classes = np.unique(pairs[:, 1], return_inverse=True)
+    most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
+    for p, f, c in zip(peak, floor, copies, strict=True):
+        most[np.searchsorted(floors, f), : p + 1] += c
+    width = int(min(copies.sum(), capacity // floors[0])) + 1
+    room = 4 * _MARGIN
+    tracker = Tracker(
+        symbol=symbol.reshape(-1).astype(np.int32),
+        symbols=len(pairs),
+        width=width,
+        capacity=capacity,
+        peak=pairs[:, 0].astype(np.int32),
+        floor_class=classes.reshape(-1).astype(np.int32),
+        floor=floors.astype(np.int32),
+        most=most,
+        items=np.zeros((room, width), dtype=np.int32),
+        length=np.zeros(room, dtype=np.int32),
+        weight=np.zeros(room, dtype=np.int32),
+        dec=np.full(room, -2, dtype=np.int32),
+        add=np.full((room, len(pairs)), -2, dtype=np.int32),
+        final=np.zeros(room, dtype=np.bool_),
+        slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
+        states=1,
+    )
+    tracker.final[0] = True
+    tracker.dec[0] = 0
+    tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
+    return tracker
+
+
+def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Tracker:
+    """Return the tracker that counts placements from each group of kinds, up to its copies."""
+    caps = [int(copies[group].sum()) for group in groups]
+    states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
+    symbol = np.zeros(len(copies), dtype=np.int32)
+    add = np.zeros((states, len(groups) + 1), dtype=np.int32)
+    number = np.arange(states)
+    add[:, 0] = number
+    step = 1
+    for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
+        symbol[group] = g + 1
+        digit = number // step % (cap + 1)
+        add[:, g + 1] = np.where(digit < cap, number + step, -1)
+        step *= cap + 1
+    final = np.zeros(states, dtype=np.bool_)
+    final[-1] = True
+    none = np.zeros(1, dtype=np.int32)
+    return Tracker(
+        symbol=symbol,
+        symbols=len(groups) + 1,
+        width=0,
+        capacity=0,
+        peak=none,
+        floor_class=none,
+        floor=none,
+        most=np.zeros((1, 1), dtype=np.int32),
+        items=np.zeros((1, 1), dtype=np.int32),
+        length=none,
+        weight=np.zeros(states, dtype=np.int32),
+        dec=number.astype(np.int32),
+        add=add,
+        final=final,
+        slots=np.full(1, -1, dtype=np.int32),
+        states=states,
+    )
+
+
+@njit(cache=True, nogil=True)
+def _hash_items(row: Any, length: int) -> np.uint64:
+    h = np.uint64(1469598103934665603) + np.uint64(length)
+    for k in range(length):
+        h = (h ^ np.uint64(row[k])) * np.uint64(1099511628211)
+        h ^= h >> np.uint64(29)
+    return h >> np.uint64(8)
+
+
+@njit(cache=True, nogil=True)
+def _hash_key(key: Any) -> np.uint64:
+    h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    h ^= h >> np.uint64(32)
+    h *= np.uint64(0xD6E8FEB86659FD93)
+    return h >> np.uint64(20)
+
+
+@njit(cache=True, nogil=True)
+def _state(
+    row: Any, length: int, total: int, items: Any, lengths: Any, weight: Any, final: Any,
+    slots: Any, count: Any
+) -> int:  # fmt: skip
+    """Return the number of the multiset in ``row``, new if it has none."""
+    mask = np.uint64(slots.shape[0] - 1)
+    at = _hash_items(row, length) & mask
+    while slots[at] >= 0:
+        s = slots[at]
+        if lengths[s] == length:
+            same = True
+            for k in range(length):
+                if items[s, k] != row[k]:
+                    same = False
+                    break
+            if same:
+                return s
+        at = (at + _ONE) & mask
+    s = count[0]
+    for k in range(length):
+        items[s, k] = row[k]
+    lengths[s] = length
+    weight[s] = total
+    final[s] = length == 0
+    slots[at] = s
+    count[0] = s + 1
+    return s
+
+
+@njit(cache=True, nogil=True)
+def _dec(
+    s: int, span: int, floor: Any, row: Any, items: Any, lengths: Any, weight: Any, dec: Any,
+    final: Any, slots: Any, count: Any
+) -> int:  # fmt: skip
+    """Return the state one round earlier: every item one lighter, those at their floor gone."""
+    if dec[s] != -2:
+        return dec[s]
+    length = 0
+    total = 0
+    for k in range(lengths[s]):
+        item = items[s, k]
+        w = item % span
+        if w > floor[item // span]:
+            row[length] = item - 1
+            length += 1
+            total += w - 1
+    t = _state(row, length, total, items, lengths, weight, final, slots, count)
+    dec[s] = t
+    return t
+
+
+@njit(cache=True, nogil=True)
+def _add(
+    s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, most: Any,
+    row: Any, items: Any, lengths: Any, weight: Any, add: Any, final: Any, slots: Any, count: Any
+) -> int:  # fmt: skip
+    """Return the state with one more item, or -1 where it does not fit."""
+    if add[s, symbol] != -2:
+        return add[s, symbol]
+    p = peak[symbol]
+    total = weight[s] + p
+    if total > capacity:
+        add[s, symbol] = -1
+        return -1
+    c = floor_class[symbol]
+    code = c * span + p
+    length = lengths[s]
+    at = 0
+    while at < length and items[s, at] < code:
+        row[at] = items[s, at]
+        at += 1
+    row[at] = code
+    for k in range(at, length):
+        row[k + 1] = items[s, k]
+    # No more live items of a class than requests that heavy.
+    rank = 0
+    for k in range(length, -1, -1):
+        if row[k] // span == c:
+            rank += 1
+            if rank > most[c, row[k] % span]:
+                add[s, symbol] = -1
+                return -1
+    t = _state(row, length + 1, total, items, lengths, weight, final, slots, count)
+    add[s, symbol] = t
+    return t
+
+
+@njit(cache=True, nogil=True)
+def _label(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
+    """Return the number of the label with that mask, new if it has none."""
+    last = np.uint64(slots.shape[0] - 1)
+    at = _hash_key(np.int64(mask)) & last
+    while slots[at] >= 0:
+        if label_mask[slots[at]] == mask:
+            return slots[at]
+        at = (at + _ONE) & last
+    k = count[0]
+    label_mask[k] = mask
+    slots[at] = k
+    count[0] = k + 1
+    return k
+
+
+@njit(cache=True, nogil=True)
+def _range(mask: Any, cost: Any) -> Any:
+    """Return the least and largest cost of the kinds in a mask."""
+    low = np.int64(INFINITE)
+    high = np.int64(-INFINITE)
+    k = 0
+    while mask != _ZERO:
+        if mask & _ONE:
+            low = min(low, cost[k])
+            high = max(high, cost[k])
+        mask >>= _ONE
+        k += 1
+    return low, high
+
+
+@njit(cache=True, nogil=True)
+def _node(v: int, s: int, keys: Any, node_coarse: Any, node_state: Any, next_in: Any,
+          head: Any, forward: Any, count: Any) -> int:  # fmt: skip
+    """Return the node (coarse node, state), new if there is none."""
+    key = (np.int64(v) << np.int64(32)) | np.int64(s)
+    last = np.uint64(keys.shape[0] - 1)
+    at = _hash_key(key) & last
+    while keys[at, 0] >= 0:
+        if keys[at, 0] == key:
+            return keys[at, 1]
+        at = (at + _ONE) & last
+    x = count[1]
+    keys[at, 0] = key
+    keys[at, 1] = x
+    node_coarse[x] = v
+    node_state[x] = s
+    next_in[x] = head[v]
+    head[v] = x
+    forward[x] = INFINITE
+    count[1] = x + 1
+    return x
+
+
+@njit(cache=True, nogil=True)
+def _wider(array: Any, needed: int) -> Any:
+    if needed <= array.shape[0]:
+        return array
+    wider = np.empty(max(needed, array.shape[0] + array.shape[0] // 2), dtype=array.dtype)
+    wider[: array.shape[0]] = array
+    return wider
+
+
+@njit(cache=True, nogil=True)
+def _wider2(array: Any, needed: int, fill: int) -> Any:
+    if needed <= array.shape[0]:
+        return array
+    rows = max(needed, array.shape[0] + array.shape[0] // 2)
+    wider = np.empty((rows, array.shape[1]), dtype=array.dtype)
+    wider[: array.shape[0]] = array
+    wider[array.shape[0] :] = fill
+    return wider
+
+
+@njit(cache=True, nogil=True)
+def _rehashed_keys(keys: Any, coarse: Any, state: Any, n: int) -> Any:
+    size = keys.shape[0] * 4
+    keys = np.full((size, 2), -1, dtype=np.int64)
+    last = np.uint64(size - 1)
+    for x in range(n):
+        key = (np.int64(coarse[x]) << np.int64(32)) | np.int64(state[x])
+        at = _hash_key(key) & last
+        while keys[at, 0] >= 0:
+            at = (at + _ONE) & last
+        keys[at, 0] = key
+        keys[at, 1] = x
+    return keys
+
+
+@njit(cache=True, nogil=True)
+def _product(
+    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, cutoff: int,
+    cost: Any, scale: int, join: int, first_mask: int, label_mask: Any, label_fixed: Any,
+    label_slots: Any, label_count: Any, symbol_of: Any, symbols: int, width: int, capacity: int,
+    peak: Any, floor_class: Any, floor: Any, most: Any, items: Any, lengths: Any, weight: Any,
+    dec: Any, add: Any, final: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
+    max_states: int, stop: Any
+) -> Any:  # fmt: skip
+    coarse_nodes = loop.shape[0]
+    end = coarse_nodes - 1
+    span = capacity + 1
+    kinds = cost.shape[0]
+    count = np.zeros(2, dtype=np.int64)  # states, nodes
+    count[0] = states
+    row = np.zeros(width + 2, dtype=np.int32)
+
+    label_low = np.empty(label_mask.shape[0], dtype=np.int64)
+    label_high = np.empty(label_mask.shape[0], dtype=np.int64)
+    split_at = np.full(label_mask.shape[0], -1, dtype=np.int64)
+    split_end = np.empty(label_mask.shape[0], dtype=np.int64)
+    known = first_mask
+    split_symbol = np.empty(4 * _MARGIN, dtype=np.int32)
+    split_label = np.empty(4 * _MARGIN, dtype=np.int32)
+    splits = 0
+    by_symbol = np.zeros(symbols, dtype=np.uint64)
+    touched = np.empty(symbols, dtype=np.int64)
+
+    head = np.full(coarse_nodes, -1, dtype=np.int32)
+    size = 1 << 12
+    keys = np.full((size, 2), -1, dtype=np.int64)
+    room = 4 * _MARGIN
+    node_coarse = np.empty(room, dtype=np.int32)
+    node_state = np.empty(room, dtype=np.int32)
+    next_in = np.empty(room, dtype=np.int32)
+    forward = np.empty(room, dtype=np.int32)
+    final_id = np.empty(room, dtype=np.int32)
+    out_start = np.empty(room + 1, dtype=np.int64)
+    out_loop = np.empty(room, dtype=np.int16)
+    out_target = np.empty(4 * room, dtype=np.int32)
+    out_label = np.empty(4 * room, dtype=np.int32)
+    done = 0
+    arcs = 0
+    status = 0
+    root = _node(0, 0, keys, node_coarse, node_state, next_in, head, forward, count)
+    forward[root] = 0
+    bucket = np.empty(room, dtype=np.int32)
+
+    for u in range(coarse_nodes):
+        if head[u] < 0:
+            continue
+        if stop[0] != 0:
+            status = 1
+            break
+        filled = 0
+        x = head[u]
+        while x >= 0:
+            bucket = _wider(bucket, filled + _MARGIN)
+            bucket[filled] = x
+            filled += 1
+            x = next_in[x]
+        if loop[u] >= 0:
+            k = 0
+            while k < filled:
+                # Room for one more state and node.
+                if count[0] + _MARGIN > lengths.shape[0] and width > 0:
+                    need = count[0] + 2 * _MARGIN
+                    items = _wider2(items, need, 0)
+                    add = _wider2(add, need, -2)
+                    old = dec.shape[0]
+                    lengths = _wider(lengths, need)
+                    weight = _wider(weight, need)
+                    final = _wider(final, need)
+                    dec = _wider(dec, need)
+                    dec[old:] = -2
+                if 2 * (count[0] + _MARGIN) > slots.shape[0] and width > 0:
+                    slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
+                    for s in range(count[0]):
+                        at = _hash_items(items[s], lengths[s]) & np.uint64(slots.shape[0] - 1)
+                        while slots[at] >= 0:
+                            at = (at + _ONE) & np.uint64(slots.shape[0] - 1)
+                        slots[at] = s
+                if count[1] + _MARGIN > node_coarse.shape[0]:
+                    need = count[1] + 2 * _MARGIN
+                    node_coarse = _wider(node_coarse, need)
+                    node_state = _wider(node_state, need)
+                    next_in = _wider(next_in, need)
+                    forward = _wider(forward, need)
+                    final_id = _wider(final_id, need)
+                if 2 * (count[1] + _MARGIN) > keys.shape[0]:
+                    keys = _rehashed_keys(keys, node_coarse, node_state, count[1])
+                s = node_state[bucket[k]]
+                t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots, count)
+                if t != s:
+                    before = count[1]
+                    x = _node(u, t, keys, node_coarse, node_state, next_in, head, forward,
+                              count)  # fmt: skip
+                    if count[1] > before:
+                        bucket = _wider(bucket, filled + _MARGIN)
+                        bucket[filled] = x
+                        filled += 1
+                k += 1
+            order = np.argsort(-weight[node_state[bucket[:filled]]])
+            bucket[:filled] = bucket[:filled][order]
+
+        for b in range(filled):
+            x = bucket[b]
+            s = node_state[x]
+            # Room for whatever one node can add.
+            if count[0] + _MARGIN > lengths.shape[0] and width > 0:
+                need = count[0] + 2 * _MARGIN
+                items = _wider2(items, need, 0)
+                add = _wider2(add, need, -2)
+                old = dec.shape[0]
+                lengths = _wider(lengths, need)
+                weight = _wider(weight, need)
+                final = _wider(final, need)
+                dec = _wider(dec, need)
+                dec[old:] = -2
+            if 2 * (count[0] + _MARGIN) > slots.shape[0] and width > 0:
+                slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
+                for s2 in range(count[0]):
+                    at = _hash_items(items[s2], lengths[s2]) & np.uint64(slots.shape[0] - 1)
+                    while slots[at] >= 0:
+                        at = (at + _ONE) & np.uint64(slots.shape[0] - 1)
+                    slots[at] = s2
+            if count[1] + _MARGIN > node_coarse.shape[0]:
+                need = count[1] + 2 * _MARGIN
+                node_coarse = _wider(node_coarse, need)
+                node_state = _wider(node_state, need)
+                next_in = _wider(next_in, need)
+                forward = _wider(forward, need)
+                final_id = _wider(final_id, need)
+            if 2 * (count[1] + _MARGIN) > keys.shape[0]:
+                keys = _rehashed_keys(keys, node_coarse, node_state, count[1])
+            if done + _MARGIN > out_loop.shape[0]:
+                out_start = _wider(out_start, done + 2 * _MARGIN + 1)
+                out_loop = _wider(out_loop, done + 2 * _MARGIN)
+            if arcs + _MARGIN > out_target.shape[0]:
+                out_target = _wider(out_target, arcs + 2 * _MARGIN)
+                out_label = _wider(out_label, arcs + 2 * _MARGIN)
+            if label_count[0] + _MARGIN > label_mask.shape[0]:
+                need = label_count[0] + 2 * _MARGIN
+                label_mask = _wider(label_mask, need)
+                label_fixed = _wider(label_fixed, need)
+            if label_mask.shape[0] > label_low.shape[0]:
+                need = label_mask.shape[0]
+                old = split_at.shape[0]
+                label_low = _wider(label_low, need)
+                label_high = _wider(label_high, need)
+                split_at = _wider(split_at, need)
+                split_end = _wider(split_end, need)
+                split_at[old:] = -1
+            if 2 * (label_count[0] + _MARGIN) > label_slots.shape[0]:
+                label_slots = np.full(label_slots.shape[0] * 4, -1, dtype=np.int32)
+                last = np.uint64(label_slots.shape[0] - 1)
+                for k in range(first_mask, label_count[0]):
+                    at = _hash_key(np.int64(label_mask[k])) & last
+                    while label_slots[at] >= 0:
+                        at = (at + _ONE) & last
+                    label_slots[at] = k
+            if splits + _MARGIN > split_symbol.shape[0]:
+                split_symbol = _wider(split_symbol, splits + 2 * _MARGIN)
+                split_label = _wider(split_label, splits + 2 * _MARGIN)
+
+            final_id[x] = done
+            out_start[done] = arcs
+            out_loop[done] = -1
+            done += 1
+            here = np.int64(forward[x])
+            if here + backward[u] > cutoff:
+                continue
+            if loop[u] >= 0:
+                t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots, count)
+                if t == s:
+                    out_loop[done - 1] = loop[u]
+                elif here + loop[u] * scale + backward[u] <= cutoff:
+                    y = _node(u, t, keys, node_coarse, node_state, next_in, head, forward,
+                              count)  # fmt: skip
+                    forward[y] = min(forward[y], here + loop[u] * scale)
+                    out_target[arcs] = y
+                    out_label[arcs] = loop[u]
+                    arcs += 1
+            for a in range(arc_start[u], arc_start[u + 1]):
+                v = arc_target[a]
+                if backward[v] >= INFINITE:
+                    continue
+                slack = cutoff - here - backward[v]
+                label = np.int64(arc_label[a])
+                if label < first_mask:
+                    step = label_fixed[label] * scale
+                    if step > slack:
+                        continue
+                    t = s
+                    if label < join:
+                        t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots,
+                                 count)  # fmt: skip
+                    elif label > join and not final[s]:
+                        continue
+                    y = _node(v, t, keys, node_coarse, node_state, next_in, head, forward,
+                              count)  # fmt: skip
+                    forward[y] = min(forward[y], here + step)
+                    out_target[arcs] = y
+                    out_label[arcs] = label
+                    arcs += 1
+                    continue
+                while known < label_count[0]:
+                    label_low[known], label_high[known] = _range(label_mask[known], cost)
+                    known += 1
+                if label_low[label] > slack:
+                    continue
+                if label_high[label] > slack:
+                    kept = _ZERO
+                    mask = label_mask[label]
+                    for k in range(kinds):
+                        bit = _ONE << np.uint64(k)
+                        if mask & bit and cost[k] <= slack:
+                            kept |= bit
+                    label = np.int64(_label(kept, label_mask, label_slots, label_count))
+                if split_at[label] < 0:
+                    found = 0
+                    mask = label_mask[label]
+                    for k in range(kinds):
+                        bit = _ONE << np.uint64(k)
+                        if mask & bit:
+                            g = symbol_of[k]
+                            if by_symbol[g] == _ZERO:
+                                touched[found] = g
+                                found += 1
+                            by_symbol[g] |= bit
+                    split_at[label] = splits
+                    for k in range(found):
+                        g = touched[k]
+                        split_symbol[splits] = g
+                        split_label[splits] = _label(by_symbol[g], label_mask, label_slots,
+                                                     label_count)  # fmt: skip
+                        by_symbol[g] = _ZERO
+                        splits += 1
+                    split_end[label] = splits
+                    while known < label_count[0]:
+                        label_low[known], label_high[known] = _range(label_mask[known], cost)
+                        known += 1
+                for k in range(split_at[label], split_end[label]):
+                    t = _add(s, split_symbol[k], span, capacity, peak, floor_class, most, row,
+                             items, lengths, weight, add, final, slots, count)  # fmt: skip
+                    if t < 0:
+                        continue
+                    part = split_label[k]
+                    y = _node(v, t, keys, node_coarse, node_state, next_in, head, forward,
+                              count)  # fmt: skip
+                    forward[y] = min(forward[y], here + label_low[part])
+                    out_target[arcs] = y
+                    out_label[arcs] = part
+                    arcs += 1
+        if count[1] > max_nodes or arcs > max_arcs or count[0] > max_states:
+            status = 2
+            break
+    ended = head[end] >= 0 and status == 0
+    out_start[done] = arcs
+    if status == 0:
+        for a in range(arcs):
+            out_target[a] = final_id[out_target[a]]
+    return (
+        status, ended, out_start[: done + 1].copy(), out_target[:arcs].copy(),
+        out_label[:arcs].copy(), out_loop[:done].copy(), label_mask, label_fixed, label_slots,
+        count[0], items, lengths, weight, dec, add, final, slots
+    )  # fmt: skip
+
+
+class Interrupted(Exception):
+    """The stop flag was set while a kernel ran."""
+
+
+class TooLargeError(Exception):
+    """A graph would exceed what memory allows."""
+
+
+def product(
+    graph: Graph,
+    labels: Labels,
+    tracker: Tracker,
+    *,
+    backward: NDArray[np.int32],
+    cutoff: int,
+    cost: NDArray[np.int64],
+    scale: int,
+    stop: NDArray[np.int8],
+    max_nodes: int,
+    max_arcs: int,
+    max_states: int,
+) -> Graph | None:
+    """Return the graph of the paths that both take, less those that cost more than ``cutoff``.
+
+    A path of cost at most ``cutoff`` survives: at each of its nodes (u, state) the cheapest way
+    there plus what the coarse graph says about the rest (``backward``) is no more than its cost.
+
+    Parameters
+    ----------
+    graph, labels, tracker
+        Labels and the tracker's states are added to in place.
+    backward : ndarray of int32, shape (graph.nodes,)
+        Least cost from each node to the end.
+    cutoff : int
+    cost : ndarray of int64, shape (kinds,)
+        Cost of placing a request of each kind (minus its multiplier).
+    scale : int
+        Cost of one round of one request.
+
+    Returns
+    -------
+    Graph or None
+        None: no such path.
+
+    Raises
+    ------
+    Interrupted, TooLargeError
+    """
+    out = _product(
+        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, backward, cutoff, cost,
+        scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
+        labels.count, tracker.symbol, tracker.symbols, tracker.width, tracker.capacity,
+        tracker.peak, tracker.floor_class, tracker.floor, tracker.most, tracker.items,
+        tracker.length, tracker.weight, tracker.dec, tracker.add, tracker.final, tracker.slots,
+        tracker.states, max_nodes, max_arcs, max_states, stop,
+    )  # fmt: skip
+    status, ended, start, target, label, loop = out[:6]
+    labels.mask, labels.fixed, labels.slots = out[6:9]
+    (tracker.states, tracker.items, tracker.length, tracker.weight, tracker.dec, tracker.add,
+     tracker.final, tracker.slots) = out[9:]  # fmt: skip
+    if status == 1:
+        raise Interrupted
+    if status == 2:
+        raise TooLargeError
+    return Graph(start, target, label, loop) if ended else None
+
+
+@njit(cache=True, nogil=True)
+def label_costs(mask: Any, fixed: Any, count: int, first_mask: int, cost: Any, scale: int) -> Any:
+    """Return the cost of each label, and the kind of least cost where it places one, else -1."""
+    value = np.empty(count, dtype=np.int32)
+    kind = np.full(count, -1, dtype=np.int32)
+    for k in range(first_mask):
+        value[k] = fixed[k] * scale
+    for k in range(first_mask, count):
+        best = np.int64(INFINITE)
+        bits = mask[k]
+        j = 0
+        while bits != _ZERO:
+            if bits & _ONE and cost[j] < best:
+                best = cost[j]
+                kind[k] = j
+            bits >>= _ONE
+            j += 1
+        value[k] = best
+    return value, kind
+
+
+@njit(cache=True, nogil=True)
+def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
+    """Return the least cost from each node to the end."""
+    nodes = arc_start.shape[0] - 1
+    out = np.empty(nodes, dtype=np.int32)
+    out[nodes - 1] = 0
+    for u in range(nodes - 2, -1, -1):
+        best = INFINITE
+        for a in range(arc_start[u], arc_start[u + 1]):
+            c = out[arc_target[a]] + value[arc_label[a]]
+            if c < best:
+                best = c
+        # A node without a way to the end stays so, whatever negative costs lead there.
+        out[u] = best if best < INFINITE // 2 else INFINITE
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
+    """Return the least cost from the root to each node."""
+    nodes = arc_start.shape[0] - 1
+    out = np.full(nodes, INFINITE, dtype=np.int32)
+    out[0] = 0
+    for u in range(nodes - 1):
+        here = out[u]
+        if here >= INFINITE // 2:
+            continue
+        for a in range(arc_start[u], arc_start[u + 1]):
+            c = here + value[arc_label[a]]
+            if c < out[arc_target[a]]:
+                out[arc_target[a]] = c
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _pruned(
+    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, forward: Any, backward: Any,
+    value: Any, cutoff: int
+) -> Any:  # fmt: skip
+    """Return the graph without nodes and arcs through which every path exceeds the cutoff."""
+    nodes = loop.shape[0]
+    number = np.empty(nodes, dtype=np.int32)
+    kept = 0
+    arcs = 0
+    for u in range(nodes):
+        number[u] = -1
+        if forward[u] < INFINITE and np.int64(forward[u]) + backward[u] <= cutoff:
+            number[u] = kept
+            kept += 1
+            slack = cutoff - forward[u]
+            for a in range(arc_start[u], arc_start[u + 1]):
+                v = arc_target[a]
+                if backward[v] < INFINITE and value[arc_label[a]] + backward[v] <= slack:
+                    arcs += 1
+    start = np.empty(kept + 1, dtype=np.int64)
+    target = np.empty(arcs, dtype=np.int32)
+    label = np.empty(arcs, dtype=np.int32)
+    out_loop = np.empty(kept, dtype=np.int16)
+    arcs = 0
+    for u in range(nodes):
+        if number[u] < 0:
+            continue
+        start[number[u]] = arcs
+        out_loop[number[u]] = loop[u]
+        slack = cutoff - forward[u]
+        for a in range(arc_start[u], arc_start[u + 1]):
+            v = arc_target[a]
+            if backward[v] < INFINITE and value[arc_label[a]] + backward[v] <= slack:
+                target[arcs] = number[v]
+                label[arcs] = arc_label[a]
+                arcs += 1
+    start[kept] = arcs
+    return start, target, label, out_loop, number
+
+
+def pruned(
+    graph: Graph, value: NDArray[np.int32], backward: NDArray[np.int32], cutoff: int
+) -> tuple[Graph, NDArray[np.int32]]:
+    """Return the graph without what only paths above ``cutoff`` use, and ``backward`` on it.
+
+    There must be a path of cost at most ``cutoff``. Labels keep all of their kinds.
+    """
+    forward = _sweep_forward(graph.arc_start, graph.arc_target, graph.arc_label, value)
+    *parts, number = _pruned(
+        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, forward, backward, value,
+        cutoff,
+    )  # fmt: skip
+    return Graph(*parts), backward[number >= 0]
+
+
+@njit(cache=True, nogil=True)
+def best_path(
+    arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, kind: Any,
+    join: int, first_mask: int
+) -> Any:  # fmt: skip
+    """Return the symbols of a cheapest path, and the fixed labels' numbers (-1 for kinds)."""
+    end = arc_start.shape[0] - 2
+    symbols = np.empty(256, dtype=np.int32)
+    label_of = np.empty(256, dtype=np.int32)
+    length = 0
+    u = 0
+    while u != end:
+        symbols = _wider(symbols, length + 1)
+        label_of = _wider(label_of, length + 1)
+        for a in range(arc_start[u], arc_start[u + 1]):
+            label = arc_label[a]
+            if backward[arc_target[a]] < INFINITE and (
+                backward[arc_target[a]] + value[label] == backward[u]
+            ):
+                break
+        if label >= first_mask:
+            symbols[length] = kind[label]
+            label_of[length] = -1
+        else:
+            symbols[length] = ROUND if label < join else (JOIN if label == join else END)
+            label_of[length] = label
+        length += 1
+        u = arc_target[a]
+    return symbols[:length].copy(), label_of[:length].copy()
+
+
+@njit(cache=True, nogil=True)
+def accepts(
+    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, mask: Any, join: int,
+    first_mask: int, symbols: Any
+) -> bool:  # fmt: skip
+    """Whether the graph has the path with these symbols."""
+    u = 0
+    for k in range(symbols.shape[0]):
+        found = -1
+        for a in range(arc_start[u], arc_start[u + 1]):
+            label = arc_label[a]
+            if symbols[k] >= 0:
+                hit = label >= first_mask and (mask[label] >> np.uint64(symbols[k])) & _ONE != _ZERO
+            elif symbols[k] == ROUND:
+                hit = label < join
+            elif symbols[k] == JOIN:
+                hit = label == join
+            else:
+                hit = join < label < first_mask
+            if hit:
+                found = arc_target[a]
+                break
+        if found < 0:
+            if symbols[k] == ROUND and loop[u] >= 0:
+                found = u
+            else:
+                return False
+        u = found
+    return u == arc_start.shape[0] - 2
