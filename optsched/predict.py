@@ -114,7 +114,8 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
     except Exception as error:
         raise InputError(f"predictor {name!r}: raised {error!r}") from error
     try:
-        return replace(instance, **dict.fromkeys(COLUMNS) | columns)
+        new: dict[str, Any] = dict.fromkeys(COLUMNS) | columns
+        return replace(instance, **new)
     except InputError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
 

@@ -69,8 +69,10 @@ def simulate(
     else:
         made = policy
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
-    run = _simulate_rules if isinstance(made, Rules) else _simulate_open
-    schedule = run(told, made, cost, name, seed)  # type: ignore[operator]
+    if isinstance(made, Rules):
+        schedule = _simulate_rules(told, made, cost, name, seed)
+    else:
+        schedule = _simulate_open(told, made, cost, name, seed)
     # What was predicted is no part of the problem that the schedule solves.
     return schedule if told is instance else replace(schedule, instance_sha256=instance.sha256)
 

@@ -29,7 +29,7 @@ class Parameter:
 def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a callable by name, read from its signature."""
     # A class is annotated in its constructor; what has no annotation is a text.
-    maker = make.__init__ if isinstance(make, type) else make
+    maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
     hints = typing.get_type_hints(maker)
     found = {}
     for name, parameter in inspect.signature(make).parameters.items():

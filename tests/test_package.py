@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("roofline",),
     ("fit",),
     ("specs",),
-    ("replay", "predict", "validity"),
+    ("replay", "predict", "theory", "validity"),
     ("evaluate", "engine"),
     ("policies",),
     ("simulate",),
@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("formulations", "search"),
     ("solve",),
     ("compare",),
+    ("ratio",),
     ("experiments", "plot", "report", "trace"),
     ("cli",),
 )
