@@ -16,7 +16,7 @@ from optsched.cost import CostModel, cost_for
 from optsched.errors import LoopError, PolicyError, UsageError, ViolationError
 from optsched.evaluate import Evaluation, evaluate
 from optsched.instance import Instance
-from optsched.policies import Rules, allows, make_policy
+from optsched.policies import Rules, allows, is_clairvoyant, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
 from optsched.simulate import effective, simulate
@@ -324,7 +324,7 @@ def _run(
     made, info = make_policy(spec)
     row = PolicyRow(
         spec,
-        clairvoyant=info.clairvoyant and instance.predicted is None,
+        clairvoyant=is_clairvoyant(made, info, instance),
         notes=_feature_notes(made, instance),
     )
     reason = allows(spec, instance)

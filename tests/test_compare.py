@@ -211,3 +211,19 @@ def test_best_of_policies_is_the_best_row() -> None:
     assert best is not None
     assert best.tel == comparison.best_known
     assert best_of_policies(instance, time_limit_s=-1) is None
+
+
+def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
+    instance = Instance([0.0], [2], [2], kv_capacity=8, time_unit="second", kv_accounting="cached")
+    rows = compare(
+        instance,
+        ["vllm", "vllm:eviction_free=true", "fcfs"],
+        cost_model="llama2-7b-a100-infermax",
+        bound=False,
+    ).rows
+    marks = {row.policy: row.clairvoyant for row in rows}
+    assert marks == {"vllm": False, "vllm:eviction_free=true": True, "fcfs": False}
+
+
+def test_fcfs_looks_ahead_in_rounds_and_is_marked_clairvoyant() -> None:
+    assert compare(Instance([0], [1], [2], kv_capacity=4), ["fcfs"]).rows[0].clairvoyant

@@ -16,7 +16,7 @@ from optsched.cost import BatchCost
 from optsched.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance, Limits
-from optsched.policies import PolicyInfo, Rules, allows, make_policy, policies
+from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
 from optsched.policies.base import Batch, View
 from optsched.policies.readable import Readable
 from optsched.schedule import COLUMNS, Schedule
@@ -191,8 +191,7 @@ def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) 
 @pytest.mark.parametrize("spec", SPECS)
 def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypatch) -> None:
     monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
-    info = make_policy(spec)[1]
-    blind = not info.clairvoyant and spec == info.name
+    made, info = make_policy(spec)
     rng = Random(spec)
     compared = 0
     for number in range(60):
@@ -201,14 +200,7 @@ def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypat
             continue
         # What policies are told stays; the truth changes for a request or two. Schedulers that
         # need no lengths must not look at them when there are no predictions, either.
-        rules = make_policy(spec)[0]
-        needs = (
-            isinstance(rules, Rules)
-            and (
-                rules.in_rounds if instance.in_rounds and rules.in_rounds else rules
-            ).uses_predictions
-        )
-        if not blind or needs or number % 2:
+        if is_clairvoyant(made, info, instance) or number % 2:
             guess = [max(1, o + rng.randint(-2, 2)) for o in instance.output_tokens.tolist()]
             instance = replace(instance, predicted=guess)
         changed = rng.sample(range(instance.n), min(2, instance.n))

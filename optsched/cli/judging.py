@@ -48,12 +48,12 @@ def simulate(
     from optsched.cli.results import result_dict
     from optsched.evaluate import evaluate as judge
     from optsched.io import read_instance, write_schedule
-    from optsched.policies import make_policy
+    from optsched.policies import is_clairvoyant, make_policy
     from optsched.simulate import simulate as run
 
     instance = read_instance(instance_file)
     check_outputs(schedule_out, requests_out, json_out)
-    _, info = make_policy(policy)
+    made, info = make_policy(policy)
     cost = cost_model_for(instance, cost_model)
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
@@ -80,7 +80,7 @@ def simulate(
         show_metrics(metrics, instance)
         if instance.predicted is None:
             print("\npredictor: oracle (the instance carries no predictions)")
-            if info.clairvoyant:
+            if is_clairvoyant(made, info, instance):
                 print(f"{policy} is clairvoyant: it uses the true output lengths")
 
 

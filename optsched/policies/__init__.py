@@ -30,8 +30,8 @@ from optsched.specs import (
 )
 
 __all__ = [
-    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "View", "allows", "make_policy",
-    "parse_spec", "policies", "policy",
+    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "View", "allows", "is_clairvoyant",
+    "make_policy", "parse_spec", "policies", "policy",
 ]  # fmt: skip
 
 
@@ -118,6 +118,22 @@ def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
         told = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and told)
     return made, info
+
+
+def is_clairvoyant(made: Rules | Policy, info: PolicyInfo, instance: Instance) -> bool:
+    """Return whether a policy's decisions use true output lengths on an instance.
+
+    Rules say so themselves, in the form that applies to the instance's time unit; for a policy
+    object the registry does. Nothing is clairvoyant where predictions are given.
+    """
+    if instance.predicted is not None or instance.predicted_upper is not None:
+        return False
+    if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
+        return False
+    if isinstance(made, Rules):
+        rules = (made.in_rounds if instance.in_rounds else None) or made
+        return rules.uses_predictions
+    return info.clairvoyant
 
 
 def _predictor(spec: str, texts: dict[str, str]) -> str | None:
