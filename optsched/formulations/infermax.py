@@ -520,6 +520,13 @@ def answer(
     if batches is not None:
         times = exact_times(prob, batches, start)
         level = prob.level(name, times)
+        if prob.cutoff is not None and level / prob.shrink >= prob.cutoff:
+            # Within a solver's tolerance of what was asked for, but not below it.
+            proved = status is Status.OPTIMAL
+            status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
+            bound = prob.cutoff if proved else bound
+            batches = None
+    if batches is not None:
         objective = prob.to_value(name, level, exact=True)
         schedule = to_schedule(prob, batches, start)
         if claimed is not None and not _near(prob, level / prob.shrink, claimed):

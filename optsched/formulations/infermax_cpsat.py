@@ -274,6 +274,7 @@ class _Model:
         for j in range(min(needed, self.batches)):
             model.add(self.used[j] == 1)
         model.add(sum(self.prefills) >= prefill_batches)
+        self.least_makespan = net.least_makespan()
 
     def _times(self) -> None:
         """Add every batch's length, start and end, and what the objectives count."""
@@ -321,6 +322,7 @@ class _Model:
             end = model.new_int_var(origin, self.horizon, f"E_{j}")
             model.add(end == self.start[j] + length[j])
             self.end.append(end)
+        model.add(self.end[-1] >= origin + self.least_makespan)
         self.first: dict[int, Any] = {}
         self.finish: dict[int, Any] = {}
         if spans or "mean_ttft" in wanted:

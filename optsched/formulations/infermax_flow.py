@@ -68,6 +68,8 @@ class Flow:
         Costs in milliseconds.
     cost : list of int
         Costs in the problem's exact units.
+    range : tuple of int
+        Least and largest cost (None: any), the model's last row.
     start : ndarray, optional
         Values of the schedule at hand.
     """
@@ -76,6 +78,7 @@ class Flow:
     batches: int
     model: LinearModel
     cost: list[int]
+    range: tuple[int, int | None]
     start: NDArray[np.float64] | None
 
     @property
@@ -168,19 +171,17 @@ def flow_model(prob: Problem, start: list[Batch] | None, most_batches: int) -> F
 
     c = prob.costs
     cost = ([arc.work for arc in arcs] + [c.base, c.decode_base, c.prefill_base]) * most_batches
+    low, high = net.least_makespan(), None
     if prob.cutoff is not None:
-        below = math.ceil(prob.cutoff) - 1 - min(prob.arrival)
-        scaled = float(below * _ms(prob))
-        rows.add([], upper=0.0)  # replaced below: costs are floats there
-        rows.upper[-1] = scaled
+        high = math.ceil(prob.cutoff) - 1 - min(prob.arrival)
     n = [net.counts[net.nodes[arc.source].cls] for arc in arcs]
     top = [
         min(count, prob.capacity // arc.kv) if arc.kv else count
         for count, arc in zip(n, arcs, strict=True)
     ]
-    model = _arrays(rows, cost, [*top, 1, 1, 1] * most_batches, prob)
+    model = _arrays(rows, cost, (low, high), [*top, 1, 1, 1] * most_batches, prob)
     values = None if start is None else _start_values(net, start, most_batches)
-    return Flow(net, most_batches, model, cost, values)
+    return Flow(net, most_batches, model, cost, (low, high), values)
 
 
 def _ms(prob: Problem) -> Fraction:
@@ -221,17 +222,20 @@ def _batch_rows(net: Network, rows: _Rows, at: int) -> None:
         rows.add([(decodes, 1), (prefills, 1)], upper=1)
 
 
-def _arrays(rows: _Rows, cost: list[int], top: list[int], prob: Problem) -> LinearModel:
+def _arrays(
+    rows: _Rows, cost: list[int], span: tuple[int, int | None], top: list[int], prob: Problem
+) -> LinearModel:
+    """Return the model in milliseconds, with a last row that holds the objective in ``span``."""
     columns = len(cost)
-    column = np.array(rows.column, dtype=np.int64)
-    row = np.array(rows.row, dtype=np.int64)
-    value = np.array(rows.value, dtype=np.float64)
     unit = float(_ms(prob))
     floats = np.array(cost, dtype=np.float64) * unit
-    if prob.cutoff is not None:  # the last row is the objective's
-        column = np.concatenate([column, np.flatnonzero(floats)])
-        row = np.concatenate([row, np.full(np.count_nonzero(floats), len(rows.upper) - 1)])
-        value = np.concatenate([value, floats[floats != 0]])
+    priced = np.flatnonzero(floats)
+    column = np.concatenate([np.array(rows.column, dtype=np.int64), priced])
+    row = np.concatenate([np.array(rows.row), np.full(len(priced), len(rows.upper))])
+    value = np.concatenate([np.array(rows.value, dtype=np.float64), floats[priced]])
+    low, high = span
+    rows.lower.append(low * unit * (1 - 1e-12))
+    rows.upper.append(math.inf if high is None else high * unit)
     order = np.lexsort((row, column))
     start = np.zeros(columns + 1, dtype=np.int32)
     np.cumsum(np.bincount(column, minlength=columns), out=start[1:])
@@ -376,18 +380,16 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     source = flow.model
     model = cp.CpModel()
     variables = [model.new_int_var(0, int(top), "") for top in source.upper]
-    by_row: list[list[tuple[int, int]]] = [[] for _ in range(source.rows)]
-    objective_row = source.rows - 1 if prob.cutoff is not None else None
+    by_row: list[list[tuple[int, int]]] = [[] for _ in range(source.rows)]  # the last: in floats
     for k in range(source.columns):
         for entry in range(int(source.start[k]), int(source.start[k + 1])):
-            row = int(source.index[entry])
-            if row != objective_row:
-                by_row[row].append((k, int(source.value[entry])))
+            by_row[source.index[entry]].append((k, int(source.value[entry])))
     total = cp.LinearExpr.weighted_sum(variables, flow.cost)
-    for row, entries in enumerate(by_row):
-        if row == objective_row and prob.cutoff is not None:
-            model.add(total <= math.ceil(prob.cutoff) - 1 - min(prob.arrival))
-            continue
+    least, most = flow.range
+    model.add(total >= least)
+    if most is not None:
+        model.add(total <= most)
+    for row, entries in enumerate(by_row[:-1]):
         low, high = source.row_lower[row], source.row_upper[row]
         expression = cp.LinearExpr.weighted_sum(
             [variables[k] for k, _ in entries], [value for _, value in entries]

@@ -179,6 +179,15 @@ class Network:
         ]
         return max(*bounds, *(o for _, o in self.sizes)), bounds[1]
 
+    def least_makespan(self) -> int:
+        """Return a bound on the time from start to end: own work and the batches needed."""
+        c = self.prob.costs
+        batches, prefills = self.batch_bound()
+        if c.prefill_base < c.decode_base:
+            prefills = batches
+        fixed = c.base * batches + c.prefill_base * prefills
+        return self.prob.total_work + fixed + c.decode_base * (batches - prefills)
+
     @property
     def _start(self) -> list[tuple[int, int]]:
         return list(zip(self.counts, self.entry, strict=True))

@@ -80,6 +80,8 @@ class Program:
                 self._memory(i, j)
                 self._processed(i, j)
                 self._costs(i, j)
+                if not prob.chunked:
+                    self._valid(pulp, i, j)
         for j in self.steps:
             self._limits(pulp, j)
             self._batch(pulp, j)
@@ -230,6 +232,25 @@ class Program:
                 square = (2 * a + 1) * part - a * (a + 1) * prefills
                 self._add(self["q", i, j] >= square, f"square_{a}_{i}_{j}")
 
+    def _valid(self, pulp: Any, i: int, j: int) -> None:
+        """Valid without chunks: what is cached is s + k - 1, k tokens being produced so far."""
+        s, o, top, _ = self._sizes(i)
+        produced = pulp.lpSum(self["g", i, k] for k in range(1, j + 1))
+        m, mz, dg = self["m", i, j], self["mz", i, j], self["dg", i, j]
+        self._add(m >= s - 1 + produced - top * (1 - mz), f"cached_{i}_{j}")
+        self._add(m <= s - 1 + produced, f"cached_most_{i}_{j}")
+        self._add(m >= s * mz, f"cached_least_{i}_{j}")
+        self._add(self["I", i, j] <= s + produced, f"input_most_{i}_{j}")
+        prefills = self["cz", i, j] - dg
+        self._add(self["c", i, j] >= s * prefills + dg, f"prefill_least_{i}_{j}")
+        self._add(dg <= self["mz", i, j - 1], f"decode_cached_{i}_{j}")
+        self._add(dg + self["e", i, j] <= 1, f"decode_kept_{i}_{j}")
+        self._add(self["cz", i, j] <= mz, f"processed_held_{i}_{j}")
+        # A prefill processes the prompt and all that was produced before.
+        before = pulp.lpSum(self["g", i, k] for k in range(1, j))
+        tokens = s * prefills + before - o * (1 - prefills)
+        self._add(self["c", i, j] >= tokens, f"refill_least_{i}_{j}")
+
     def _limits(self, pulp: Any, j: int) -> None:
         """(5) C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
@@ -240,7 +261,7 @@ class Program:
             prefill = pulp.lpSum(self["c", i, j] - self["dg", i, j] for i in requests)
             self._add(prefill <= prob.prefill_tokens, f"prefill_tokens_{j}")
         kv = pulp.lpSum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
-        self._add(kv <= prob.capacity, f"kv_capacity_{j}")
+        self._add(kv <= prob.capacity * self["u", j], f"kv_capacity_{j}")
         if prob.running < prob.n:
             self._add(
                 pulp.lpSum(self["mz", i, j] for i in requests) <= prob.running, f"running_{j}"
@@ -255,6 +276,7 @@ class Program:
             self._add(prefills >= self["cz", i, j] - self["dg", i, j], f"has_prefill_{i}_{j}")
             self._add(self["e", i, j] <= used, f"evict_used_{i}_{j}")
         self._add(used <= pulp.lpSum(self["cz", i, j] for i in requests), f"not_empty_{j}")
+        self._add(used <= decodes + prefills, f"some_phase_{j}")
         self._add(decodes <= used, f"decode_used_{j}")
         self._add(prefills <= used, f"prefill_used_{j}")
         if j > 1:
@@ -272,8 +294,11 @@ class Program:
                 self._add(early >= late, f"order_{members[k - 1]}_{members[k]}")
 
     def _needed(self, pulp: Any) -> None:
-        """Valid: the batches that bin packing and the KV volume prove."""
-        needed, prefills = outline(self.prob).batch_bound()
+        """Valid: the batches that bin packing and the KV volume prove, and so the makespan."""
+        net = outline(self.prob)
+        needed, prefills = net.batch_bound()
+        least = float(net.least_makespan() * self.prob.costs.unit_s * 1000)
+        self._add(self.problem.objective >= least * (1 - 1e-9), "least_makespan")
         self._add(pulp.lpSum(self["u", j] for j in self.steps) >= needed, "batches_needed")
         self._add(pulp.lpSum(self["hp", j] for j in self.steps) >= prefills, "prefills_needed")
 

@@ -1,0 +1,425 @@
+"""InferMax's CSP: five methods against each other, exhaustive search and the paper's 11 cases."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from exhaustive_batches import Exhaustive
+
+from optsched import Instance, solve
+from optsched.cost import BatchCost, load_cost_model
+from optsched.errors import InfeasibleError, InputError, SolverError, UsageError
+from optsched.evaluate import evaluate
+from optsched.formulations import Task, check_method, get
+from optsched.formulations.infermax import Problem, exact_costs, problem
+from optsched.formulations.infermax_network import outline
+from optsched.instance import Limits
+from optsched.solvers.base import SolveOptions, Status
+
+PAPER = load_cost_model("llama2-7b-a100-infermax-paper")
+ODD = BatchCost(
+    "decoding dearer than refilling, prefill batches cheaper than decode batches",
+    1,
+    {
+        "token": "0.01", "base": "0.5", "decode_kv": "0.02", "decode_request": "0.3",
+        "decode_base": "0.4", "prefill_square": "0.001", "prefill_cross": "0.0005",
+        "prefill_kv": "0.001", "prefill_token": "0.002", "prefill_request": "0.05",
+        "prefill_base": "0.1",
+    },
+)  # fmt: skip
+MODELS = [
+    PAPER,
+    load_cost_model("llama2-7b-a100-infermax"),
+    load_cost_model("llama2-7b-a100-fit"),
+    ODD,
+]
+METHODS = ["astar", "flow-highs", "flow-cpsat", "cpsat", "pulp-bigm"]
+CASES = [2**k for k in range(11)]
+OPTIMA_MS = dict(
+    zip(
+        CASES,
+        [40.336265, 45.964563, 49.272378, 50.751786, 53.713694, 59.649877, 69.118343, 85.238095,
+         118.005232, 185.650038, 329.381776],
+        strict=True,
+    )
+)  # fmt: skip
+"""By Dijkstra's algorithm over states in exact fractions, written before the package's methods."""
+
+
+def fixed(requests, prompt, output, capacity=None, **rest):
+    """Return equal requests at 0, M = max(2 I, I + O - 1) as in the paper's section 4.5."""
+    return Instance(
+        np.zeros(requests),
+        np.full(requests, prompt),
+        np.full(requests, output),
+        capacity or max(2 * prompt, prompt + output - 1),
+        time_unit="second",
+        kv_accounting="cached",
+        **rest,
+    )
+
+
+def tiny(rng, kind):
+    """Return a random instance with B <= 3, O <= 3, small M, and what is asked besides."""
+    n = int(rng.integers(1, 3 if "chunks" in kind else 4))
+    prompt = rng.integers(1, 4 if "chunks" in kind else 5, n)
+    output = rng.integers(1, 3 if "chunks" in kind else 4, n)
+    if rng.random() < 0.4:
+        prompt[:] = prompt[0]
+    if rng.random() < 0.4:
+        output[:] = output[0]
+    accounting = "cached" if rng.random() < 0.5 else "generated"
+    peak = int((prompt + output).max()) - (accounting == "cached")
+    room = int(rng.integers(peak, peak + prompt.sum() + 1))
+    limits, switches, extras = {}, {"chunked_prefill": False}, {}
+    if "limits" in kind:
+        if rng.random() < 0.5:
+            limits["max_batch_tokens"] = int(rng.integers(prompt.max(), prompt.sum() + 3))
+        if rng.random() < 0.5:
+            limits["max_prefill_tokens"] = int(rng.integers(prompt.max(), prompt.sum() + 2))
+        if rng.random() < 0.5:
+            limits["max_running"] = int(rng.integers(1, n + 1))
+        if rng.random() < 0.5:
+            switches["hybrid_batching"] = False
+        if rng.random() < 0.3:
+            extras["eviction_free"] = True
+    if "chunks" in kind:
+        switches["chunked_prefill"] = True
+        if rng.random() < 0.5:
+            limits["max_prefill_tokens"] = int(rng.integers(1, prompt.sum() + 2))
+    arrival = np.round(rng.random(n) * 0.03, 4) if "arrivals" in kind else np.zeros(n)
+    instance = Instance(
+        arrival, prompt, output, room, time_unit="second", kv_accounting=accounting,
+        limits=Limits(**limits), **switches,
+    )  # fmt: skip
+    return instance, extras
+
+
+def run(instance, method, *objectives, cost=PAPER, limit=60.0, warm_start=None, **extras):
+    """Return a method's answer, its schedule judged."""
+    task = Task(instance, cost, objectives or ("makespan",), extras)
+    options = SolveOptions(time_limit_s=limit, threads=2, warm_start=warm_start)
+    answer = check_method(get("infermax"), method, task).run(task, options)
+    if answer.schedule is not None:
+        judged = evaluate(instance, answer.schedule, cost)
+        assert answer.objective == pytest.approx(judged.metrics[task.objective[0]], rel=1e-9)
+    return answer
+
+
+def agrees(method, kind, seed, *, objectives=None, draws=1):
+    """Hold a method against exhaustive search on random instances."""
+    rng = np.random.default_rng(seed)
+    for draw in range(draws):
+        instance, extras = tiny(rng, kind)
+        cost = MODELS[int(rng.integers(len(MODELS)))]
+        if method == "pulp-bigm" and "chunks" in kind and cost["prefill_cross"]:
+            cost = PAPER
+        search = Exhaustive(instance, cost, **extras)
+        declared = get("infermax").methods[method].objectives
+        wanted = objectives or [(name,) for name in declared]
+        for names in wanted:
+            if any("tpot" in name for name in names) and (instance.output_tokens == 1).all():
+                continue
+            best = search.best(*names)
+            answer = run(instance, method, *names, cost=cost, **extras)
+            what = f"{method} {kind} {seed}/{draw} {names}: {instance.to_dict()} {extras}"
+            assert answer.status == Status.OPTIMAL, what
+            assert answer.bound == pytest.approx(best[0], rel=1e-9), what
+            metrics = evaluate(instance, answer.schedule, cost).metrics
+            found = [metrics[name] for name in names]
+            assert found == pytest.approx(list(best), rel=1e-9), what
+            if extras.get("eviction_free"):
+                assert metrics["evictions"] == 0, what
+
+
+KINDS = {
+    "astar": ["plain", "limits", "chunks", "chunks limits"],
+    "flow-highs": ["plain", "limits"],
+    "flow-cpsat": ["plain", "limits"],
+    "cpsat": ["plain", "limits", "arrivals limits", "chunks", "chunks arrivals limits"],
+    "pulp-bigm": ["plain", "limits", "chunks"],
+}
+"""Switches by method, as declared."""
+QUICK = {"astar": 12, "flow-highs": 8, "flow-cpsat": 6, "cpsat": 3, "pulp-bigm": 3}
+PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("method", "kind"), PAIRS)
+def test_method_agrees_with_exhaustive_search(method, kind):
+    agrees(method, kind, seed=[7, PAIRS.index((method, kind))], draws=QUICK[method])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), PAIRS)
+def test_method_agrees_with_exhaustive_search_200(method, kind):
+    draws = -(-200 // len(KINDS[method]))
+    agrees(method, kind, seed=[8, PAIRS.index((method, kind))], draws=draws)
+
+
+LEXICOGRAPHIC = [
+    ("makespan", "tel"),
+    ("mean_ttft", "makespan"),
+    ("tps", "mean_ttft"),
+    ("tel", "max_tpot"),
+    ("max_tpot", "makespan", "tel"),
+]
+
+
+def test_cpsat_agrees_on_several_objectives():
+    agrees("cpsat", "plain", seed=11, objectives=LEXICOGRAPHIC, draws=2)
+    agrees("cpsat", "arrivals", seed=12, objectives=LEXICOGRAPHIC[:3], draws=2)
+
+
+@pytest.mark.slow
+def test_cpsat_agrees_on_several_objectives_40():
+    agrees("cpsat", "limits", seed=13, objectives=LEXICOGRAPHIC, draws=20)
+    agrees("cpsat", "arrivals limits", seed=14, objectives=LEXICOGRAPHIC[:3], draws=20)
+
+
+def test_every_declared_switch_is_among_the_kinds():
+    formulation = get("infermax")
+    assert set(formulation.methods) == set(KINDS) == set(METHODS)
+    for name, method in formulation.methods.items():
+        kinds = " ".join(KINDS[name])
+        assert ("chunked_prefill" in method.switches) == ("chunks" in kinds)
+        assert ("arrivals" in method.switches) == ("arrivals" in kinds)
+        assert method.switches >= {"max_running", "hybrid_batching_off"}
+
+
+# The paper's 11 cases
+
+
+@pytest.mark.parametrize("method", ["astar", "flow-highs", "flow-cpsat"])
+def test_the_paper_cases_are_proved_and_agree(method):
+    run(fixed(2, 2, 2), method)  # imports and compiles
+    begin = time.perf_counter()
+    for prompt in CASES:
+        answer = run(fixed(4, prompt, 4), method)
+        assert answer.status == Status.OPTIMAL
+        assert 1000 * answer.objective == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
+        assert 1000 * answer.bound == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
+    assert time.perf_counter() - begin < 20  # 1 to 3 s on two quiet cores
+
+
+@pytest.mark.slow
+def test_cpsat_proves_the_paper_cases():
+    for prompt in CASES:
+        answer = run(fixed(4, prompt, 4), "cpsat")
+        assert answer.status == Status.OPTIMAL
+        assert 1000 * answer.objective == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
+
+
+def test_anchors():
+    instance = fixed(4, 1, 4)
+    answer = run(instance, "astar")
+    assert 1000 * answer.objective == pytest.approx(40.336, abs=5e-4)
+    assert evaluate(instance, answer.schedule, PAPER).metrics["evictions"] == 4
+    free = run(instance, "astar", eviction_free=True)
+    assert 1000 * free.objective == pytest.approx(53.422, abs=5e-4)
+    instance = fixed(4, 1024, 4)
+    answer = run(instance, "astar")
+    assert 1000 * answer.objective == pytest.approx(329.382, abs=5e-4)
+    assert evaluate(instance, answer.schedule, PAPER).metrics["evictions"] == 0
+
+
+def test_evictions_stop_paying_at_45_tokens():
+    # (token - decode_kv) I + prefill_square (I + 1)^2 < base + decode_base up to I = 43.9.
+    for prompt, evicts in ((43, True), (44, True), (45, False), (46, False)):
+        instance = fixed(4, prompt, 4)
+        free = run(instance, "astar", eviction_free=True).objective
+        assert (run(instance, "astar").objective < free - 1e-12) == evicts
+
+
+def test_pulp_reports_a_true_gap_where_it_is_stopped():
+    answer = run(fixed(4, 64, 4), "pulp-bigm", limit=2.0)
+    optimum = OPTIMA_MS[64] / 1000
+    assert answer.objective >= optimum * (1 - 1e-9)
+    assert answer.bound <= optimum * (1 + 1e-9)
+    assert (answer.status == Status.OPTIMAL) == (answer.bound >= answer.objective * (1 - 1e-6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", [1, 8, 64])
+def test_pulp_proves_three_requests(prompt):
+    answer = run(fixed(3, prompt, 3), "pulp-bigm", limit=300.0)
+    assert answer.status == Status.OPTIMAL
+    assert answer.objective == pytest.approx(run(fixed(3, prompt, 3), "astar").objective, rel=1e-9)
+
+
+def test_large_instances_of_the_search():
+    # 8 requests of 8 tokens each; value by A*, and by the flow model in the slow test below.
+    answer = run(fixed(8, 8, 8), "astar")
+    assert answer.status == Status.OPTIMAL
+    assert 1000 * answer.objective == pytest.approx(189.656058, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_search_and_flow_agree_on_mixed_classes():
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        pick = rng.integers(0, 3, 5)
+        prompt, output = rng.integers(1, 20, 3)[pick], rng.integers(1, 6, 3)[pick]
+        room = int(max((prompt + output - 1).max(), (prompt + output).sum() // 3))
+        instance = Instance(
+            np.zeros(5), prompt, output, room, time_unit="second", kv_accounting="cached"
+        )
+        values = [run(instance, m).objective for m in ("astar", "flow-highs", "flow-cpsat")]
+        assert values == pytest.approx([values[0]] * 3, rel=1e-9)
+
+
+# Questions, limits, statuses
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_below_the_optimum_is_proved_impossible(method):
+    instance = fixed(2, 3, 3)
+    best = run(instance, "astar").objective
+    none = run(instance, method, below=best * (1 - 1e-12))
+    assert none.status == Status.INFEASIBLE
+    assert none.schedule is None
+    some = run(instance, method, below=best * 1.0001)
+    assert some.status == Status.OPTIMAL
+    assert some.objective == pytest.approx(best, rel=1e-9)
+
+
+def test_below_in_tokens_per_second():
+    instance = fixed(2, 3, 3)
+    best = run(instance, "astar", "tps").objective
+    higher = best * (1 + 1e-12)
+    assert run(instance, "cpsat", "tps", below=higher).status == Status.INFEASIBLE
+    assert run(instance, "cpsat", "tps", below=best * 0.999).objective == pytest.approx(best)
+    with pytest.raises(InputError, match="below"):
+        run(instance, "cpsat", below=-1.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_limit_that_a_request_breaks_is_named(method):
+    limits = Limits(max_prefill_tokens=7)
+    arrays = (np.zeros(3), [5, 8, 6], [2, 2, 2], 20)
+    instance = Instance(*arrays, time_unit="second", limits=limits)
+    with pytest.raises(InfeasibleError, match=r"max_prefill_tokens: request 1: .* 8 exceeds 7"):
+        run(instance, method)
+    split = Instance(*arrays, time_unit="second", limits=limits, chunked_prefill=True)
+    if "chunked_prefill" in get("infermax").methods[method].switches:
+        assert run(split, method, limit=2.0).status in (Status.OPTIMAL, Status.FEASIBLE)
+    else:
+        with pytest.raises(UsageError, match=r"chunked_prefill; \S+ can"):
+            run(split, method)
+
+
+def test_what_a_method_cannot_do_names_one_that_can():
+    instance = fixed(2, 3, 3)
+    for method, objectives in (("flow-highs", ("tel",)), ("astar", ("max_tpot",))):
+        with pytest.raises(UsageError, match=r"cannot do objective .*; \S+ can"):
+            run(instance, method, *objectives)
+    with pytest.raises(UsageError, match="several objectives; cpsat can"):
+        run(instance, "astar", "makespan", "tel")
+    apart = Instance([0.0, 1.0], [2, 2], [2, 2], 9, time_unit="second")
+    with pytest.raises(UsageError, match="arrivals; cpsat can"):
+        run(apart, "flow-cpsat")
+    with pytest.raises(UsageError, match="no request has more than one"):
+        run(fixed(2, 3, 1), "cpsat", "mean_tpot")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_time_is_no_infeasibility(method):
+    answer = run(fixed(8, 8, 8), method, limit=0.0)
+    assert answer.status in (Status.FEASIBLE, Status.NO_INCUMBENT)
+    assert answer.bound is None or answer.bound <= 0.189656059
+    if answer.objective is not None:
+        assert answer.objective >= 0.189656057
+
+
+@pytest.mark.parametrize("method", METHODS[1:])  # A* has no number of batches
+def test_too_few_batches_are_an_error_never_infeasible(method, monkeypatch):
+    monkeypatch.setattr(Problem, "max_batches", lambda self, best: 4)
+    with pytest.raises(SolverError, match="4 batches"):
+        run(fixed(2, 3, 3, 5), method)
+
+
+def test_search_keeps_incumbent_and_bound_when_stopped():
+    instance = fixed(16, 1, 8)  # not proved within a minute
+    stop = threading.Event()
+    told = []
+    task = Task(instance, PAPER, ("makespan",))
+    options = SolveOptions(time_limit_s=30, stop=stop, progress=told.append)
+    threading.Timer(1.5, stop.set).start()
+    begin = time.perf_counter()
+    answer = check_method(get("infermax"), "astar", task).run(task, options)
+    assert time.perf_counter() - begin < 20
+    assert answer.status == Status.FEASIBLE
+    assert 0.2 < answer.bound < answer.objective
+    assert answer.native_status.startswith("interrupted")
+    assert told
+    assert told[-1].bound <= answer.bound * (1 + 1e-12)
+
+
+def test_auto_says_which_method_ran():
+    instance = fixed(3, 3, 3, chunked_prefill=False)
+    assert solve(instance, cost_model=PAPER).method == "astar"
+    assert solve(instance, cost_model=PAPER, objective="makespan,tel").method == "cpsat"
+    result = solve(instance, cost_model=PAPER, objective="tps")
+    assert result.status == "optimal"
+    assert result.maximized
+
+
+def test_warm_start_is_used_by_pulp():
+    instance = fixed(4, 1, 4)
+    best = run(instance, "astar")
+    answer = run(instance, "pulp-bigm", limit=3.0, warm_start=best.schedule)
+    assert answer.objective == pytest.approx(best.objective, rel=1e-12)
+
+
+def test_pulp_takes_another_solver():
+    instance = fixed(2, 3, 2)
+    answer = run(instance, "pulp-bigm", solver="PULP_CBC_CMD")
+    assert answer.status == Status.OPTIMAL
+    assert answer.objective == pytest.approx(run(instance, "astar").objective, rel=1e-9)
+    with pytest.raises(UsageError, match="PuLP has no 'nobody'"):
+        run(instance, "pulp-bigm", solver="nobody")
+
+
+@pytest.mark.parametrize("format_name", ["lp", "mps"])
+def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
+    import highspy
+
+    instance = fixed(2, 3, 2)
+    path = tmp_path / f"model.{format_name}"
+    formulation = get("infermax")
+    formulation.export(Task(instance, PAPER, ("makespan",)), format_name, path)
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    assert highs.readModel(str(path)) == highspy.HighsStatus.kOk
+    highs.run()
+    optimum = 1000 * run(instance, "astar").objective
+    assert highs.getInfo().objective_function_value == pytest.approx(optimum, rel=1e-6)
+
+
+# The pieces
+
+
+def test_costs_are_exact_integers_of_the_decimal_text():
+    costs = exact_costs(PAPER)
+    # 1.6773e-7 ms has the finest digits: units of 1e-11 ms per layer, 32 layers.
+    assert costs.prefill_square == 16773
+    assert costs.token == 191_000_000
+    assert float(costs.unit_s) == pytest.approx(32e-14)
+
+
+def test_batches_needed_by_kv_volume_and_bin_packing():
+    # Two requests of 3 tokens and prompt 3, M = 6: KV 3, 4, 5 each; any two beyond the first
+    # pair (3 + 3) exceed 6, so 5 batches (2 + 2 more of 4 and 5, each alone).
+    task = Task(fixed(2, 3, 3, 6), PAPER, ("makespan",))
+    assert outline(problem(task)).batch_bound() == (5, 1)
+
+
+def test_costs_too_fine_for_64_bits_are_rounded_down_and_still_agree():
+    text = {"token": "0.00191000000000000000001", "base": "0.0648", "prefill_base": "0.0926"}
+    cost = BatchCost("fine", 32, text)
+    instance = fixed(3, 2, 3)
+    values = [run(instance, m, cost=cost).objective for m in ("astar", "flow-cpsat", "cpsat")]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-9)
