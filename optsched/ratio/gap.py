@@ -1,0 +1,166 @@
+"""Where a policy's distance from the optimum comes from, request by request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.cost import UnitCost
+from optsched.errors import UsageError
+from optsched.evaluate import evaluate
+from optsched.instance import Instance
+from optsched.policies import Policy, Rules, make_policy
+from optsched.policies.base import waiting_rank
+from optsched.schedule import from_starts
+from optsched.search.placement import place, room_of
+from optsched.simulate import effective, simulate
+from optsched.solve import solve
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """A policy's distance from the best schedule, in rounds of latency.
+
+    ``predictions + foresight + order == total``; each part may be negative, where knowing more
+    makes a greedy policy worse. Arrays have shape (n,) and sum to the totals.
+
+    Parameters
+    ----------
+    instance : Instance
+    policy : str
+    tel, best, bound : float
+        Total latency of the policy (mean over seeds), of the best schedule, and a bound.
+    predictions : ndarray
+        The policy as it is, less the same with true output lengths.
+    foresight : ndarray
+        That, less the same order when all arrivals are known: requests are placed in the
+        policy's order, each at its earliest feasible start, so that a shorter one that comes
+        later finds its KV kept free.
+    order : ndarray
+        That, less the best schedule.
+    """
+
+    instance: Instance
+    policy: str
+    tel: float
+    best: float
+    bound: float | None
+    predictions: NDArray[np.float64]
+    foresight: NDArray[np.float64]
+    order: NDArray[np.float64]
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """Latency of each request beyond that in the best schedule, shape (n,)."""
+        return self.predictions + self.foresight + self.order
+
+    @property
+    def proved(self) -> bool:
+        """Whether the best schedule is proved optimal."""
+        return self.bound == self.best
+
+    def parts(self) -> dict[str, float]:
+        """Return the three parts, summed over requests."""
+        return {
+            name: float(getattr(self, name).sum()) for name in ("predictions", "foresight", "order")
+        }
+
+    def table(self, most: int = 10) -> str:
+        """Return the requests that lose most as a Markdown table."""
+        lines = [
+            "| request | lost rounds | predictions | foresight | order |",
+            "|---|---|---|---|---|",
+        ]
+        total = self.total
+        for i in np.argsort(-total, kind="stable")[:most].tolist():
+            parts = (total[i], self.predictions[i], self.foresight[i], self.order[i])
+            lines.append(f"| {i} | " + " | ".join(f"{v:g}" for v in parts) + " |")
+        return "\n".join(lines)
+
+
+def gap_breakdown(
+    instance: Instance,
+    policy: str | Rules | Policy,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    time_limit_s: float = 30.0,
+) -> Gap:
+    """Split a policy's total latency beyond the optimum into what caused it.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds, without limits on batches.
+    policy : str, Rules or Policy
+    seeds, seed : int
+        Runs of a policy that draws at random, and the first one's seed.
+    time_limit_s : float
+        For the optimum; where it is not proved, ``best`` is the best schedule found.
+
+    Raises
+    ------
+    UsageError
+        An instance in seconds or with limits.
+    """
+    if not instance.in_rounds:
+        raise UsageError("gap_breakdown: an instance in rounds is right; it needs the optimum")
+    room = room_of(instance)
+    truth = replace(instance, predicted=None, predicted_lower=None, predicted_upper=None)
+    name, bare = _without_predictor(policy)
+    told = [_latency(instance, policy, seed + k) for k in range(seeds)]
+    oracle = [_latency(truth, bare, seed + k) for k in range(seeds)]
+    real, knowing = np.mean(told, axis=0), np.mean(oracle, axis=0)
+    rank = _order(truth, bare, seed)
+    starts = room.real(place(room, np.argsort(rank, kind="stable")))
+    foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
+    result = solve(
+        truth,
+        time_limit_s=time_limit_s,
+        threads=1,
+        seed=seed,
+        warm_start=from_starts(starts, truth),
+    )
+    assert result.evaluation is not None
+    best = np.asarray(result.evaluation.finish - instance.arrival, dtype=np.float64)
+    return Gap(
+        instance=instance,
+        policy=name,
+        tel=float(real.sum()),
+        best=float(best.sum()),
+        bound=result.bound,
+        predictions=real - knowing,
+        foresight=knowing - foreseen,
+        order=foreseen - best,
+    )
+
+
+def _without_predictor(policy: str | Rules | Policy) -> tuple[str, str | Rules | Policy]:
+    if not isinstance(policy, str):
+        return type(policy).__name__, policy
+    made, info = make_policy(policy)
+    return policy, policy if info.predictor is None else made
+
+
+def _latency(instance: Instance, policy: str | Rules | Policy, seed: int) -> NDArray[np.float64]:
+    judged = evaluate(instance, simulate(instance, policy, seed=seed))
+    return np.asarray(judged.finish - instance.arrival, dtype=np.float64)
+
+
+def _order(instance: Instance, policy: str | Rules | Policy, seed: int) -> NDArray[np.int64]:
+    """Return each request's place in the policy's order of waiting requests.
+
+    Rules say it. A policy object's, or a random one, is that of the last starts of its run.
+    """
+    made = make_policy(policy)[0] if isinstance(policy, str) else policy
+    if isinstance(made, Rules):
+        rules = effective(made, instance)[0]
+        if rules.order != "random":
+            return waiting_rank(rules.order, instance, instance.output_tokens, UnitCost())
+    judged = evaluate(instance, simulate(instance, policy, seed=seed))
+    last = judged.finish - instance.output_tokens
+    rank = np.empty(instance.n, dtype=np.int64)
+    rank[np.lexsort((np.arange(instance.n), last))] = np.arange(instance.n)
+    return rank
