@@ -23,6 +23,9 @@ WORDS = {
 }
 """Limits of validity that are checked, and what a schedule does that breaks them."""
 
+_SHOWN: dict[Any, Any] = {}
+"""What Python's warning filter has shown: its memory, kept for one place instead of each caller."""
+
 
 @njit(cache=True)
 def extremes(
@@ -74,12 +77,11 @@ def warn_outside(
     columns: tuple[NDArray[np.int64], ...],
     restart: bool,
     cost: BatchCost,
-    stacklevel: int = 2,
 ) -> None:
     """Warn once, naming what the schedule does that the cost model was not fitted to.
 
-    The text says nothing about a single schedule, so that Python shows it once for the many
-    schedules of a comparison or a sweep.
+    The text says nothing about a single schedule and the place is always this one, so that
+    Python's own filter shows it once for the many schedules of a comparison or a sweep.
     """
     compiled: Any = extremes
     found = compiled(instance.prompt_tokens, *columns, restart)
@@ -91,9 +93,12 @@ def warn_outside(
         if value < limit if key.startswith("min_") else value > limit:
             outside.append(words.format(int(limit)))
     if outside:
-        warnings.warn(
+        warnings.warn_explicit(
             f"cost model {cost.name!r} is used outside its range of validity: "
             + ", ".join(outside),
             UserWarning,
-            stacklevel=stacklevel + 1,
+            filename=__file__,
+            lineno=1,
+            module=__name__,
+            registry=_SHOWN,
         )

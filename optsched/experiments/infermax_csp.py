@@ -8,7 +8,7 @@ from typing import Any
 from optsched.cost import load_cost_model
 from optsched.evaluate import evaluate
 from optsched.experiments import Claim, Experiment, Row
-from optsched.experiments.offline import MODEL, POWERS
+from optsched.experiments.offline import MODEL, POWERS, quiet
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.simulate import simulate
@@ -67,7 +67,8 @@ def run(trial: Row) -> Row:
             row[column] = _ms(judged.metrics["makespan"])
         return row
 
-    return measured(results)
+    with quiet():
+        return measured(results)
 
 
 def _ms(seconds: float | None) -> float | None:
