@@ -16,10 +16,63 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
-from optsched.bounds.timeline import Floats, Model
+from optsched.bounds.dual import Prices, prices_in_rounds
+from optsched.bounds.timeline import Floats, Model, busy_prices
 
+_PLAN = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1))
+"""Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
+_ROUNDS = 8
+"""Most climbs per entry of the plan."""
+_FINEST = 1 << 16
+"""Most buckets."""
 _MEMORY = 20
+"""Pairs that L-BFGS keeps."""
 _CUT = 25.0
+"""Weights below exp(-25) of the largest are left out of a soft minimum."""
+
+
+def raise_dual(
+    model: Model, *, over: Callable[[], bool], report: Callable[[Prices], None]
+) -> Floats:
+    """Raise the dual from the mean-busy-time prices on.
+
+    Parameters
+    ----------
+    model : Model
+    over : callable
+        ``over() -> bool``: whether to stop.
+    report : callable
+        Called with prices whenever they got better.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Soft-min mean start of each request, in units of the model's time.
+    """
+    prices = busy_prices(model)
+    report(prices_in_rounds(model, prices))
+    # A schedule ends later than the machine of the volume bound would: prices may go on.
+    longest = int(model.output.max())
+    units = len(prices) + min(longest, max(64, len(prices) // 16))
+    padded = np.zeros(units)
+    padded[: len(prices)] = prices
+    fine = -(-units // _FINEST)
+    ascent = Ascent(model, padded, bucket=1, stop=over)
+    for bucket, tau in _PLAN:
+        if over():
+            break
+        if bucket > 1 and 8 * bucket > units:
+            continue
+        if ascent.bucket != bucket * fine:
+            ascent.refine(bucket * fine)
+        ascent.settle(tau)
+        for _ in range(_ROUNDS):
+            gained = ascent.round(tau, iterations=25, tolerance=1e-7 * ascent.value)
+            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value
+            if over() or ascent.trust < 0.1 or (ascent.trust == 1.0 and gained < enough):
+                break
+        report(prices_in_rounds(model, ascent.dense()))
+    return ascent.mean
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from optsched.bounds import lower_bound
-from optsched.bounds.ascent import Ascent
+from optsched.bounds.ascent import raise_dual
 from optsched.bounds.certificate import make_certificate, prices_leaf
-from optsched.bounds.dual import Prices, dual_value, prices_in_rounds
-from optsched.bounds.timeline import Floats, Ints, Model, busy_prices, model_of
+from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.timeline import MAX_UNITS, Floats, Ints, model_of
 from optsched.errors import OptschedError, UsageError
 from optsched.evaluate import evaluate
 from optsched.formulations.base import Answer
@@ -30,11 +30,8 @@ from optsched.search.lns import CHUNK, Search, heat_at
 from optsched.search.placement import Room, orders, place, room_of
 from optsched.solvers.base import Progress, SolveOptions, round_up_bound
 
-_STEPS = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1))
-"""Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
 _DUAL_SHARE = 0.35
 """Most of the time limit that the dual takes."""
-_ROUNDS = 8
 _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 4_000
 _FEW = 100
 """Requests up to which the ramp relaxation is tried."""
@@ -202,13 +199,14 @@ def explore(
     if room is not None:
         _place(run, room, None)
     model = room.model if room is not None else model_of(instance)
-    if model.block_end[-1] > (1 << 21):
+    if model.block_end[-1] > MAX_UNITS:
         model = model_of(instance)
     means = None
     # No prices: the bound of the sum of outputs, which every certificate can carry.
     run.price(Prices(np.array([1]), np.array([0]), 1))
     if not run.over():
-        means = _ascend(run, model, _DUAL_SHARE if room is not None else 1.0)
+        share = _DUAL_SHARE if room is not None else 1.0
+        means = raise_dual(model, over=lambda: run.over(share), report=run.price)
     dual_s, steps = run.elapsed_s, 0
     if room is not None and not run.over():
         if means is not None and model.unit == 1:
@@ -234,36 +232,6 @@ def _place(run: _Run, room: Room, means: Floats | None) -> None:
             return
         starts = place(room, order)
         run.reach(room.tel(starts), room.real(starts))
-
-
-def _ascend(run: _Run, model: Model, share: float) -> Floats:
-    """Raise the dual from the mean-busy-time prices; return the soft-min mean starts."""
-    prices = busy_prices(model)
-    run.price(prices_in_rounds(model, prices))
-    # A schedule ends later than the machine of the volume bound would: prices may go on.
-    longest = int(model.output.max())
-    units = len(prices) + min(longest, max(64, len(prices) // 16))
-    padded = np.zeros(units)
-    padded[: len(prices)] = prices
-    ascent = Ascent(model, padded, bucket=1, stop=lambda: run.over(share))
-    fine = max(1, units >> 16)
-    for bucket, tau in _STEPS:
-        if run.over(share):
-            break
-        if bucket * 8 > units and bucket > 1:
-            continue
-        if ascent.bucket != bucket * fine:
-            ascent.refine(bucket * fine)
-        ascent.settle(tau)
-        for _ in range(_ROUNDS):
-            gained = ascent.round(tau, iterations=25, tolerance=1e-7 * ascent.value)
-            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value
-            if run.over(share) or (ascent.trust == 1.0 and gained < enough):
-                break
-            if ascent.trust < 0.1:
-                break
-        run.price(prices_in_rounds(model, ascent.dense()))
-    return ascent.mean
 
 
 def _improve(run: _Run, room: Room, seed: int, max_steps: int) -> int:

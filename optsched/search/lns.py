@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 from numba import njit
 
-from optsched.bounds.timeline import Floats, Ints
+from optsched.bounds.timeline import Ints
 from optsched.search.placement import Room, earliest, put
 
 CHUNK = 2000
@@ -28,11 +28,13 @@ _RULES = (
     (_BY_START, 20.0), (_BY_START, 60.0), (_BY_START, 200.0),
     (_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0),
 )  # fmt: skip
+_HOT = 0.15
+"""Heat at the beginning, in mean outputs."""
 _KINDS = np.array(
     [
         (width, most, rule, noise)
         for width, most, (rule, noise) in product(
-            (15, 30, 60, 120, 250, 500, 1000), (3, 5, 9, 16), _RULES
+            (15, 30, 60, 120, 250, 500, 1000), (2, 3, 5, 10), _RULES
         )
     ]
 )
@@ -115,17 +117,18 @@ def _steps(  # type: ignore[no-untyped-def]
             key[p + 1], chosen[p + 1], old[p + 1] = k0, i0, o0
 
         # Put back, as long as what is spent and the least that is to come keep the limit. Room
-        # has only been made from the first start taken out on.
+        # has been made from the first start taken out on: earlier starts are seldom possible,
+        # and looking for them costs more than it gains (`_compact` does now and then).
         limit = cost
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
         coming = 0
         for j in range(size):
-            coming += max(arrival[chosen[j]], since - output[chosen[j]])
+            coming += max(arrival[chosen[j]], since)
         spent, done, kept = 0, 0, True
         for j in range(size):
             i = chosen[j]
-            low = max(arrival[i], since - output[i])
+            low = max(arrival[i], since)
             coming -= low
             last = min(limit - spent - coming, deadline[i] - output[i], end - output[i])
             k = -1
@@ -250,8 +253,8 @@ class Search:
             self.best[:] = self.starts
 
 
-def heat_at(share: float, scale: Floats | float) -> float:
-    """Return the heat after a share of the search: from a fraction of the scale down to none.
+def heat_at(share: float, scale: float) -> float:
+    """Return the heat after a share of the search, in rounds.
 
     Parameters
     ----------
@@ -260,7 +263,4 @@ def heat_at(share: float, scale: Floats | float) -> float:
     scale : float
         Mean output, in rounds.
     """
-    return float(_HOT * scale * (1.0 - share) ** 2 + _COLD * scale * (1.0 - share))
-
-
-_HOT, _COLD = 0.5, 0.0
+    return _HOT * scale * max(0.0, 1.0 - share)

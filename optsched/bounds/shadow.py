@@ -1,0 +1,64 @@
+"""Shadow prices: what one more KV token would save, round by round."""
+
+from __future__ import annotations
+
+import time
+
+from optsched.bounds.ascent import raise_dual
+from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.timeline import Floats, model_of
+from optsched.errors import UsageError
+from optsched.instance import Instance
+
+
+def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Prices, int]:
+    """Return the best prices found and the bound that they prove (`dual_value`).
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    """
+    if not instance.in_rounds:
+        raise UsageError("shadow prices: an instance in rounds is right; this one is in seconds")
+    begin = time.perf_counter()
+    found: list[tuple[int, Prices]] = []
+
+    def report(prices: Prices) -> None:
+        found.append((dual_value(instance, prices), prices))
+
+    raise_dual(
+        model_of(instance),
+        over=lambda: time.perf_counter() - begin >= time_limit_s,
+        report=report,
+    )
+    value, prices = max(found, key=lambda pair: pair[0])
+    return prices, value
+
+
+def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
+    """Return the shadow price of one KV token over time.
+
+    A price lambda_t of the dual is what one more token of capacity in round t alone would save,
+    in rounds of total latency: with M + d_t tokens in round t the same prices prove
+    L - sum_t lambda_t d_t, so no schedule of the larger machine saves more than
+    sum_t lambda_t d_t against L. For the linear relaxation this is exact for small d.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds.
+    time_limit_s : float
+
+    Returns
+    -------
+    ndarray of float64, shape (pieces, 2)
+        First round of each piece, and the price from it on, in rounds of latency per token.
+        Multiplied by the length of a piece, the saving of one token over all of it.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    """
+    return best_prices(instance, time_limit_s=time_limit_s)[0].array()

@@ -1,0 +1,37 @@
+"""Shadow prices over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
+    """Plot the price of one KV token over time.
+
+    Parameters
+    ----------
+    prices : array_like, shape (pieces, 2)
+        As from `optsched.bounds.shadow.shadow_prices`: first round and price of each piece.
+    ax : Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1]
+    rows = np.asarray(prices, dtype=np.float64).reshape(-1, 2)
+    ax.step(rows[:, 0], rows[:, 1], where="post", linewidth=1)
+    ax.fill_between(rows[:, 0], rows[:, 1], step="post", alpha=0.2)
+    ax.set_xlabel("time [rounds]")
+    ax.set_ylabel("price of one KV token [rounds of latency per token and round]")
+    ax.set_ylim(bottom=0)
+    return ax
