@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ratio",),
     ("experiments", "plot", "report", "trace"),
     ("cli",),
+    ("__main__",),
 )
 """Modules and folders from the bottom up: each imports only from layers below it."""
 
