@@ -67,8 +67,13 @@ def _rounds(
     kv_capacity: int,
     name: str = "",
 ) -> Instance:
-    columns = (np.array(column, dtype=np.int64) for column in (arrival, prompt, output))
-    return Instance(*columns, kv_capacity=kv_capacity, name=name)
+    return Instance(
+        arrival=np.array(arrival),
+        prompt_tokens=np.array(prompt),
+        output_tokens=np.array(output),
+        kv_capacity=kv_capacity,
+        name=name,
+    )
 
 
 def from_shares(
