@@ -108,6 +108,11 @@ class Tracker:
         Weight after which an item of the class vanishes.
     most : ndarray of int32, shape (classes, capacity + 1)
         Number of requests of the class with at least that peak.
+    info : ndarray of int32, shape (room, 4)
+        Of each state: number of items, their weight, the state a round earlier (-2: not known
+        yet), and whether a path may end here.
+    add : ndarray of int32, shape (room, symbols)
+        The state after each symbol; -1: not allowed, -2: not known yet.
     """
 
     symbol: NDArray[np.int32]
@@ -119,11 +124,8 @@ class Tracker:
     floor: NDArray[np.int32]
     most: NDArray[np.int32]
     items: NDArray[np.int32]
-    length: NDArray[np.int32]
-    weight: NDArray[np.int32]
-    dec: NDArray[np.int32]
+    info: NDArray[np.int32]
     add: NDArray[np.int32]
-    final: NDArray[np.bool_]
     slots: NDArray[np.int32]
     states: int
 
@@ -149,16 +151,12 @@ def multiset_tracker(
         floor=floors.astype(np.int32),
         most=most,
         items=np.zeros((room, width), dtype=np.int32),
-        length=np.zeros(room, dtype=np.int32),
-        weight=np.zeros(room, dtype=np.int32),
-        dec=np.full(room, -2, dtype=np.int32),
+        info=np.zeros((room, 4), dtype=np.int32),
         add=np.full((room, len(pairs)), -2, dtype=np.int32),
-        final=np.zeros(room, dtype=np.bool_),
         slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
         states=1,
     )
-    tracker.final[0] = True
-    tracker.dec[0] = 0
+    tracker.info[0] = 0, 0, 0, 1
     tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
     return tracker
 
@@ -177,8 +175,9 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         digit = number // step % (cap + 1)
         add[:, g + 1] = np.where(digit < cap, number + step, -1)
         step *= cap + 1
-    final = np.zeros(states, dtype=np.bool_)
-    final[-1] = True
+    info = np.zeros((states, 4), dtype=np.int32)
+    info[:, 2] = number
+    info[-1, 3] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
         symbol=symbol,
@@ -190,11 +189,8 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         floor=none,
         most=np.zeros((1, 1), dtype=np.int32),
         items=np.zeros((1, 1), dtype=np.int32),
-        length=none,
-        weight=np.zeros(states, dtype=np.int32),
-        dec=number.astype(np.int32),
+        info=info,
         add=add,
-        final=final,
         slots=np.full(1, -1, dtype=np.int32),
         states=states,
     )
@@ -218,16 +214,13 @@ def _hash_key(key: Any) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _state(
-    row: Any, length: int, total: int, items: Any, lengths: Any, weight: Any, final: Any,
-    slots: Any, count: Any
-) -> int:  # fmt: skip
+def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any, count: Any) -> int:
     """Return the number of the multiset in ``row``, new if it has none."""
     mask = np.uint64(slots.shape[0] - 1)
     at = _hash_items(row, length) & mask
     while slots[at] >= 0:
         s = slots[at]
-        if lengths[s] == length:
+        if info[s, 0] == length:
             same = True
             for k in range(length):
                 if items[s, k] != row[k]:
@@ -239,9 +232,10 @@ def _state(
     s = count[0]
     for k in range(length):
         items[s, k] = row[k]
-    lengths[s] = length
-    weight[s] = total
-    final[s] = length == 0
+    info[s, 0] = length
+    info[s, 1] = total
+    info[s, 2] = -2
+    info[s, 3] = 1 if length == 0 else 0
     slots[at] = s
     count[0] = s + 1
     return s
@@ -249,42 +243,41 @@ def _state(
 
 @njit(cache=True, nogil=True)
 def _dec(
-    s: int, span: int, floor: Any, row: Any, items: Any, lengths: Any, weight: Any, dec: Any,
-    final: Any, slots: Any, count: Any
+    s: int, span: int, floor: Any, row: Any, items: Any, info: Any, slots: Any, count: Any
 ) -> int:  # fmt: skip
     """Return the state one round earlier: every item one lighter, those at their floor gone."""
-    if dec[s] != -2:
-        return dec[s]
+    if info[s, 2] != -2:
+        return info[s, 2]
     length = 0
     total = 0
-    for k in range(lengths[s]):
+    for k in range(info[s, 0]):
         item = items[s, k]
         w = item % span
         if w > floor[item // span]:
             row[length] = item - 1
             length += 1
             total += w - 1
-    t = _state(row, length, total, items, lengths, weight, final, slots, count)
-    dec[s] = t
+    t = _state(row, length, total, items, info, slots, count)
+    info[s, 2] = t
     return t
 
 
 @njit(cache=True, nogil=True)
 def _add(
     s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, most: Any,
-    row: Any, items: Any, lengths: Any, weight: Any, add: Any, final: Any, slots: Any, count: Any
+    row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
 ) -> int:  # fmt: skip
     """Return the state with one more item, or -1 where it does not fit."""
     if add[s, symbol] != -2:
         return add[s, symbol]
     p = peak[symbol]
-    total = weight[s] + p
+    total = info[s, 1] + p
     if total > capacity:
         add[s, symbol] = -1
         return -1
     c = floor_class[symbol]
     code = c * span + p
-    length = lengths[s]
+    length = info[s, 0]
     at = 0
     while at < length and items[s, at] < code:
         row[at] = items[s, at]
@@ -300,7 +293,7 @@ def _add(
             if rank > most[c, row[k] % span]:
                 add[s, symbol] = -1
                 return -1
-    t = _state(row, length + 1, total, items, lengths, weight, final, slots, count)
+    t = _state(row, length + 1, total, items, info, slots, count)
     add[s, symbol] = t
     return t
 
@@ -337,8 +330,7 @@ def _range(mask: Any, cost: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _node(v: int, s: int, keys: Any, node_coarse: Any, node_state: Any, next_in: Any,
-          head: Any, forward: Any, count: Any) -> int:  # fmt: skip
+def _node(v: int, s: int, keys: Any, nodes: Any, head: Any, count: Any) -> int:
     """Return the node (coarse node, state), new if there is none."""
     key = (np.int64(v) << np.int64(32)) | np.int64(s)
     last = np.uint64(keys.shape[0] - 1)
@@ -350,11 +342,11 @@ def _node(v: int, s: int, keys: Any, node_coarse: Any, node_state: Any, next_in:
     x = count[1]
     keys[at, 0] = key
     keys[at, 1] = x
-    node_coarse[x] = v
-    node_state[x] = s
-    next_in[x] = head[v]
+    nodes[x, 0] = v
+    nodes[x, 1] = s
+    nodes[x, 2] = head[v]
+    nodes[x, 3] = INFINITE
     head[v] = x
-    forward[x] = INFINITE
     count[1] = x + 1
     return x
 
@@ -369,7 +361,7 @@ def _wider(array: Any, needed: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _wider2(array: Any, needed: int, fill: int) -> Any:
+def _wider_rows(array: Any, needed: int, fill: int) -> Any:
     if needed <= array.shape[0]:
         return array
     rows = max(needed, array.shape[0] + array.shape[0] // 2)
@@ -380,18 +372,91 @@ def _wider2(array: Any, needed: int, fill: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _rehashed_keys(keys: Any, coarse: Any, state: Any, n: int) -> Any:
-    size = keys.shape[0] * 4
-    keys = np.full((size, 2), -1, dtype=np.int64)
-    last = np.uint64(size - 1)
-    for x in range(n):
-        key = (np.int64(coarse[x]) << np.int64(32)) | np.int64(state[x])
-        at = _hash_key(key) & last
-        while keys[at, 0] >= 0:
-            at = (at + _ONE) & last
-        keys[at, 0] = key
-        keys[at, 1] = x
-    return keys
+def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) -> Any:
+    """Return the arrays of a tracker's states with room for what one node can add."""
+    need = count[0] + 2 * _MARGIN
+    items = _wider_rows(items, need, 0)
+    info = _wider_rows(info, need, -2)
+    add = _wider_rows(add, need, -2)
+    if 2 * need > slots.shape[0]:
+        slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
+        last = np.uint64(slots.shape[0] - 1)
+        for s in range(count[0]):
+            at = _hash_items(items[s], info[s, 0]) & last
+            while slots[at] >= 0:
+                at = (at + _ONE) & last
+            slots[at] = s
+    return items, info, add, slots
+
+
+@njit(cache=True, nogil=True)
+def _room_for_nodes(nodes: Any, keys: Any, count: Any) -> Any:
+    """Return the arrays of nodes with room for what one node can add."""
+    need = count[1] + 2 * _MARGIN
+    nodes = _wider_rows(nodes, need, 0)
+    if 2 * need > keys.shape[0]:
+        keys = np.full((keys.shape[0] * 4, 2), -1, dtype=np.int64)
+        last = np.uint64(keys.shape[0] - 1)
+        for x in range(count[1]):
+            key = (np.int64(nodes[x, 0]) << np.int64(32)) | np.int64(nodes[x, 1])
+            at = _hash_key(key) & last
+            while keys[at, 0] >= 0:
+                at = (at + _ONE) & last
+            keys[at, 0] = key
+            keys[at, 1] = x
+    return nodes, keys
+
+
+@njit(cache=True, nogil=True)
+def _room_for_labels(label_mask: Any, label_fixed: Any, slots: Any, count: Any, first: int) -> Any:
+    """Return the arrays of labels with room for what one node can add."""
+    need = count[0] + 2 * _MARGIN
+    label_mask = _wider(label_mask, need)
+    label_fixed = _wider(label_fixed, need)
+    if 2 * need > slots.shape[0]:
+        slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
+        last = np.uint64(slots.shape[0] - 1)
+        for k in range(first, count[0]):
+            at = _hash_key(np.int64(label_mask[k])) & last
+            while slots[at] >= 0:
+                at = (at + _ONE) & last
+            slots[at] = k
+    return label_mask, label_fixed, slots
+
+
+@njit(cache=True, nogil=True)
+def _kept(mask: Any, cost: Any, slack: int) -> Any:
+    """Return the kinds of a mask that cost no more than ``slack``."""
+    kept = _ZERO
+    for k in range(cost.shape[0]):
+        bit = _ONE << np.uint64(k)
+        if mask & bit and cost[k] <= slack:
+            kept |= bit
+    return kept
+
+
+@njit(cache=True, nogil=True)
+def _split(
+    mask: Any, symbol_of: Any, by_symbol: Any, touched: Any, parts: Any, at: int, label_mask: Any,
+    slots: Any, count: Any
+) -> int:  # fmt: skip
+    """Write the parts of a mask, by symbol, from row ``at`` on; return the row after the last."""
+    found = 0
+    for k in range(symbol_of.shape[0]):
+        bit = _ONE << np.uint64(k)
+        if mask & bit:
+            g = symbol_of[k]
+            if by_symbol[g] == _ZERO:
+                touched[found] = g
+                found += 1
+            by_symbol[g] |= bit
+    for k in range(found):
+        g = touched[k]
+        parts[at, 0] = g
+        parts[at, 1] = _label(by_symbol[g], label_mask, slots, count)
+        by_symbol[g] = _ZERO
+        at += 1
+    return at
 
 
 @njit(cache=True, nogil=True)
@@ -399,48 +464,36 @@ def _product(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, cutoff: int,
     cost: Any, scale: int, join: int, first_mask: int, label_mask: Any, label_fixed: Any,
     label_slots: Any, label_count: Any, symbol_of: Any, symbols: int, width: int, capacity: int,
-    peak: Any, floor_class: Any, floor: Any, most: Any, items: Any, lengths: Any, weight: Any,
-    dec: Any, add: Any, final: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
-    max_states: int, stop: Any
+    peak: Any, floor_class: Any, floor: Any, most: Any, items: Any, info: Any, add: Any,
+    slots: Any, states: int, max_nodes: int, max_arcs: int, max_states: int, stop: Any
 ) -> Any:  # fmt: skip
     coarse_nodes = loop.shape[0]
     end = coarse_nodes - 1
     span = capacity + 1
-    kinds = cost.shape[0]
     count = np.zeros(2, dtype=np.int64)  # states, nodes
     count[0] = states
     row = np.zeros(width + 2, dtype=np.int32)
-
-    label_low = np.empty(label_mask.shape[0], dtype=np.int64)
-    label_high = np.empty(label_mask.shape[0], dtype=np.int64)
-    split_at = np.full(label_mask.shape[0], -1, dtype=np.int64)
-    split_end = np.empty(label_mask.shape[0], dtype=np.int64)
+    # Of each label: least and largest cost, first and last row of its parts.
+    about = np.full((label_mask.shape[0], 4), -1, dtype=np.int64)
     known = first_mask
-    split_symbol = np.empty(4 * _MARGIN, dtype=np.int32)
-    split_label = np.empty(4 * _MARGIN, dtype=np.int32)
-    splits = 0
+    parts = np.zeros((4 * _MARGIN, 2), dtype=np.int32)
+    n_parts = 0
     by_symbol = np.zeros(symbols, dtype=np.uint64)
     touched = np.empty(symbols, dtype=np.int64)
 
     head = np.full(coarse_nodes, -1, dtype=np.int32)
-    size = 1 << 12
-    keys = np.full((size, 2), -1, dtype=np.int64)
-    room = 4 * _MARGIN
-    node_coarse = np.empty(room, dtype=np.int32)
-    node_state = np.empty(room, dtype=np.int32)
-    next_in = np.empty(room, dtype=np.int32)
-    forward = np.empty(room, dtype=np.int32)
-    final_id = np.empty(room, dtype=np.int32)
-    out_start = np.empty(room + 1, dtype=np.int64)
-    out_loop = np.empty(room, dtype=np.int16)
-    out_target = np.empty(4 * room, dtype=np.int32)
-    out_label = np.empty(4 * room, dtype=np.int32)
+    keys = np.full((1 << 12, 2), -1, dtype=np.int64)
+    # Of each node: coarse node, state, next of the same coarse node, cost from the root, number.
+    nodes = np.zeros((2 * _MARGIN, 5), dtype=np.int32)
+    out_start = np.empty(4 * _MARGIN, dtype=np.int64)
+    out_loop = np.empty(4 * _MARGIN, dtype=np.int16)
+    out = np.zeros((4 * _MARGIN, 2), dtype=np.int32)  # target, label
+    bucket = np.empty(4 * _MARGIN, dtype=np.int32)
     done = 0
     arcs = 0
     status = 0
-    root = _node(0, 0, keys, node_coarse, node_state, next_in, head, forward, count)
-    forward[root] = 0
-    bucket = np.empty(room, dtype=np.int32)
+    root = _node(0, 0, keys, nodes, head, count)
+    nodes[root, 3] = 0
 
     for u in range(coarse_nodes):
         if head[u] < 0:
@@ -451,131 +504,69 @@ def _product(
         filled = 0
         x = head[u]
         while x >= 0:
-            bucket = _wider(bucket, filled + _MARGIN)
+            bucket = _wider(bucket, filled + 1)
             bucket[filled] = x
             filled += 1
-            x = next_in[x]
+            x = nodes[x, 2]
         if loop[u] >= 0:
             k = 0
             while k < filled:
-                # Room for one more state and node.
-                if count[0] + _MARGIN > lengths.shape[0] and width > 0:
-                    need = count[0] + 2 * _MARGIN
-                    items = _wider2(items, need, 0)
-                    add = _wider2(add, need, -2)
-                    old = dec.shape[0]
-                    lengths = _wider(lengths, need)
-                    weight = _wider(weight, need)
-                    final = _wider(final, need)
-                    dec = _wider(dec, need)
-                    dec[old:] = -2
-                if 2 * (count[0] + _MARGIN) > slots.shape[0] and width > 0:
-                    slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
-                    for s in range(count[0]):
-                        at = _hash_items(items[s], lengths[s]) & np.uint64(slots.shape[0] - 1)
-                        while slots[at] >= 0:
-                            at = (at + _ONE) & np.uint64(slots.shape[0] - 1)
-                        slots[at] = s
-                if count[1] + _MARGIN > node_coarse.shape[0]:
-                    need = count[1] + 2 * _MARGIN
-                    node_coarse = _wider(node_coarse, need)
-                    node_state = _wider(node_state, need)
-                    next_in = _wider(next_in, need)
-                    forward = _wider(forward, need)
-                    final_id = _wider(final_id, need)
-                if 2 * (count[1] + _MARGIN) > keys.shape[0]:
-                    keys = _rehashed_keys(keys, node_coarse, node_state, count[1])
-                s = node_state[bucket[k]]
-                t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots, count)
+                if width > 0 and count[0] + _MARGIN > info.shape[0]:
+                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
+                if count[1] + _MARGIN > nodes.shape[0]:
+                    nodes, keys = _room_for_nodes(nodes, keys, count)
+                s = nodes[bucket[k], 1]
+                t = _dec(s, span, floor, row, items, info, slots, count)
                 if t != s:
                     before = count[1]
-                    x = _node(u, t, keys, node_coarse, node_state, next_in, head, forward,
-                              count)  # fmt: skip
+                    x = _node(u, t, keys, nodes, head, count)
                     if count[1] > before:
-                        bucket = _wider(bucket, filled + _MARGIN)
+                        bucket = _wider(bucket, filled + 1)
                         bucket[filled] = x
                         filled += 1
                 k += 1
-            order = np.argsort(-weight[node_state[bucket[:filled]]])
+            weight = np.empty(filled, dtype=np.int64)
+            for k in range(filled):
+                weight[k] = -info[nodes[bucket[k], 1], 1]
+            order = np.argsort(weight)
             bucket[:filled] = bucket[:filled][order]
 
         for b in range(filled):
             x = bucket[b]
-            s = node_state[x]
-            # Room for whatever one node can add.
-            if count[0] + _MARGIN > lengths.shape[0] and width > 0:
-                need = count[0] + 2 * _MARGIN
-                items = _wider2(items, need, 0)
-                add = _wider2(add, need, -2)
-                old = dec.shape[0]
-                lengths = _wider(lengths, need)
-                weight = _wider(weight, need)
-                final = _wider(final, need)
-                dec = _wider(dec, need)
-                dec[old:] = -2
-            if 2 * (count[0] + _MARGIN) > slots.shape[0] and width > 0:
-                slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
-                for s2 in range(count[0]):
-                    at = _hash_items(items[s2], lengths[s2]) & np.uint64(slots.shape[0] - 1)
-                    while slots[at] >= 0:
-                        at = (at + _ONE) & np.uint64(slots.shape[0] - 1)
-                    slots[at] = s2
-            if count[1] + _MARGIN > node_coarse.shape[0]:
-                need = count[1] + 2 * _MARGIN
-                node_coarse = _wider(node_coarse, need)
-                node_state = _wider(node_state, need)
-                next_in = _wider(next_in, need)
-                forward = _wider(forward, need)
-                final_id = _wider(final_id, need)
-            if 2 * (count[1] + _MARGIN) > keys.shape[0]:
-                keys = _rehashed_keys(keys, node_coarse, node_state, count[1])
-            if done + _MARGIN > out_loop.shape[0]:
-                out_start = _wider(out_start, done + 2 * _MARGIN + 1)
-                out_loop = _wider(out_loop, done + 2 * _MARGIN)
-            if arcs + _MARGIN > out_target.shape[0]:
-                out_target = _wider(out_target, arcs + 2 * _MARGIN)
-                out_label = _wider(out_label, arcs + 2 * _MARGIN)
+            if width > 0 and count[0] + _MARGIN > info.shape[0]:
+                items, info, add, slots = _room_for_states(items, info, add, slots, count)
+            if count[1] + _MARGIN > nodes.shape[0]:
+                nodes, keys = _room_for_nodes(nodes, keys, count)
             if label_count[0] + _MARGIN > label_mask.shape[0]:
-                need = label_count[0] + 2 * _MARGIN
-                label_mask = _wider(label_mask, need)
-                label_fixed = _wider(label_fixed, need)
-            if label_mask.shape[0] > label_low.shape[0]:
-                need = label_mask.shape[0]
-                old = split_at.shape[0]
-                label_low = _wider(label_low, need)
-                label_high = _wider(label_high, need)
-                split_at = _wider(split_at, need)
-                split_end = _wider(split_end, need)
-                split_at[old:] = -1
-            if 2 * (label_count[0] + _MARGIN) > label_slots.shape[0]:
-                label_slots = np.full(label_slots.shape[0] * 4, -1, dtype=np.int32)
-                last = np.uint64(label_slots.shape[0] - 1)
-                for k in range(first_mask, label_count[0]):
-                    at = _hash_key(np.int64(label_mask[k])) & last
-                    while label_slots[at] >= 0:
-                        at = (at + _ONE) & last
-                    label_slots[at] = k
-            if splits + _MARGIN > split_symbol.shape[0]:
-                split_symbol = _wider(split_symbol, splits + 2 * _MARGIN)
-                split_label = _wider(split_label, splits + 2 * _MARGIN)
+                label_mask, label_fixed, label_slots = _room_for_labels(
+                    label_mask, label_fixed, label_slots, label_count, first_mask
+                )
+            about = _wider_rows(about, label_mask.shape[0], -1)
+            if n_parts + _MARGIN > parts.shape[0]:
+                parts = _wider_rows(parts, n_parts + 2 * _MARGIN, 0)
+            if done + 2 > out_loop.shape[0]:
+                out_loop = _wider(out_loop, done + 2)
+                out_start = _wider(out_start, done + 2)
+            if arcs + _MARGIN > out.shape[0]:
+                out = _wider_rows(out, arcs + 2 * _MARGIN, 0)
 
-            final_id[x] = done
+            s = nodes[x, 1]
+            nodes[x, 4] = done
             out_start[done] = arcs
             out_loop[done] = -1
             done += 1
-            here = np.int64(forward[x])
+            here = np.int64(nodes[x, 3])
             if here + backward[u] > cutoff:
                 continue
             if loop[u] >= 0:
-                t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots, count)
+                t = _dec(s, span, floor, row, items, info, slots, count)
                 if t == s:
                     out_loop[done - 1] = loop[u]
                 elif here + loop[u] * scale + backward[u] <= cutoff:
-                    y = _node(u, t, keys, node_coarse, node_state, next_in, head, forward,
-                              count)  # fmt: skip
-                    forward[y] = min(forward[y], here + loop[u] * scale)
-                    out_target[arcs] = y
-                    out_label[arcs] = loop[u]
+                    y = _node(u, t, keys, nodes, head, count)
+                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + loop[u] * scale)
+                    out[arcs, 0] = y
+                    out[arcs, 1] = loop[u]
                     arcs += 1
             for a in range(arc_start[u], arc_start[u + 1]):
                 v = arc_target[a]
@@ -589,77 +580,60 @@ def _product(
                         continue
                     t = s
                     if label < join:
-                        t = _dec(s, span, floor, row, items, lengths, weight, dec, final, slots,
-                                 count)  # fmt: skip
-                    elif label > join and not final[s]:
+                        t = _dec(s, span, floor, row, items, info, slots, count)
+                    elif label > join and info[s, 3] == 0:
                         continue
-                    y = _node(v, t, keys, node_coarse, node_state, next_in, head, forward,
-                              count)  # fmt: skip
-                    forward[y] = min(forward[y], here + step)
-                    out_target[arcs] = y
-                    out_label[arcs] = label
+                    y = _node(v, t, keys, nodes, head, count)
+                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + step)
+                    out[arcs, 0] = y
+                    out[arcs, 1] = label
                     arcs += 1
                     continue
                 while known < label_count[0]:
-                    label_low[known], label_high[known] = _range(label_mask[known], cost)
+                    about[known, 0], about[known, 1] = _range(label_mask[known], cost)
                     known += 1
-                if label_low[label] > slack:
+                if about[label, 0] > slack:
                     continue
-                if label_high[label] > slack:
-                    kept = _ZERO
-                    mask = label_mask[label]
-                    for k in range(kinds):
-                        bit = _ONE << np.uint64(k)
-                        if mask & bit and cost[k] <= slack:
-                            kept |= bit
-                    label = np.int64(_label(kept, label_mask, label_slots, label_count))
-                if split_at[label] < 0:
-                    found = 0
-                    mask = label_mask[label]
-                    for k in range(kinds):
-                        bit = _ONE << np.uint64(k)
-                        if mask & bit:
-                            g = symbol_of[k]
-                            if by_symbol[g] == _ZERO:
-                                touched[found] = g
-                                found += 1
-                            by_symbol[g] |= bit
-                    split_at[label] = splits
-                    for k in range(found):
-                        g = touched[k]
-                        split_symbol[splits] = g
-                        split_label[splits] = _label(by_symbol[g], label_mask, label_slots,
-                                                     label_count)  # fmt: skip
-                        by_symbol[g] = _ZERO
-                        splits += 1
-                    split_end[label] = splits
+                if about[label, 1] > slack:
+                    mask = _kept(label_mask[label], cost, slack)
+                    label = np.int64(_label(mask, label_mask, label_slots, label_count))
+                if about[label, 2] < 0:
+                    about[label, 2] = n_parts
+                    n_parts = _split(
+                        label_mask[label], symbol_of, by_symbol, touched, parts, n_parts,
+                        label_mask, label_slots, label_count
+                    )  # fmt: skip
+                    about[label, 3] = n_parts
                     while known < label_count[0]:
-                        label_low[known], label_high[known] = _range(label_mask[known], cost)
+                        about[known, 0], about[known, 1] = _range(label_mask[known], cost)
                         known += 1
-                for k in range(split_at[label], split_end[label]):
-                    t = _add(s, split_symbol[k], span, capacity, peak, floor_class, most, row,
-                             items, lengths, weight, add, final, slots, count)  # fmt: skip
+                for k in range(about[label, 2], about[label, 3]):
+                    t = _add(
+                        s, parts[k, 0], span, capacity, peak, floor_class, most, row, items, info,
+                        add, slots, count
+                    )  # fmt: skip
                     if t < 0:
                         continue
-                    part = split_label[k]
-                    y = _node(v, t, keys, node_coarse, node_state, next_in, head, forward,
-                              count)  # fmt: skip
-                    forward[y] = min(forward[y], here + label_low[part])
-                    out_target[arcs] = y
-                    out_label[arcs] = part
+                    part = parts[k, 1]
+                    y = _node(v, t, keys, nodes, head, count)
+                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + about[part, 0])
+                    out[arcs, 0] = y
+                    out[arcs, 1] = part
                     arcs += 1
         if count[1] > max_nodes or arcs > max_arcs or count[0] > max_states:
             status = 2
             break
     ended = head[end] >= 0 and status == 0
     out_start[done] = arcs
+    target = np.empty(arcs, dtype=np.int32)
+    label_out = np.empty(arcs, dtype=np.int32)
     if status == 0:
         for a in range(arcs):
-            out_target[a] = final_id[out_target[a]]
+            target[a] = nodes[out[a, 0], 4]
+            label_out[a] = out[a, 1]
     return (
-        status, ended, out_start[: done + 1].copy(), out_target[:arcs].copy(),
-        out_label[:arcs].copy(), out_loop[:done].copy(), label_mask, label_fixed, label_slots,
-        count[0], items, lengths, weight, dec, add, final, slots
+        status, ended, out_start[: done + 1].copy(), target, label_out, out_loop[:done].copy(),
+        label_mask, label_fixed, label_slots, count[0], items, info, add, slots
     )  # fmt: skip
 
 
@@ -716,13 +690,12 @@ def product(
         scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
         labels.count, tracker.symbol, tracker.symbols, tracker.width, tracker.capacity,
         tracker.peak, tracker.floor_class, tracker.floor, tracker.most, tracker.items,
-        tracker.length, tracker.weight, tracker.dec, tracker.add, tracker.final, tracker.slots,
-        tracker.states, max_nodes, max_arcs, max_states, stop,
+        tracker.info, tracker.add, tracker.slots, tracker.states, max_nodes, max_arcs, max_states,
+        stop,
     )  # fmt: skip
     status, ended, start, target, label, loop = out[:6]
     labels.mask, labels.fixed, labels.slots = out[6:9]
-    (tracker.states, tracker.items, tracker.length, tracker.weight, tracker.dec, tracker.add,
-     tracker.final, tracker.slots) = out[9:]  # fmt: skip
+    tracker.states, tracker.items, tracker.info, tracker.add, tracker.slots = out[9:]
     if status == 1:
         raise Interrupted
     if status == 2:

@@ -140,7 +140,7 @@ def backward_serial(
 
 
 @njit(cache=True, nogil=True)
-def _anneal(
+def _anneal_orders(
     order: Any, best_order: Any, value: int, best: int, hot: float, cold: float, first: int,
     steps: int, all_steps: int, arrival: Any, first_kv: Any, output: Any, capacity: int,
     used: Any, starts: Any, best_starts: Any, forward: bool, rng: Any
@@ -441,7 +441,7 @@ class Annealing:
             stop is not None and stop[0]
         ):  # fmt: skip
             more = min(_CHUNK, steps - done)
-            value, best = _anneal(
+            value, best = _anneal_orders(
                 order, best_order, value, best, hot, 0.4, done, more, steps, jobs.arrival,
                 jobs.first_kv, jobs.output, jobs.capacity, self._used, scratch, best_starts,
                 forward, self.rng
@@ -566,13 +566,13 @@ def prove(
     if over() or jobs.n == 1:
         return proof
     begin = time.perf_counter()
-    share = min(0.1 * (deadline - begin), 0.02 * (jobs.n / 12) ** 4)
-    _anneal_for(annealing, share, deadline, stop)
+    orders = int(4 * _CHUNK * (jobs.n / 12) ** 4)
+    _anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     update()
     proof.note = unsupported(jobs)
     if proof.note:
         while not over():
-            _anneal_for(annealing, math.inf, deadline, stop)
+            _anneal(annealing, 100 * _CHUNK, deadline, stop)
             update()
         return proof
     relaxation = Relaxation(jobs, annealing.value, stop, outputs)
@@ -623,15 +623,13 @@ def _refine(
         settle()
 
 
-def _anneal_for(annealing: Annealing, seconds: float, deadline: float, stop: Any) -> None:
-    """Anneal again and again, each time more slowly."""
-    end = min(deadline, time.perf_counter() + seconds)
+def _anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
+    """Try so many orders, annealing again and again, each time more slowly."""
     steps = _CHUNK
-    while True:
+    while orders > 0 and time.perf_counter() < deadline and not stop[0]:
         for _ in range(2):
-            annealing.anneal(steps, deadline=end, stop=stop)
-        if time.perf_counter() >= end or stop[0]:
-            return
+            annealing.anneal(steps, deadline=deadline, stop=stop)
+        orders -= 2 * steps
         steps = min(4 * steps, 500_000)
 
 

@@ -1,0 +1,182 @@
+"""Independent check of ramp leaves: one pass of the dynamic program per level, integers only.
+
+The relaxation, the form of a leaf and why both are valid: `optsched.bounds.ramp`, of which no code
+is used here. Each level takes the product of the graph before with a tracker, dropping what the
+multipliers before show to cost a period's ``value`` or more. The leaf proves the sum over the
+periods of the least of ``value`` and what the last level leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NEVER = 1 << 100
+MAX_NODES = 5_000_000
+"""Nodes of one level beyond which a leaf is refused."""
+
+
+def _expect(condition: bool, text: str) -> None:
+    if not condition:
+        raise ValueError(text)
+
+
+def check_ramp(columns: Any, leaf: dict[str, Any]) -> int:
+    """Return the total latency, in rounds, that a leaf proves no schedule to be below.
+
+    ``columns`` has lists of integers ``arrival``, ``prompt`` and ``output``, ``capacity`` and
+    ``offset`` (1 in generated, 0 in cached accounting). ValueError: malformed or too large.
+    """
+    _expect(set(leaf) == {"relaxation", "periods"}, "fields are not relaxation and periods")
+    groups: list[list[tuple[int, int, int]]] = []
+    latest = outputs = origin = 0
+    for i in sorted(range(len(columns.arrival)), key=lambda i: (columns.arrival[i], i)):
+        arrival, output = columns.arrival[i], columns.output[i]
+        if not groups or arrival >= latest + outputs:
+            groups.append([])
+            outputs, origin = 0, arrival
+        floor = columns.prompt[i] + columns.offset
+        groups[-1].append((arrival - origin, floor + output - 1, floor))
+        latest, outputs = arrival, outputs + output
+    _expect(len(leaf["periods"]) == len(groups), f"periods: there are {len(groups)}")
+    pairs = zip(groups, leaf["periods"], strict=True)
+    return sum(_period(group, period, columns.capacity) for group, period in pairs)
+
+
+def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) -> int:
+    _expect(set(period) == {"value", "denominator", "levels"}, "a period has unknown fields")
+    value, unit = period["value"], period["denominator"]
+    _expect(type(value) is int and type(unit) is int and unit >= 1, "no integers, or none positive")
+    proved = sum(peak - floor + 1 for _, peak, floor in requests)
+    arrivals = sum(a for a, _, _ in requests)
+    kinds = sorted(set(requests))
+    kind_of = [kinds.index(r) for r in requests]
+    copies = [kind_of.count(k) for k in range(len(kinds))]
+
+    def per_kind(values: Any, name: str) -> list[int]:
+        right = len(values) == len(kind_of) and all(type(v) is int for v in values)
+        _expect(right, f"{name}: not {len(kind_of)} integers")
+        out = [values[kind_of.index(k)] for k in range(len(kinds))]
+        _expect(values == [out[k] for k in kind_of], f"{name}: equal requests have different ones")
+        return out
+
+    graph, loops = _base(kinds, copies) if period["levels"] else ([], [])
+    rest: list[int] = []  # each node's cost to the end
+    pi: list[int] = []
+    for level in period["levels"]:
+        _expect(set(level) == {"floors", "counters", "multipliers"}, "a level has unknown fields")
+        cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
+        if level["floors"] is None:
+            tracker = _counters([{kind_of[i] for i in g} for g in level["counters"]], copies)
+        else:
+            _expect(not level["counters"], "a level has floors or counters")
+            tracker = _multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
+        graph, loops = _product(graph, loops, tracker, rest, pi, cutoff, unit)
+        pi = per_kind(level["multipliers"], "multipliers")
+        rest = [_NEVER] * len(graph)
+        rest[-1:] = [0][: len(graph)]
+        for u in range(len(graph) - 2, -1, -1):
+            for v, fixed, _, members in graph[u]:
+                if rest[v] < _NEVER:
+                    step = fixed * unit - max([pi[k] for k in members], default=0)
+                    rest[u] = min(rest[u], rest[v] + step)
+        if not graph or rest[0] == _NEVER:
+            return value
+        proved = -(-(rest[0] + sum(map(int.__mul__, copies, pi))) // unit) - arrivals
+    return min(value, proved)
+
+
+def _base(kinds: list[Any], copies: list[int]) -> Any:
+    """Return arcs (target, rounds, what, kinds) and loops of (m), then (t, m) for t to 0."""
+    n, ready = sum(copies), [a + p - f + 1 for a, p, f in kinds]
+    clock = max(ready) if any(a for a, _, _ in kinds) else -1
+    _expect((clock + 1) * (n + 1) <= MAX_NODES, f"a clock of {clock} rounds is too long")
+    late = [sum(c for c, r in zip(copies, ready, strict=True) if r > t) for t in range(clock + 1)]
+    keys = [(-1, m) for m in range(n + 1)]
+    keys += [(t, m) for t in range(clock, -1, -1) for m in range(late[t], n + 1)]
+    number = {key: u for u, key in enumerate(keys)}
+    graph: list[list[Any]] = [[] for _ in range(len(keys) + 1)]
+    for (t, m), arcs in zip(keys, graph, strict=False):
+        able = tuple(k for k, r in enumerate(ready) if t < 0 or r <= t)
+        if m < n and able:
+            arcs.append((number[t, m + 1], 0, "place", able))
+        if t < 0 and (clock, m) in number and clock >= 0:
+            arcs.append((number[clock, m], 0, "join", ()))
+        if m == n and (t >= 0 or clock < 0):
+            arcs.append((len(keys), n * max(t, 0), "end", ()))
+        if t > 0 and (t - 1, m) in number:
+            arcs.append((number[t - 1, m], m, "round", ()))
+    return graph, [m if t < 0 and m else -1 for t, m in keys] + [-1]
+
+
+# A tracker is (start, place(state, kind), step(state), final(state), weight(state)).
+def _multisets(kinds: Any, floors: list[int], copies: list[int], capacity: int) -> Any:
+    for (_, p, f), up in zip(kinds, floors, strict=True):
+        _expect(f <= up <= p, f"floors: {up} is not between {f} and {p}")
+    items = [(p, up) for (_, p, _), up in zip(kinds, floors, strict=True)]
+
+    def room(c: int, w: int) -> int:
+        return sum(n for (p, up), n in zip(items, copies, strict=True) if up == c and p >= w)
+
+    def place(state: Any, k: int) -> Any:
+        new = tuple(sorted((*state, items[k]), reverse=True))
+        mine = [w for w, c in new if c == floors[k]]
+        fits = sum(w for w, _ in new) <= capacity
+        return new if fits and all(j <= room(floors[k], w) for j, w in enumerate(mine, 1)) else None
+
+    def step(state: Any) -> Any:
+        return tuple((w - 1, c) for w, c in state if w > c)
+
+    return (), place, step, lambda state: not state, lambda state: sum(w for w, _ in state)
+
+
+def _counters(groups: list[set[int]], copies: list[int]) -> Any:
+    full = tuple(sum(copies[k] for k in group) for group in groups)
+
+    def place(state: Any, k: int) -> Any:
+        new = tuple(c + (k in group) for c, group in zip(state, groups, strict=True))
+        return new if all(c <= most for c, most in zip(new, full, strict=True)) else None
+
+    return (0,) * len(groups), place, lambda s: s, lambda s: s == full, lambda s: 0
+
+
+def _product(
+    graph: Any, loops: Any, tracker: Any, rest: Any, pi: Any, cutoff: int, unit: int
+) -> Any:  # fmt: skip
+    """Return the graph of the paths that both take and that may cost at most ``cutoff``."""
+    start, place, step, final, weight = tracker
+    memo: dict[Any, Any] = {}
+    cost: list[dict[Any, int]] = [{} for _ in graph]  # of each node and state: least so far
+    number: list[dict[Any, int]] = [{} for _ in graph]
+    cost[0][start] = 0
+    arcs: list[list[Any]] = []
+    out_loops: list[int] = []
+    for u, bucket in enumerate(cost):
+        todo = list(bucket) if loops[u] >= 0 else []
+        while todo:
+            if (new := step(todo.pop())) not in bucket:
+                bucket[new] = _NEVER
+                todo.append(new)
+        for state in sorted(bucket, key=weight, reverse=True) if loops[u] >= 0 else bucket:
+            number[u][state] = len(arcs)
+            arcs.append([])
+            _expect(len(arcs) <= MAX_NODES, f"more than {MAX_NODES} nodes; too large to check")
+            moves = loops[u] >= 0 and step(state) != state
+            out_loops.append(-1 if moves else loops[u])
+            for v, fixed, what, members in [(u, loops[u], "round", ())] * moves + graph[u]:
+                slack = cutoff - bucket[state] - rest[v] if rest else _NEVER
+                targets: dict[Any, list[int]] = {}
+                for k in members:
+                    if not pi or -pi[k] <= slack:
+                        if (state, k) not in memo:
+                            memo[state, k] = place(state, k)
+                        targets.setdefault(memo[state, k], []).append(k)
+                targets.pop(None, None)
+                if what != "place" and fixed * unit <= slack and (what != "end" or final(state)):
+                    targets[step(state) if what == "round" else state] = []
+                for new, ks in targets.items():
+                    more = fixed * unit - (max(pi[k] for k in ks) if ks and pi else 0)
+                    cost[v][new] = min(cost[v].get(new, _NEVER), bucket[state] + more)
+                    arcs[-1].append((v, new, fixed, what, ks))
+    if not cost[-1]:
+        return [], []
+    return [[(number[v][new], *more) for v, new, *more in mine] for mine in arcs], out_loops

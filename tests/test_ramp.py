@@ -1,0 +1,240 @@
+"""The ramp relaxation: never above the optimum, equal to it when refined, and certified."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import brute_force_tel
+
+from optsched.bounds.checker import check_certificate, columns_of
+from optsched.bounds.checker_ramp import check_ramp
+from optsched.bounds.ramp import Relaxation, class_sequence, periods, ramp_leaf, unsupported
+from optsched.formulations import Task, get
+from optsched.generate import generate
+from optsched.instance import Instance, Limits
+from optsched.search.small import Annealing, Proof, prove_all
+from optsched.solve import solve
+from optsched.solvers.base import SolveOptions
+
+
+def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instance:
+    """All shapes in turn: arrivals or none, equal requests, one request, M filled exactly."""
+    n = 1 if turn % 25 == 0 else int(rng.integers(2, most + 1))
+    prompt, output = rng.integers(1, 6, n), rng.integers(1, 7, n)
+    if turn % 5 == 0:
+        prompt[:], output[:] = prompt[0], output[0]
+    accounting = ("generated", "cached")[turn % 2]
+    peak = int((prompt + output).max()) - (accounting == "cached")
+    return Instance(
+        rng.integers(0, rng.choice([1, 1, 4, 9]), n),
+        prompt,
+        output,
+        kv_capacity=peak + int(rng.choice([0, 0, 1, 3, 6])),
+        kv_accounting=accounting,
+    )
+
+
+def certified(instance: Instance, proofs: list[Proof]) -> int:
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.levels) for p in proofs])
+    return check_ramp(columns_of(instance), leaf)
+
+
+def check_against_brute_force(seed: int, count: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    for turn in range(count):
+        instance = tiny_instance(rng, turn, most)
+        optimum, _ = brute_force_tel(instance)
+        proofs = prove_all(instance, seed=turn)
+        assert sum(p.bound for p in proofs) == optimum, instance.to_dict()
+        assert sum(p.value for p in proofs) == optimum, instance.to_dict()
+        assert all(p.jobs.feasible(p.starts) for p in proofs)
+        assert certified(instance, proofs) == optimum
+
+
+def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instances() -> None:
+    check_against_brute_force(1, 1000, 4)
+
+
+@pytest.mark.slow
+def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests() -> None:
+    check_against_brute_force(2, 2000, 6)
+
+
+def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
+    # Pruned with the optimum's own value as known schedule, or with a worse one.
+    rng = np.random.default_rng(3)
+    tight = 0
+    for turn in range(500):
+        instance = tiny_instance(rng, turn)
+        for jobs in periods(instance):
+            optimum, _ = brute_force_tel(instance.subset(jobs.index))
+            relaxation = Relaxation(jobs, optimum + int(rng.integers(0, 4)))
+            for floors in class_sequence(relaxation):
+                relaxation.use_floors(floors)
+                if relaxation.graph is None:
+                    break
+                for _ in range(3):
+                    pi = rng.integers(-900, 4000, len(relaxation.copies))
+                    total, backward, _ = relaxation._evaluate(pi)
+                    if backward[0] < 2**30:
+                        value = -(-total // relaxation.scale) - relaxation.latency_offset
+                        assert value <= optimum or relaxation.upper == optimum
+                relaxation.ascend(evaluations=5)
+                assert relaxation.bound <= max(optimum, sum(jobs.output))
+                relaxation.prune()
+            tight += relaxation.bound == optimum
+    assert tight > 250
+
+
+def test_two_requests_by_hand() -> None:
+    # M = 4, two requests s = 1, o = 2 at 0: they peak at 3 and hold 2 in their first round, so
+    # they may not overlap (3 + 2 > 4): completions 2 and 4.
+    instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4)
+    proofs = prove_all(instance)
+    assert [p.bound for p in proofs] == [6]
+    # Cached accounting: peak 2 and 1 + 2 <= 4: both at once.
+    cached = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4, kv_accounting="cached")
+    assert [p.bound for p in prove_all(cached)] == [4]
+
+
+def test_method_ramp_is_judged_and_its_certificate_passes_the_independent_checker() -> None:
+    for model, n in (("jaillet-model-1", 9), ("jaillet-model-2", 9)):
+        instance = generate(model, seed=5, n=n)
+        result = solve(instance, method="ramp", time_limit_s=60)
+        assert result.status == "optimal"
+        assert result.bound == result.objective == result.metrics["tel"]  # type: ignore[index]
+        assert result.certificate["claim"] == "optimal"
+        assert check_certificate(instance, result.certificate) == result.objective
+
+
+@pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
+def test_ramp_and_cpsat_agree(model: str) -> None:
+    for seed in range(4):
+        instance = generate(model, seed=seed, n=8, kv_capacity=20)
+        exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
+        assert exact.status == "optimal"
+        proofs = prove_all(instance, seed=seed)
+        assert sum(p.bound for p in proofs) == exact.objective
+        assert sum(p.value for p in proofs) == exact.objective
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
+def test_ramp_and_cpsat_agree_on_ten_requests(model: str) -> None:
+    for seed in range(10):
+        instance = generate(model, seed=seed, n=10)
+        exact = solve(instance, method="cpsat", time_limit_s=120, threads=1)
+        assert exact.status == "optimal"
+        assert sum(p.bound for p in prove_all(instance)) == exact.objective
+
+
+def test_arrivals_a_billion_rounds_apart_are_separate_periods() -> None:
+    far = 10**9
+    instance = Instance([0, far, far, 3 * far], [3, 2, 2, 3], [7, 4, 4, 7], kv_capacity=10)
+    proofs = prove_all(instance)
+    assert len(proofs) == 3
+    # The two in the middle peak at 6: one holds 6 at its end, the other may hold 4 then, but
+    # holds 3, 4, 5, 6; so with a shift of two rounds they never exceed 6 + 4 = 10.
+    assert [p.bound for p in proofs] == [7, 4 + 6, 7]
+    assert certified(instance, proofs) == 24
+    assert solve(instance, method="ramp").status == "optimal"
+
+
+def test_a_clock_too_long_for_an_array_leaves_a_valid_bound() -> None:
+    # One busy period, since a request of 10^8 rounds runs through all of it.
+    long = 10**8
+    instance = Instance([0, long // 2], [1, 1], [long, 5], kv_capacity=2 * long)
+    begin = time.perf_counter()
+    proofs = prove_all(instance, time_limit_s=5)
+    assert time.perf_counter() - begin < 5
+    assert sum(p.bound for p in proofs) == long + 5
+    assert unsupported(proofs[0].jobs)
+    assert certified(instance, proofs) == long + 5
+
+
+def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
+    instance = generate("jaillet-model-1", seed=1, n=45)
+    begin = time.perf_counter()
+    result = solve(instance, method="ramp", time_limit_s=0.1)
+    assert time.perf_counter() - begin < 20  # kernels may have to be compiled first
+    assert result.status == "feasible"
+    assert instance.output_tokens.sum() <= result.bound < result.objective  # type: ignore[operator]
+    stop = threading.Event()
+    reached: list[Any] = []
+
+    def progress(state: Any) -> None:
+        reached.append(state)
+        stop.set()
+
+    result = solve(instance, method="ramp", time_limit_s=600, progress=progress, stop=stop)
+    assert reached
+    assert result.status == "feasible"
+    assert result.solve_s < 60
+
+
+def test_bounds_of_a_stopped_run_are_certified_too() -> None:
+    instance = generate("jaillet-model-1", seed=4, n=14)
+    jobs = periods(instance)[0]
+    annealing = Annealing(jobs, np.random.default_rng(0))
+    annealing.anneal(2000)
+    relaxation = Relaxation(jobs, annealing.value)
+    for floors in class_sequence(relaxation)[:2]:
+        relaxation.use_floors(floors)
+        relaxation.ascend()
+        relaxation.prune()
+    assert 0 < relaxation.bound < annealing.value
+    leaf = ramp_leaf([(jobs, relaxation.bound, relaxation.scale, relaxation.levels)])
+    assert check_ramp(columns_of(instance), leaf) == relaxation.bound
+
+
+def test_a_corrupted_leaf_is_refused_or_still_true() -> None:
+    rng = np.random.default_rng(7)
+    instance = generate("jaillet-model-2", seed=2, n=6, kv_capacity=14)
+    proofs = prove_all(instance)
+    optimum = sum(p.bound for p in proofs)
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.levels) for p in proofs])
+    refused = 0
+    for _ in range(300):
+        broken = copy.deepcopy(leaf)
+        period = broken["periods"][rng.integers(len(broken["periods"]))]
+        kind = int(rng.integers(5))
+        levels = period["levels"]
+        if kind == 0 or not levels:
+            period["value"] += int(rng.integers(1, 5))
+        elif kind == 1:
+            period["denominator"] = int(rng.integers(0, 3))
+        elif kind == 2:
+            del levels[int(rng.integers(len(levels)))]
+        else:
+            level = levels[int(rng.integers(len(levels)))]
+            row = level["multipliers" if kind == 3 or level["floors"] is None else "floors"]
+            row[int(rng.integers(len(row)))] += int(rng.integers(-3, 4))
+        try:
+            assert check_ramp(columns_of(instance), broken) <= optimum
+        except ValueError:
+            refused += 1
+    assert refused > 0
+
+
+def test_instances_with_limits_are_refused_by_the_method() -> None:
+    from optsched.errors import UsageError
+
+    instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=9, limits=Limits(max_running=1))
+    with pytest.raises(UsageError, match="max_running"):
+        solve(instance, method="ramp")
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    instance = generate("jaillet-model-1", seed=9, n=16)
+    ramp = get("hindsight").methods["ramp"]
+    answers = [
+        ramp.run(Task(instance, objective=("tel",)), SolveOptions(time_limit_s=None, seed=3))
+        for _ in range(2)
+    ]
+    assert answers[0].objective == answers[1].objective == answers[0].bound
+    assert answers[0].schedule.starts.tolist() == answers[1].schedule.starts.tolist()  # type: ignore[union-attr]
