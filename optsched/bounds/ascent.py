@@ -19,12 +19,17 @@ from numba import njit
 from optsched.bounds.dual import Prices, prices_in_rounds
 from optsched.bounds.timeline import Floats, Model, busy_prices
 
-_PLAN = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1))
+_PLAN = (
+    (16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1), (1, 0.03),
+    (1, 0.01), (1, 0.003),
+)  # fmt: skip
 """Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
 _ROUNDS = 8
 """Most climbs per entry of the plan."""
 _FINEST = 1 << 16
 """Most buckets."""
+_SMALL = 200_000
+"""Requests times units up to which the ascent goes on until it converges."""
 _MEMORY = 20
 """Pairs that L-BFGS keeps."""
 _CUT = 25.0
@@ -57,6 +62,7 @@ def raise_dual(
     padded = np.zeros(units)
     padded[: len(prices)] = prices
     fine = -(-units // _FINEST)
+    large = len(model.arrival) * units > _SMALL
     ascent = Ascent(model, padded, bucket=1, stop=over)
     for bucket, tau in _PLAN:
         if over():
@@ -66,10 +72,11 @@ def raise_dual(
         if ascent.bucket != bucket * fine:
             ascent.refine(bucket * fine)
         ascent.settle(tau)
-        for _ in range(_ROUNDS):
-            gained = ascent.round(tau, iterations=25, tolerance=1e-7 * ascent.value)
-            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value
-            if over() or ascent.trust < 0.1 or (ascent.trust == 1.0 and gained < enough):
+        for _ in range(_ROUNDS if large else 5 * _ROUNDS):
+            tolerance = (1e-7 if large else 1e-9) * abs(ascent.value)
+            gained = ascent.round(tau, iterations=25 if large else 100, tolerance=tolerance)
+            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value if large else 10 * tolerance
+            if over() or (gained < enough and (ascent.trust == 1.0 or not large)):
                 break
         report(prices_in_rounds(model, ascent.dense()))
     return ascent.mean
@@ -294,7 +301,7 @@ class Ascent:
         x = self.price.copy()
         value, gradient = self.smooth(x, tau)
         pairs: list[tuple[Floats, Floats, float]] = []
-        highest = max(float(x.max()), 1e-9)
+        highest = max(float(x.max()), 1.0 / float(self.model.first_kv.mean()))
         scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
         history = [value]
         for _ in range(iterations):

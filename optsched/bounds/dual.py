@@ -75,11 +75,23 @@ def dual_value(instance: Instance, prices: Prices) -> int:
     UsageError
         The instance is in seconds.
     """
+    numerator, denominator = dual_fraction(instance, prices)
+    return -(-numerator // denominator)
+
+
+def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
+    """Return the dual value L before it is rounded up, as numerator and denominator.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    """
     _check_rounds(instance)
     begin, end, price = _pieces(prices)
     minima = _all_minima(instance, begin, end, price, prices.denominator)
     paid = sum((e - b) * p for b, e, p in zip(begin, end, price, strict=True) if p)
-    return -((instance.kv_capacity * paid - minima) // prices.denominator)
+    return minima - instance.kv_capacity * paid, prices.denominator
 
 
 def _check_rounds(instance: Instance) -> None:

@@ -32,8 +32,9 @@ def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Pric
         over=lambda: time.perf_counter() - begin >= time_limit_s,
         report=report,
     )
-    value, prices = max(found, key=lambda pair: pair[0])
-    return prices, value
+    # The dual only rises: of equal values, rounded up, the last is the largest.
+    value = max(value for value, _ in found)
+    return next(prices for reached, prices in reversed(found) if reached == value), value
 
 
 def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
