@@ -13,7 +13,13 @@ import numpy as np
 
 from optsched.bounds import lower_bound
 from optsched.cost import CostModel, cost_for
-from optsched.errors import LoopError, PolicyError, UsageError, ViolationError
+from optsched.errors import (
+    InfeasibleError,
+    LoopError,
+    PolicyError,
+    UsageError,
+    ViolationError,
+)
 from optsched.evaluate import Evaluation, evaluate
 from optsched.instance import Instance
 from optsched.policies import Rules, allows, is_clairvoyant, make_policy
@@ -103,6 +109,8 @@ class Comparison:
         Whether Ctrl-C came before everything had run.
     best_schedule : Schedule or None
         A schedule of the best known value.
+    notes : tuple of str
+        Why there is no optimum, where there can be none.
     """
 
     instance: Instance
@@ -115,6 +123,7 @@ class Comparison:
     seed: int = 0
     interrupted: bool = False
     best_schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -126,7 +135,8 @@ class Comparison:
     @property
     def predictor(self) -> str:
         """Where policies take output lengths from: the instance's predictions, or the oracle."""
-        return "oracle" if self.instance.predicted is None else "instance"
+        told = self.instance.predicted is not None or self.instance.predicted_upper is not None
+        return "instance" if told else "oracle"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a comparison file."""
@@ -155,6 +165,7 @@ class Comparison:
             "predictor": self.predictor,
             "seed": self.seed,
             "interrupted": self.interrupted,
+            "notes": list(self.notes),
             "policies": [row.to_dict() for row in self.rows],
         }  # fmt: skip
 
@@ -178,6 +189,7 @@ def compare(
     seed: int = 0,
     progress: Callable[[str, Any], None] | None = None,
     stop: threading.Event | None = None,
+    keep_schedules: bool = True,
 ) -> Comparison:
     """Run policies on an instance and set each beside the best known value and a bound.
 
@@ -202,6 +214,9 @@ def compare(
     stop : threading.Event, optional
         When set, no further policy starts and the solver ends; what there is is kept. Ctrl-C
         has the same effect.
+    keep_schedules : bool
+        Whether rows keep their schedules; if not, only the best one is kept (a long trace takes
+        some 70 MB a schedule).
 
     Returns
     -------
@@ -225,6 +240,7 @@ def compare(
     interrupted = False
     specs = _specs(instance, policies)
     _load_engine()
+    best: PolicyRow | None = None
     try:
         for spec in specs:
             if stop is not None and stop.is_set() and rows:
@@ -232,7 +248,10 @@ def compare(
                 break
             if progress is not None:
                 progress("policy", spec)
-            rows.append(_run(instance, spec, cost, slo_ttft, slo_tpot, seed))
+            row = _run(instance, spec, cost, slo_ttft, slo_tpot, seed)
+            if row.tel is not None and (best is None or row.tel < (best.tel or 0)):
+                best = row
+            rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
         interrupted = True
         if not rows:
@@ -240,7 +259,7 @@ def compare(
     rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
 
     value, origin = None, None
-    best = min((r for r in rows if r.tel is not None), key=lambda r: r.tel or 0, default=None)
+    notes: tuple[str, ...] = ()
     best_known = None if best is None else best.tel
     best_origin = None if best is None else best.policy
     best_schedule = None if best is None else best.schedule
@@ -249,15 +268,19 @@ def compare(
         if value is not None and value == best_known:
             pass  # the policy's schedule is optimal: nothing is left to solve
         elif _worth_solving(instance):
-            result = _solve(instance, best_schedule, time_limit_s, seed, progress, stop)
-            if result.bound is not None and (value is None or result.bound > value):
-                value, origin = result.bound, f"{result.formulation} ({result.method})"
-            if result.objective is not None and (
-                best_known is None or result.objective < best_known
-            ):
-                best_known = result.objective
-                best_origin = f"{result.formulation} ({result.method})"
-                best_schedule = result.schedule
+            try:
+                result = _solve(instance, best_schedule, time_limit_s, seed, progress, stop)
+            except InfeasibleError as error:  # policies that split prefills can do more
+                notes = (f"no optimum in the round model, which splits no prefill: {error}",)
+            else:
+                if result.bound is not None and (value is None or result.bound > value):
+                    value, origin = result.bound, f"{result.formulation} ({result.method})"
+                if result.objective is not None and (
+                    best_known is None or result.objective < best_known
+                ):
+                    best_known = result.objective
+                    best_origin = f"{result.formulation} ({result.method})"
+                    best_schedule = result.schedule
     return Comparison(
         instance=instance,
         rows=tuple(_with_ratios(row, best_known, value) for row in rows),
@@ -269,6 +292,7 @@ def compare(
         seed=seed,
         interrupted=interrupted or (stop is not None and stop.is_set()),
         best_schedule=best_schedule,
+        notes=notes,
     )
 
 

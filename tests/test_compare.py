@@ -227,3 +227,23 @@ def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
 
 def test_fcfs_looks_ahead_in_rounds_and_is_marked_clairvoyant() -> None:
     assert compare(Instance([0], [1], [2], kv_capacity=4), ["fcfs"]).rows[0].clairvoyant
+
+
+def test_policies_that_split_prefills_are_compared_where_the_optimum_may_not() -> None:
+    # A prompt of 6 under 5 tokens a batch: the round model has no schedule, sarathi has one.
+    instance = Instance(
+        [0], [6], [2], kv_capacity=12, limits=Limits(max_batch_tokens=5), chunked_prefill=True
+    )
+    found = compare(instance, ["sarathi", "mc-sf"])
+    by_name = {row.policy: row for row in found.rows}
+    assert by_name["sarathi"].metrics is not None
+    assert by_name["mc-sf"].error is not None
+    assert "splits no prefill" in found.notes[0]
+    assert found.bound == 2  # the sum of outputs
+
+
+def test_only_the_best_schedule_is_kept_on_request() -> None:
+    instance = Instance([0, 0], [1, 2], [3, 1], kv_capacity=6)
+    found = compare(instance, ["mc-sf", "fcfs"], keep_schedules=False)
+    assert [row.schedule for row in found.rows] == [None, None]
+    assert found.best_schedule is not None

@@ -85,6 +85,7 @@ def compare(
             seed=seed,
             progress=progress,
             stop=stop,
+            keep_schedules=schedules_out is not None,
         )
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -159,5 +160,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     for row in comparison.rows:
         for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
             print(f"{row.policy}: {note}")
+    for note in comparison.notes:
+        print(note)
     if comparison.interrupted:
         print("interrupted: what had finished is above")
