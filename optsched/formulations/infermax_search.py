@@ -135,16 +135,19 @@ def _pop(heap_f: Any, heap_g: Any, heap_s: Any, size: int) -> None:
 @njit(cache=True)
 def remaining_cost(
     counts: Any, node: Any, fixed: Any, weights: Any, most: Any, prefills: Any,
-    prefill_most: Any, decodes: Any,
+    prefill_most: Any, decodes: Any, occupied: Any,
 ) -> Any:  # fmt: skip
     """Return a lower bound on the cost of finishing the requests in a state.
 
-    See `optsched.formulations.infermax_astar` for its proof.
+    See `optsched.formulations.infermax_astar` for its proof. ``occupied`` is scratch, shape (V,).
     """
     own = np.int64(0)
     chain = np.int64(0)
+    size = 0
     for v in range(counts.shape[0]):
         if counts[v] > 0:
+            occupied[size] = v
+            size += 1
             own += counts[v] * node[v, 0]
             if node[v, 1] > chain:
                 chain = node[v, 1]
@@ -157,10 +160,10 @@ def remaining_cost(
     for d in range(weights.shape[0]):
         total = np.int64(0)
         part = np.int64(0)
-        for v in range(counts.shape[0]):
-            if counts[v] > 0:
-                total += counts[v] * weights[d, v]
-                part += counts[v] * decodes[d, v]
+        for q in range(size):
+            v = occupied[q]
+            total += counts[v] * weights[d, v]
+            part += counts[v] * decodes[d, v]
         need = -(-total // most[d])
         if need > batches:
             batches = need
@@ -170,9 +173,9 @@ def remaining_cost(
     prefilling = np.int64(0)
     for d in range(prefills.shape[0]):
         total = np.int64(0)
-        for v in range(counts.shape[0]):
-            if counts[v] > 0:
-                total += counts[v] * prefills[d, v]
+        for q in range(size):
+            v = occupied[q]
+            total += counts[v] * prefills[d, v]
         need = -(-total // prefill_most[d])
         if need > prefilling:
             prefilling = need
@@ -223,6 +226,7 @@ def expand(
     width = rows.shape[1]
     counts = np.empty(nodes, dtype=np.int64)
     fresh = np.empty(nodes, dtype=np.int64)
+    occupied = np.empty(nodes, dtype=np.int64)
     row = np.empty(width, dtype=rows.dtype)
     slots = arcs.shape[0] + 1
     slot_arc = np.empty(slots, dtype=np.int64)
@@ -277,6 +281,14 @@ def expand(
                 nd, np_, nr = n_decode[total], n_prefill[total], n_refill[total]
                 if nr > 0 and (nd > 0 or (np_ == nr and decode_base <= prefill_base)):
                     continue
+                length = base + work[total]
+                if nd > 0:
+                    length += decode_base
+                if np_ > 0:
+                    length += prefill_base
+                g2 = g + length * rate
+                if g2 >= numbers[BEST]:
+                    continue
                 # Evictions that make no room are put off; what could finish now, does.
                 skip = False
                 for q in range(total):
@@ -310,14 +322,6 @@ def expand(
                                     break
                 if skip:
                     continue
-                length = base + work[total]
-                if nd > 0:
-                    length += decode_base
-                if np_ > 0:
-                    length += prefill_base
-                g2 = g + length * rate
-                if g2 >= numbers[BEST]:
-                    continue
                 fresh[:] = 0
                 unfinished = False
                 for q in range(total):
@@ -333,8 +337,9 @@ def expand(
                 f = g2
                 if unfinished:
                     f += remaining_cost(
-                        fresh, node, fixed, weights, most, prefills, prefill_most, decodes
-                    )
+                        fresh, node, fixed, weights, most, prefills, prefill_most, decodes,
+                        occupied,
+                    )  # fmt: skip
                     if f >= numbers[BEST]:
                         continue
                 if known < 0:
