@@ -112,11 +112,15 @@ class _Run:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.begin
 
-    def over(self, share: float = 1.0) -> bool:
-        """Whether the run, or a share of its time, is used up, or the gap small enough."""
+    def over(self, share: float = 1.0, certify: bool = False) -> bool:
+        """Whether the run, or a share of its time, is used up, or the gap small enough.
+
+        ``certify``: only the bound that a certificate can carry counts.
+        """
         if self.stop is not None and self.stop.is_set():
             return True
-        if self.objective is not None and self.objective - self.bound <= self.gap * self.objective:
+        bound = self.proved if certify else self.bound
+        if self.objective is not None and self.objective - bound <= self.gap * self.objective:
             return True
         return self.elapsed_s >= share * self.time_limit_s
 
@@ -150,6 +154,7 @@ def explore(
     gap: float = 0.0,
     seed: int = 0,
     search: bool = True,
+    certify: bool = False,
     warm_start: Schedule | None = None,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
@@ -169,6 +174,8 @@ def explore(
     seed : int
     search : bool
         False: only the bound.
+    certify : bool
+        Raise the dual also where another bound has met the schedule, for a certificate.
     warm_start : Schedule of starts, optional
         A feasible schedule that competes.
     progress : callable, optional
@@ -204,9 +211,9 @@ def explore(
     means = None
     # No prices: the bound of the sum of outputs, which every certificate can carry.
     run.price(Prices(np.array([1]), np.array([0]), 1))
-    if not run.over():
+    if not run.over(1.0, certify):
         share = _DUAL_SHARE if room is not None else 1.0
-        means = raise_dual(model, over=lambda: run.over(share), report=run.price)
+        means = raise_dual(model, over=lambda: run.over(share, certify), report=run.price)
     dual_s, steps = run.elapsed_s, 0
     if room is not None and not run.over():
         if means is not None and model.unit == 1:
@@ -309,6 +316,7 @@ def bound_within(
         time_limit_s=share * time_limit_s,
         seed=seed,
         search=search,
+        certify=True,
         progress=progress,
         stop=stop,
     )
