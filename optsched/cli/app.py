@@ -13,7 +13,16 @@ import typer
 from typer.core import TyperGroup
 
 import optsched
-from optsched.cli import comparing, experimenting, files, fitting, judging, listing, solving
+from optsched.cli import (
+    comparing,
+    experimenting,
+    files,
+    fitting,
+    judging,
+    listing,
+    predicting,
+    solving,
+)
 from optsched.errors import OptschedError
 
 
@@ -32,7 +41,6 @@ class Commands(TyperGroup):
         """Run the command line and exit with the status that `options` describes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
-        warnings.formatwarning = _one_line
         words = [word for word in words if word != "--debug"]
         try:
             # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
@@ -115,6 +123,7 @@ app.command("bound")(solving.bound)
 app.command("simulate")(judging.simulate)
 app.command("evaluate")(judging.evaluate)
 app.command("verify")(judging.verify)
+app.command("predict")(predicting.predict)
 app.command("generate")(files.generate)
 app.command("import")(files.import_trace)
 app.command("export")(files.export)
@@ -131,4 +140,5 @@ app.command("schema")(listing.schema)
 
 def main() -> None:
     """Run the command line; the entry point of the ``optsched`` script."""
+    warnings.formatwarning = _one_line
     app()

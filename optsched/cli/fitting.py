@@ -98,9 +98,7 @@ def fit(
         "seed": seed,
         "target": target,
         "operators": found.rows(),
-        "rejected": [
-            {"file": r.file, "line": r.line, "reason": r.reason} for r in found.rejected
-        ],
+        "rejected": [{"file": r.file, "line": r.line, "reason": r.reason} for r in found.rejected],
         "against": compared,
     }
     emit_json(data, json_out)
