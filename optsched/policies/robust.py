@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from optsched.errors import InputError
 from optsched.policies import policy
 from optsched.policies.base import Rules
 
@@ -22,18 +23,27 @@ ALPHA_STAR = (3 - math.sqrt(5)) / 2
     clairvoyant=True,
     paper="001, Algorithm 1",
 )
-def a_max() -> Rules:
+def a_max(*, sample: str = "equals") -> Rules:
     """Ascending upper predictions, while KV fits at every predicted completion.
+
+    With ``sample=all`` the order is random among all that wait, not only among equals.
 
     Notes
     -----
+    For one interval both are the same, and Algorithm 1. For several, Algorithm 1 takes as many
+    as the largest set that fits, which are those of least upper prediction, but also says that
+    they are sampled from all that wait; only that reading gives the paper's second and third
+    experiment (`optsched experiment chen-intervals`).
+
     With equal prompts, as in the paper, that is the largest set that fits: exchanging a request
     for one of smaller estimate never needs more KV. With unequal prompts it is the longest
     prefix of the order. Intervals that hold the truth never overflow; points that are short
     may, and clear the running requests as in `mc_sf`.
     """
+    if sample not in ("equals", "all"):
+        raise InputError(f"sample: {sample!r}; equals or all is right")
     return Rules(
-        order="output",
+        order="random" if sample == "all" else "output",
         ties="random",
         lengths="upper",
         admission="lookahead",

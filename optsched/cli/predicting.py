@@ -1,0 +1,46 @@
+"""``predict``: an instance with predictions of a named predictor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from optsched.cli.options import InstanceFile, Seed, check_outputs
+
+
+def predict(
+    instance_file: InstanceFile,
+    predictor: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:key=value,...]",
+            show_default=False,
+            help="oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, "
+            "noisy:mae=20,bias=0, column:file=FILE.csv, FILE.py:FUNCTION, or another one.",
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE", show_default=False, help="Where.")
+    ],
+    seed: Seed = 0,
+) -> None:
+    """Predict output lengths; policies then see the predictions and not the truth."""
+    from optsched.io import read_instance, write_instance
+    from optsched.predict import check_predictor
+    from optsched.predict import predict as run
+
+    check_predictor(predictor)
+    instance = read_instance(instance_file)
+    check_outputs(out)
+    told = run(instance, predictor, seed=seed)
+    write_instance(told, out)
+    print(f"{out}: {told.n} requests; {summary(told.predicted, told.predicted_lower)}")
+
+
+def summary(points: object, lower: object) -> str:
+    """Return in words which columns there are."""
+    kinds = [
+        name for name, column in (("points", points), ("intervals", lower)) if column is not None
+    ]
+    return " and ".join(kinds) or "no predictions"
