@@ -13,16 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import optsched
-from optsched.cli import (
-    comparing,
-    experimenting,
-    files,
-    fitting,
-    judging,
-    listing,
-    predicting,
-    solving,
-)
+from optsched.cli import comparing, experimenting, files, fitting, judging, listing, solving
 from optsched.errors import OptschedError
 
 
@@ -123,7 +114,6 @@ app.command("bound")(solving.bound)
 app.command("simulate")(judging.simulate)
 app.command("evaluate")(judging.evaluate)
 app.command("verify")(judging.verify)
-app.command("predict")(predicting.predict)
 app.command("generate")(files.generate)
 app.command("import")(files.import_trace)
 app.command("export")(files.export)
