@@ -1,0 +1,156 @@
+"""Placement and large-neighbourhood search: feasible, never worse, deterministic, interruptible."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from brute_force import brute_force_tel
+from test_dual import random_instance
+
+from optsched.errors import UsageError
+from optsched.evaluate import evaluate
+from optsched.generate import generate
+from optsched.instance import Instance, Limits
+from optsched.schedule import from_starts
+from optsched.search.anytime import bound_within, explore
+from optsched.search.lns import Search
+from optsched.search.placement import orders, place, room_of
+from optsched.solve import solve
+from optsched.solvers.base import Status
+
+
+def judged(instance: Instance, starts: np.ndarray) -> int:
+    value = evaluate(instance, from_starts(starts, instance)).metrics["tel"]
+    assert value is not None
+    return int(value)
+
+
+def test_every_bound_below_the_optimum_below_every_schedule() -> None:
+    rng = np.random.default_rng(11)
+    reached = 0
+    for _ in range(2000):
+        instance = random_instance(rng)
+        optimum, _ = brute_force_tel(instance)
+        found = explore(instance, max_steps=200, time_limit_s=0.005)
+        assert found.starts is not None
+        assert found.proved <= found.bound <= optimum <= found.objective
+        assert judged(instance, found.starts) == found.objective
+        reached += found.objective == optimum
+    assert reached > 1800
+
+
+def test_placement_in_any_order_is_feasible_and_leaves_no_earlier_start() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(500):
+        instance = random_instance(rng)
+        room = room_of(instance)
+        starts = room.real(place(room, rng.permutation(instance.n)))
+        value = judged(instance, starts)
+        assert value == room.tel(starts - room.model.shift)
+    means = rng.random(instance.n)
+    assert all(sorted(o) == list(range(instance.n)) for o in orders(room, means))
+
+
+def test_search_keeps_its_books_and_never_gets_worse_cold() -> None:
+    instance = generate("lognormal", seed=4, n=300, rate=3.0, time_unit="round", kv_capacity=3000)
+    room = room_of(instance)
+    search = Search(room, place(room, np.arange(instance.n)), seed=5)
+    before = search.value
+    for heat in (0.0, 20.0, 5.0, 0.0):
+        for _ in range(5):
+            value = search.value
+            fell = search.run(500, heat)
+            assert search.value == value - fell == room.tel(search.starts)
+            assert heat > 0 or fell >= 0
+            judged(instance, room.real(search.starts))
+    assert judged(instance, room.real(search.best)) == search.best_value < before
+
+
+def test_the_outcome_depends_on_the_seed_alone_under_a_step_limit() -> None:
+    instance = generate("lognormal", seed=1, n=400, rate=3.0, time_unit="round", kv_capacity=4000)
+    runs = [explore(instance, time_limit_s=None, max_steps=6000, seed=seed) for seed in (3, 3, 4)]
+    assert (runs[0].starts == runs[1].starts).all()
+    assert runs[0].bound == runs[1].bound
+    assert (runs[0].starts != runs[2].starts).any()
+    assert runs[0].steps == 6000 or runs[0].objective == runs[0].bound
+
+
+def test_search_beats_placement_and_comes_close_to_the_bound() -> None:
+    instance = generate("lognormal", seed=2, n=1000, rate=4.0, time_unit="round", kv_capacity=8000)
+    room = room_of(instance)
+    placed = min(room.tel(place(room, order)) for order in orders(room))
+    found = explore(instance, time_limit_s=None, max_steps=300_000)
+    assert found.objective is not None
+    assert found.bound <= found.objective < placed
+    assert (found.objective - found.bound) / found.objective < 0.05
+
+
+def test_method_lns_returns_schedule_bound_and_certificate() -> None:
+    from optsched.bounds.certificate import verify_certificate
+
+    instance = generate("lognormal", seed=6, n=200, rate=2.0, time_unit="round", kv_capacity=2500)
+    seen = []
+    result = solve(instance, method="lns", time_limit_s=3, progress=seen.append)
+    assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert result.bound <= result.objective
+    assert verify_certificate(instance, result.certificate) <= result.bound
+    values = [p.incumbent for p in seen if p.incumbent is not None]
+    bounds = [p.bound for p in seen if p.bound is not None]
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds)
+    again = solve(instance, method="lns", time_limit_s=1, warm_start=result.schedule)
+    assert again.objective <= result.objective
+
+
+def test_limits_on_batches_are_not_for_the_search() -> None:
+    instance = Instance([0, 0], [2, 2], [2, 2], kv_capacity=9, limits=Limits(max_running=1))
+    with pytest.raises(UsageError, match="max_running"):
+        solve(instance, method="lns")
+    found = explore(instance, time_limit_s=1)
+    assert found.schedule is None
+    assert found.bound <= brute_force_tel(instance)[0]
+    with pytest.raises(UsageError, match="time axis"):
+        room_of(Instance([0, 0], [1, 1], [2**30, 2**30], kv_capacity=2**31))
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        Instance([5], [1], [1], kv_capacity=2**62),
+        Instance([0] * 40, [3] * 40, [4] * 40, kv_capacity=7),
+        Instance([0, 10**9, 2 * 10**9, 1], [3] * 4, [7] * 4, kv_capacity=10),
+        Instance(np.zeros(50, dtype=np.int64), np.arange(50) + 1, [1] * 50, kv_capacity=51),
+    ],
+)
+def test_corner_cases_are_judged(instance: Instance) -> None:
+    found = bound_within(instance, time_limit_s=1.0)
+    assert found.schedule is not None
+    assert evaluate(instance, found.schedule).metrics["tel"] == found.objective
+    assert found.certified <= found.bound <= found.objective
+
+
+def test_it_ends_in_time_and_when_told_to() -> None:
+    instance = generate("lognormal", seed=0, n=3000, rate=4.0, time_unit="round")
+    explore(instance, time_limit_s=1.0)  # compiled from here on
+    begin = time.perf_counter()
+    explore(instance, time_limit_s=1.0)
+    assert time.perf_counter() - begin < 6
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    begin = time.perf_counter()
+    found = explore(instance, time_limit_s=60.0, stop=stop)
+    assert time.perf_counter() - begin < 10
+    assert found.objective is not None
+    assert found.bound <= found.objective
+
+
+@pytest.mark.slow
+def test_gap_at_trace_scale() -> None:
+    for rate, gap in ((4.0, 0.04), (2.0, 0.08)):
+        instance = generate("lognormal", seed=0, n=10_000, rate=rate, time_unit="round")
+        found = explore(instance, time_limit_s=60)
+        assert found.objective is not None
+        assert (found.objective - found.bound) / found.objective < gap
