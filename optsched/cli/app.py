@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -24,7 +23,6 @@ from optsched.cli import (
     predicting,
     solving,
 )
-from optsched.cli.output import only_json
 from optsched.errors import OptschedError
 
 
@@ -46,10 +44,7 @@ class Commands(TyperGroup):
         words = [word for word in words if word != "--debug"]
         try:
             # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
-            with (
-                only_json() if _json_alone(words) else nullcontext(),
-                self.make_context("optsched", words, **extra) as context,
-            ):
+            with self.make_context("optsched", words, **extra) as context:
                 self.invoke(context)
             sys.stdout.flush()
         except typer.Exit as stop:
@@ -65,7 +60,7 @@ class Commands(TyperGroup):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
-        except BaseException as error:  # a user's policy may even raise SystemExit
+        except Exception as error:
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
                 _fail(error.format_message(), int(getattr(error, "exit_code", 2)), debug)
             text = f"{type(error).__name__}: {error}"
@@ -73,14 +68,6 @@ class Commands(TyperGroup):
                 _fail(f"internal error: {text}", 1, debug, prefix="")
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
         sys.exit(0)
-
-
-def _json_alone(words: Sequence[str]) -> bool:
-    """Whether standard output is for the JSON of ``--json -`` alone."""
-    if "--help" in words or "-h" in words:
-        return False
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    return any(w == "--json=-" or (w == "--json" and after == "-") for w, after in pairs)
 
 
 def _one_line(message: Warning | str, *place: Any, **more: Any) -> str:
