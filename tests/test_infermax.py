@@ -98,7 +98,7 @@ def tiny(rng, kind):
     return instance, extras
 
 
-def run(instance, method, *objectives, cost=PAPER, limit=60.0, warm_start=None, **extras):
+def run(instance, method, *objectives, cost=PAPER, limit=600.0, warm_start=None, **extras):
     """Return a method's answer, its schedule judged."""
     task = Task(instance, cost, objectives or ("makespan",), extras)
     options = SolveOptions(time_limit_s=limit, threads=2, warm_start=warm_start)

@@ -492,6 +492,7 @@ def answer(
     *,
     start: list[float] | None = None,
     claimed: int | None = None,
+    fallback: list[Batch] | None = None,
     **rest: Any,
 ) -> Answer:
     """Return a method's answer; the objective is recomputed exactly from the decisions.
@@ -509,6 +510,8 @@ def answer(
         Start times in seconds, where they are not the earliest.
     claimed : int, optional
         The level that the method gives its incumbent, checked.
+    fallback : list of Batch, optional
+        The schedule at hand, taken where the method was stopped before a first incumbent.
 
     Raises
     ------
@@ -517,6 +520,8 @@ def answer(
     """
     name = prob.objectives[0]
     objective = schedule = None
+    if batches is None and status is Status.NO_INCUMBENT and fallback is not None:
+        batches, status = fallback, Status.FEASIBLE
     if batches is not None:
         times = exact_times(prob, batches, start)
         level = prob.level(name, times)

@@ -261,7 +261,8 @@ class _Search:
         np.add.at(counts, net.entry, net.counts)
         core.first_state(counts, self.rows, self.table, self.by_request)
         scratch = np.zeros(nodes, dtype=np.int64)
-        lower = core.remaining_cost(counts, tables.node, tables.fixed, *tables.given[4:9], scratch)
+        compiled: Any = core.remaining_cost
+        lower = compiled(counts, tables.node, tables.fixed, *tables.given[4:9], scratch)
         self.heap[0][0] = lower
         self.numbers[core.STATES] = self.numbers[core.HEAP] = 1
         self.floor = int(lower)

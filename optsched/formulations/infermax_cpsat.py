@@ -511,6 +511,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         batches,
         bound,
         start=chosen,
+        fallback=start,
         native_status=native,
         build_s=build_s,
         solve_s=solve_s,

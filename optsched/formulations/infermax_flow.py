@@ -353,14 +353,15 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     from optsched.solvers.highs import highs_version, solve_linear_model
 
     begin = time.perf_counter()
-    prob, flow, _ = _prepare(task, options)
+    prob, flow, start = _prepare(task, options)
     unit = _ms(prob)
     options = scaled_progress(options, prob, unit)
     built_s = time.perf_counter() - begin
     raw = solve_linear_model(flow.model, options.after(built_s), start_values=flow.start)
     level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
     raw = replace(raw, build_s=built_s + raw.build_s)
-    return _finish(prob, flow, raw, level, versions={"highspy": highs_version()})
+    versions = {"highspy": highs_version()}
+    return _finish(prob, flow, raw, level, fallback=start, versions=versions)
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
@@ -376,7 +377,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     from optsched.solvers.cpsat import cpsat_version, solve_cp_model
 
     begin = time.perf_counter()
-    prob, flow, _ = _prepare(task, options)
+    prob, flow, start = _prepare(task, options)
     source = flow.model
     model = cp.CpModel()
     variables = [model.new_int_var(0, int(top), "") for top in source.upper]
@@ -409,7 +410,8 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         model, options.after(built_s), read=variables, integral_objective=False, build_s=built_s
     )
     level = None if raw.bound is None else math.ceil(raw.bound) + min(prob.arrival)
-    return _finish(prob, flow, raw, level, versions={"ortools": cpsat_version()})
+    versions = {"ortools": cpsat_version()}
+    return _finish(prob, flow, raw, level, fallback=start, versions=versions)
 
 
 METHODS = {
