@@ -1,0 +1,283 @@
+"""The policies of 001 by hand, in rounds and in seconds, blind to what is hidden, and fast."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError, LoopError, PolicyError
+from optsched.evaluate import evaluate
+from optsched.generate import generate
+from optsched.instance import Instance
+from optsched.io import read_instance
+from optsched.policies import make_policy
+from optsched.policies.base import Batch, Rules, View
+from optsched.predict import predict
+from optsched.schedule import Schedule
+from optsched.simulate import simulate
+
+ROBUST = ["a-max", "a-min", "a-l", "a-switch"]
+MODEL = "llama2-70b-tp2-a100-splitwise"
+INSTANCES = Path(__file__).parents[1] / "instances"
+
+
+def offline(
+    output: list[int], *, kv_capacity: int, lower: list[int], upper: list[int], prompt: int = 1
+) -> Instance:
+    n = len(output)
+    return Instance(
+        np.zeros(n),
+        np.full(n, prompt),
+        output,
+        kv_capacity=kv_capacity,
+        predicted_lower=lower,
+        predicted_upper=upper,
+    )
+
+
+def tel(instance: Instance, policy: str, seed: int = 0) -> int:
+    return int(evaluate(instance, simulate(instance, policy, seed=seed)).metrics["tel"] or 0)
+
+
+def rows(schedule: Schedule) -> list[list[int]]:
+    return [
+        sorted(schedule.request[a:b].tolist()) for a, b in pairwise(schedule.batch_offsets.tolist())
+    ]
+
+
+def evicted(schedule: Schedule) -> dict[int, list[int]]:
+    offsets = schedule.evicted_offsets.tolist()
+    return {
+        j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a
+    }
+
+
+def test_example_3_2() -> None:
+    instance = read_instance(INSTANCES / "chen-example-3-2.json")
+    assert tel(instance, "h-sf") == 5  # all five at once: 5 * 2 tokens = 10
+    assert tel(instance, "a-max") == 9  # two of 5 tokens at a time: 1 + 1 + 2 + 2 + 3
+    assert tel(instance, "a-min") == 5  # as many as fit with 2 tokens each
+
+
+def test_a_max_never_evicts_and_keeps_room_for_the_upper_prediction() -> None:
+    # M = 10: peaks of 1 + 4 = 5, two at a time, though each would need 1 + 2 = 3.
+    instance = offline([2, 2, 2], kv_capacity=10, lower=[1] * 3, upper=[4] * 3)
+    schedule = simulate(instance, "a-max")
+    assert [len(row) for row in rows(schedule)] == [2, 2, 1, 1]
+    assert not evicted(schedule)
+
+
+def test_a_min_evicts_the_smallest_estimate_and_raises_it_by_hand() -> None:
+    # M = 12, prompts 1. Estimates 2 and 4, true outputs 6 and 4: peaks 7 and 5.
+    # Both start at 0: at the predicted ends they hold 3 + 3 and 5, which fits.
+    # After 4 rounds request 1 is done; request 0 went past its estimate of 2, and goes on.
+    instance = offline([6, 4], kv_capacity=12, lower=[2, 4], upper=[6, 4])
+    schedule = simulate(instance, "a-min")
+    assert rows(schedule) == [[0, 1]] * 4 + [[0]] * 2
+    # M = 9: before round 4 they hold 4 each and need 5 + 5 > 9. Request 0, of the smaller
+    # estimate, goes; its estimate becomes the 3 tokens it had produced: a peak of 4, which with
+    # request 1's last 5 tokens is 9 only later: 5 + 2 fits in round 4, its 3 and 4 come alone.
+    tight = replace(instance, kv_capacity=9)
+    schedule = simulate(tight, "a-min")
+    assert evicted(schedule) == {3: [0]}
+    assert rows(schedule) == [[0, 1]] * 4 + [[0]] * 5
+    assert evaluate(tight, schedule).finish.tolist() == [9, 4]
+
+
+def test_a_l_starts_again_last_with_the_upper_prediction_by_hand() -> None:
+    # M = 6, prompts 1, outputs 2 or 5: estimates of 2 give peaks of 3, two at a time.
+    instance = offline([5, 2, 2], kv_capacity=6, lower=[2] * 3, upper=[5] * 3)
+    for seed in range(4):
+        schedule = simulate(instance, "a-l", seed=seed)
+        judged = evaluate(instance, schedule)
+        # The long one goes after its second token, at 2 or at 4, starts again with the last short
+        # one beside it (2 + 2 and 3 + 3 tokens) or alone, and runs its 5 rounds.
+        ((gone, who),) = evicted(schedule).items()
+        assert who == [0]
+        assert gone in (2, 4)
+        assert judged.finish[0] == gone + 5
+        assert judged.finish[1:].max() <= 4
+
+
+def test_a_switch_is_a_l_for_wide_intervals_and_a_min_for_narrow_ones() -> None:
+    wide = offline([2, 9] * 6, kv_capacity=30, lower=[2] * 12, upper=[9] * 12)
+    narrow = offline([5, 9] * 6, kv_capacity=30, lower=[5] * 12, upper=[9] * 12)
+    for seed in range(3):
+        assert tel(wide, "a-switch", seed) == tel(wide, "a-l", seed)
+        assert tel(narrow, "a-switch", seed) == tel(narrow, "a-min", seed)
+    # Without intervals l = u, so that it is A_min.
+    assert tel(replace(wide, predicted_lower=None, predicted_upper=None), "a-switch") > 0
+
+
+def test_h_sf_looks_through_intervals_but_not_through_points() -> None:
+    instance = offline([1, 5, 3], kv_capacity=6, lower=[1] * 3, upper=[5] * 3)
+    truth = replace(instance, predicted_lower=None, predicted_upper=None)
+    assert tel(instance, "h-sf") == tel(truth, "mc-sf")
+    told = replace(truth, predicted=[5, 1, 3])
+    assert tel(told, "h-sf") == tel(told, "mc-sf") > tel(truth, "h-sf")
+
+
+def test_a_random_depends_on_the_seed_and_is_no_better_than_h_sf_on_average() -> None:
+    instance = generate("uniform", n=30, seed=4, arrivals="all-at-once")
+    found = {tel(instance, "a-random", seed) for seed in range(8)}
+    assert len(found) > 3
+    assert np.mean(list(found)) > tel(instance, "h-sf")
+
+
+def test_a_max_samples_from_equals_or_from_all() -> None:
+    instance = predict(generate("uniform", n=40, seed=1, arrivals="all-at-once"), "relative:x=0.1")
+    among_all = np.mean([tel(instance, "a-max:sample=all", seed) for seed in range(6)])
+    assert among_all > np.mean([tel(instance, "a-max", seed) for seed in range(6)])
+    with pytest.raises(InputError, match="equals or all"):
+        make_policy("a-max:sample=some")
+
+
+@pytest.mark.parametrize("policy", ROBUST)
+def test_exact_intervals_make_every_robust_policy_shortest_first(policy: str) -> None:
+    # With distinct outputs there is no tie to break.
+    output = list(range(3, 15))
+    instance = offline(output, kv_capacity=40, lower=output, upper=output)
+    assert tel(instance, policy) == tel(instance, "h-sf")
+
+
+@pytest.mark.parametrize("policy", ROBUST)
+@pytest.mark.parametrize("unit", ["round", "second"])
+def test_intervals_are_enough_nothing_else_is_seen(policy: str, unit: str) -> None:
+    # Two truths inside the same intervals: the same decisions until the first of them shows.
+    rng = np.random.default_rng(5)
+    for _ in range(15):
+        n = 12
+        lower = rng.integers(1, 6, n)
+        upper = lower + rng.integers(1, 9, n)
+        first, second = (rng.integers(lower, upper + 1) for _ in range(2))
+        base = Instance(
+            np.sort(rng.integers(0, 6, n)), rng.integers(1, 6, n), first, kv_capacity=30,
+            predicted_lower=lower, predicted_upper=upper, time_unit=unit,
+        )  # fmt: skip
+        model = None if unit == "round" else MODEL
+        ends = []
+        for output in (first, second):
+            case = replace(base, output_tokens=output)
+            schedule = simulate(case, policy, model)
+            judged = evaluate(case, schedule, model)
+            changed = np.flatnonzero(first != second)
+            if not len(changed):
+                continue
+            ends.append((schedule, np.searchsorted(judged.batch_end, judged.finish[changed].min())))
+        if len(ends) < 2:
+            continue
+        (one, stop_1), (two, stop_2) = ends
+        stop = 1 + min(stop_1, stop_2)
+        assert rows(one)[:stop] == rows(two)[:stop]
+
+
+@pytest.mark.parametrize("policy", [*ROBUST, "h-sf", "a-random"])
+@pytest.mark.parametrize("predictor", ["interval", "classes:width=10", "relative:x=0.95"])
+def test_they_run_in_seconds_and_keep_every_limit(policy: str, predictor: str) -> None:
+    instance = predict(generate("lognormal", n=150, seed=2, kv_capacity=2000), predictor)
+    schedule = simulate(instance, policy, MODEL)
+    judged = evaluate(instance, schedule, MODEL)  # raises where a constraint is broken
+    assert judged.metrics["peak_kv"] <= 2000
+    assert schedule.evict_mode == "restart"
+    if policy in ("a-max", "h-sf", "a-random"):
+        assert judged.metrics["evictions"] == 0
+
+
+def test_single_and_several_intervals_help_a_min() -> None:
+    whole = generate("lognormal", n=800, seed=3, arrivals="all-at-once", time_unit="round")
+    one, many = (predict(whole, p) for p in ("interval", "classes:width=50"))
+    assert tel(whole, "h-sf") < tel(many, "a-min") < tel(one, "a-min") < tel(one, "a-max")
+
+
+def test_a_margin_avoids_overflow() -> None:
+    # 002, section 6: an error of at most delta, and o + delta in place of o.
+    truth = generate("uniform", n=60, seed=6, arrivals="all-at-once")
+    rng = np.random.default_rng(0)
+    guess = np.maximum(1, truth.output_tokens + rng.integers(-3, 4, truth.n))
+    told = replace(truth, predicted=guess)
+    evictions = [len(simulate(told, f"mc-sf:margin={margin}").evicted) for margin in (0, 3)]
+    assert evictions[0] > 0 == evictions[1]
+
+
+def test_10_000_requests_under_a_min_take_no_3_seconds() -> None:
+    instance = predict(generate("lognormal", n=10_000, arrivals="all-at-once"), "interval")
+    simulate(instance.subset(range(10)), "a-min", MODEL)  # compiled or loaded
+    best = np.inf
+    for _ in range(2):
+        begin = time.perf_counter()
+        schedule = simulate(instance, "a-min", MODEL)
+        best = min(best, time.perf_counter() - begin)
+    assert best < 3
+    assert len(schedule.evicted) > 100
+
+
+# --- bad policies -------------------------------------------------------------------------------
+
+
+class Raises:
+    def batch(self, view: View) -> Batch:
+        raise RuntimeError("out of ideas")
+
+
+class Unknown:
+    def batch(self, view: View) -> Batch:
+        return Batch({99: 1})
+
+
+class Never:
+    def batch(self, view: View) -> Batch:
+        return Batch()
+
+
+class SeesIntervals:
+    """Serves the waiting request of least upper prediction, one at a time."""
+
+    def batch(self, view: View) -> Batch:
+        assert view.predicted_upper is not None
+        hidden = view.predicted_upper[view.predicted_upper < 0]
+        self.hidden = max(getattr(self, "hidden", 0), len(hidden))
+        line = view.running or sorted(view.waiting, key=lambda i: view.predicted_upper[i])
+        return Batch({line[0]: view.rest(line[0])})
+
+
+def test_a_users_policy_sees_intervals_of_what_has_arrived() -> None:
+    instance = predict(Instance([0, 0, 9], [1, 1, 1], [5, 2, 3], kv_capacity=9), "relative:x=0.5")
+    policy = SeesIntervals()
+    judged = evaluate(instance, simulate(instance, policy))
+    assert judged.finish.tolist() == [7, 2, 12]
+    assert policy.hidden == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "text"),
+    [
+        (Raises(), PolicyError, r"policy 'Raises': batch 0: raised RuntimeError\('out of ideas'\)"),
+        (Unknown(), PolicyError, "policy 'Unknown': batch 0: request 99 has not arrived"),
+        (Never(), LoopError, "policy 'Never': endless loop at batch 0 .*request 0"),
+    ],
+)
+def test_a_bad_policy_is_named_with_batch_and_request(policy, error, text: str) -> None:
+    with pytest.raises(error, match=text):
+        simulate(Instance([0, 0], [1, 1], [2, 2], kv_capacity=9), policy)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ties": "random"},
+        {"ties": "random", "order": "output", "overflow": "evict_latest"},
+        {"ties": "random", "order": "prompt", "overflow": "clear"},
+        {"order": "random"},
+        {"margin": -1},
+        {"promote": True, "chunked": True},
+        {"overflow": "evict_shortest", "chunked": True},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(fields) -> None:
+    with pytest.raises(InputError):
+        Rules(**fields)
