@@ -6,6 +6,8 @@ A bound is one `Bound` at the top level of a module of this package; nothing els
 from __future__ import annotations
 
 import pkgutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -32,13 +34,17 @@ class Bound:
     function : callable
         ``(instance, cost_model) -> value``: the bound in the instance's time unit, or ``None``
         where it says nothing. The proof stands in its docstring.
+    timed : bool
+        Whether it searches: the function then takes a third argument, seconds, and `lower_bound`
+        calls it only within a time limit.
     """
 
     name: str
     summary: str
     time_unit: str
     objectives: tuple[str, ...]
-    function: Callable[[Instance, CostModel | None], float | None]
+    function: Callable[..., float | None]
+    timed: bool = False
 
 
 @cache
@@ -58,6 +64,9 @@ def lower_bound(
     method: str = "auto",
     cost_model: CostModel | None = None,
     objective: str = "tel",
+    time_limit_s: float = 0.0,
+    progress: Callable[[str, float], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
@@ -72,6 +81,13 @@ def lower_bound(
     cost_model : CostModel, optional
         Needed by bounds for instances in seconds.
     objective : str
+    time_limit_s : float
+        Seconds for the bounds that search, one after another, each with an equal share of what
+        is left; with 0 they run only if asked for by name, as briefly as they can.
+    progress : callable, optional
+        Called as ``progress(name, value)`` with every bound that is better than those before.
+    stop : threading.Event, optional
+        When set, no further bound starts.
 
     Returns
     -------
@@ -102,10 +118,23 @@ def lower_bound(
                 f"{instance.time_unit}s; those that do: {able}"
             )
         usable = {method: usable[method]}
+    begin = time.perf_counter()
     best: float | None = None
     origin: str | None = None
-    for name in sorted(usable):
-        value = usable[name].function(instance, cost_model)
+    queue = sorted(usable, key=lambda name: (usable[name].timed, name))
+    for place, name in enumerate(queue):
+        bound = usable[name]
+        if stop is not None and stop.is_set() and best is not None:
+            break
+        if bound.timed:
+            left = time_limit_s - (time.perf_counter() - begin)
+            if left <= 0 and method == "auto":
+                break
+            value = bound.function(instance, cost_model, max(0.0, left) / (len(queue) - place))
+        else:
+            value = bound.function(instance, cost_model)
         if value is not None and (best is None or value > best):
             best, origin = value, name
+            if progress is not None:
+                progress(name, value)
     return best, origin

@@ -46,6 +46,8 @@ class Work:
 
     Parameters
     ----------
+    own_prefill : ndarray of float64
+        Own work of the prefill, without shares.
     prefill, total : ndarray of float64
         Machine time, own work and shares, until the first token and until the last.
     first, chain : ndarray of float64
@@ -53,6 +55,7 @@ class Work:
         batch after another, each with its fixed cost.
     """
 
+    own_prefill: NDArray[np.float64]
     prefill: NDArray[np.float64]
     total: NDArray[np.float64]
     first: NDArray[np.float64]
@@ -131,9 +134,10 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     seconds = cost.layers / 1000.0 * (1 - _SAFETY)
 
     def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(owner, weights=values, minlength=instance.n)
+        return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
     return Work(
+        own_prefill=own_prefill * seconds,
         prefill=(own_prefill + share) * seconds,
         total=(own_prefill + share + per_request(with_share)) * seconds,
         first=first * seconds,

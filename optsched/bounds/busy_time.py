@@ -1,0 +1,394 @@
+r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
+
+Notation: batch B lasts T = F + X, with F its fixed costs and X the own work of its requests (the
+marginal times of `optsched.cost.batch_time`). Token k of request i has own work w_k, and its
+batch at least the fixed cost f: base + decode_base for a decode step, base + prefill_base for a
+prefill or a refill. Its share sigma_k of fixed costs is such that the shares of a batch sum to at
+most F (`optsched.bounds.batch`: by KV held, and by prefill tokens).
+
+*Prices.* Let p1, p2 >= 0 be functions of time. Batches on one worker are disjoint, so with
+pi = p1 + p2 the sum over batches of the integral of pi is at most the integral of pi over all
+time, and
+
+    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
+
+Let q1, q2 be the means of p1, p2 over a batch. Then int_B pi = T (q1 + q2), where
+
+    q1 T >= q1 sum (w + sigma),        q2 T = q2 sum w T / X >= q2 sum w T / (T - f),
+
+so every token pays q1 (w + sigma) + q2 w T / (T - f) out of its batch, T its length.
+
+*Latency.* For weights theta_k >= 0 with sum 1, tau_k the midpoint of the batch of token k and T_k
+its length: C_i >= tau_k + T_k / 2 + sum_{l > k} T_l for every k, hence
+
+    C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
+
+*Independent minima.* tau_k is the mean of time over the batch, q1 and q2 are means over the same
+interval, so token k costs a mean over its batch, at least the least value over the batch. With
+T minimized out (T - f = sqrt(p2 w f / Theta), or anything positive if that is smaller):
+
+    TEL >= sum_i sum_k min_{tau >= a_i + pre_k} F_k(tau) - int pi,
+    F_k = theta_k (tau - a_i) + p1 (w_k + sigma_k) + p2 w_k + Theta_k f + 2 sqrt(p2 w_k f Theta_k),
+
+pre_k the least time that the request needs before token k. F_k rises with w, sigma and f, so
+where a token may come from a decode step or from a refill, the smaller of each is taken.
+
+*Prefills in chunks.* The chunks c of a prefill split its own work: w = sum w_c. Each satisfies
+C_i >= tau_c + T_c / 2 + (batches of later tokens), so the weight theta is split in proportion to
+w_c; payments are linear in w_c too (with sigma_c >= kappa w_c for the chunk's share), and the
+cost is a mean over chunks of the expression above. The same for a refill in chunks.
+
+*Evictions.* Of a request that restarts only its last run counts; work lost to evictions is
+dropped, which only lowers what is paid.
+
+*Chords.* theta is constant over decode steps, and w, sigma and Theta are concave in k (affine,
+or the smaller of two affine functions); sqrt(w Theta) is then concave (a geometric mean), so F_k
+is for every tau, and so is its minimum over tau. A sum over consecutive tokens is at least their
+number times the mean of the two ends.
+
+*Prices used.* The dual of the preemptive weighted-shortest-processing-time schedule in which
+request i needs L_i = sum (w + sigma) of the machine: going back in time the price rises with
+slope 1 / L_j while j runs, is continuous where j completes or another job is taken up, and at the
+end of a preempted piece is the price at which j resumes plus (resume - end) / L_j; it is 0 before
+idle time. It is optimal where p2 = 0 and theta is proportional to w + sigma. Then p2 = min(pi,
+cap), for the cap that measures best. Prices are constant on cells of time; any are valid.
+
+*Rounding.* Costs and the integral are sums of N <= 18 n + (cells) non-negative terms, each with a
+relative error below 1e-12; summation adds at most N 2^-53. Both sums are moved by the safe
+relative margin 1e-9 + 2 N 2^-53 before they are subtracted. A cell is found by comparing the very
+floats that stand for its ends, so that every moment belongs to exactly one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.bounds import Bound
+from optsched.bounds.batch import unavoidable_work
+from optsched.cost import BatchCost, CostModel
+from optsched.instance import Instance
+
+Floats = NDArray[np.float64]
+
+_SAFETY = 1e-9
+_CELLS = 8_000
+_COARSE, _FINE = 2, 8
+"""Chords over a request's decode steps, for finding the cap and for the value."""
+_CAPS = (700.0, 200.0, 50.0, 5.0)
+"""First values of p2's cap, in requests; it is then refined around the best."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What the tokens of each request take at least, in seconds; columns of shape (n,).
+
+    Parameters
+    ----------
+    arrival : ndarray of float64
+    prefill, prefill_paid : ndarray of float64
+        Own work of the first token, without and with its share of fixed costs.
+    first : ndarray of float64
+        Time of the prefill's batches.
+    steps : ndarray of float64
+        Tokens after the first.
+    work, paid : ndarray of float64
+        Own work of the second token, without and with its share.
+    work_slope, paid_slope : float
+        What they grow by with every token, at least.
+    decode, prefill_fixed : float
+        Fixed cost of a batch that decodes (or refills, if that is less), and that prefills.
+    alone : ndarray of float64
+        Time of the second token's batch; it grows by `work_slope` with every token.
+    """
+
+    arrival: Floats
+    prefill: Floats
+    prefill_paid: Floats
+    first: Floats
+    steps: Floats
+    work: Floats
+    paid: Floats
+    work_slope: float
+    paid_slope: float
+    decode: float
+    prefill_fixed: float
+    alone: Floats
+
+    @property
+    def machine(self) -> Floats:
+        """L_i: own work and shares of all tokens."""
+        rest = self.steps * self.paid + self.paid_slope * self.steps * (self.steps - 1) / 2
+        return self.prefill_paid + rest
+
+    @property
+    def chain(self) -> Floats:
+        """Time of all batches of each request, were it alone."""
+        rest = self.steps * self.alone + self.work_slope * self.steps * (self.steps - 1) / 2
+        return self.first + rest
+
+
+def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
+    """Return what tokens take at least; the smaller of decode and refill where both can be.
+
+    The share of a chunk is at least ``kappa`` times its own work: a chunk of c tokens, m cached
+    before, has a share of at least (base / M + prefill_base / P) c and own work of at most
+    (token + max(square, cross) s + prefill_kv s + request) c.
+    """
+    unit = cost.layers / 1000.0 * (1 - _SAFETY)
+    prompt = instance.prompt_tokens.astype(np.float64)
+    room, offset, limits = float(instance.kv_capacity), instance.kv_offset, instance.limits
+    prefills = min(limits.max_batch_tokens or np.inf, limits.max_prefill_tokens or np.inf, room)
+    token, base = cost["token"], cost["base"]
+    refill_token = token + cost["prefill_token"]
+    decode, refill = base + cost["decode_base"], base + cost["prefill_base"]
+    work = unavoidable_work(instance, cost)
+    own = work.own_prefill / unit
+    share = (base / room + cost["prefill_base"] / prefills) * prompt
+    if instance.chunked_prefill is not False:
+        steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
+        most = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
+        share = np.where(most > 0, own * share / np.where(most > 0, most, 1.0), 0.0)
+
+    def decode_work(cached: Floats) -> Floats:
+        return token + cost["decode_request"] + cost["decode_kv"] * cached
+
+    def refill_work(cached: Floats) -> Floats:
+        return refill_token * (cached + 1) + cost["prefill_request"]
+
+    held = (prompt + 1 + offset) / room
+    step, again = decode_work(prompt), refill_work(prompt)
+    slopes = min(cost["decode_kv"], refill_token)
+    paid_slope = min(cost["decode_kv"] + decode / room, refill_token + base / room)
+    return Tokens(
+        arrival=np.asarray(instance.arrival, dtype=np.float64),
+        prefill=own * unit,
+        prefill_paid=(own + share) * unit,
+        first=work.first,
+        steps=(instance.output_tokens - 1).astype(np.float64),
+        work=np.minimum(step, again) * unit,
+        paid=np.minimum(step + decode * held, again + base * held) * unit,
+        work_slope=slopes * unit,
+        paid_slope=paid_slope * unit,
+        decode=min(decode, refill) * unit,
+        prefill_fixed=refill * unit,
+        alone=np.minimum(step + decode, again + refill) * unit,
+    )
+
+
+def margin(terms: int) -> float:
+    """Return the relative margin that covers a sum of ``terms`` (module's text, Rounding)."""
+    return _SAFETY + 2.0 * terms * 2.0**-53
+
+
+@njit(cache=True)
+def cell_at(moment: float, width: float) -> int:
+    """Return c with fl(c width) <= moment < fl((c + 1) width)."""
+    c = int(moment / width)
+    while c > 0 and c * width > moment:
+        c -= 1
+    while (c + 1) * width <= moment:
+        c += 1
+    return c
+
+
+@njit(cache=True)
+def _least(
+    theta: float,
+    earliest: float,
+    linear1: float,
+    linear2: float,
+    root: float,
+    width: float,
+    p1: Floats,
+    p2: Floats,
+    root2: Floats,
+) -> float:
+    """Return min over tau >= earliest of theta (tau - earliest) + p1 l1 + p2 l2 + sqrt(p2) r."""
+    c = cell_at(earliest, width)
+    best = np.inf
+    while True:
+        value = theta * max(0.0, c * width - earliest)
+        if value >= best:
+            return best
+        if c >= p1.shape[0]:  # no price from here on
+            return value
+        value += p1[c] * linear1 + p2[c] * linear2 + root2[c] * root
+        best = min(best, value)
+        c += 1
+
+
+@njit(cache=True)
+def costs_at_prices(
+    arrival: Floats,
+    prefill: Floats,
+    prefill_paid: Floats,
+    first: Floats,
+    steps: Floats,
+    work: Floats,
+    paid: Floats,
+    work_slope: float,
+    paid_slope: float,
+    decode: float,
+    prefill_fixed: float,
+    chords: int,
+    width: float,
+    p1: Floats,
+    p2: Floats,
+) -> float:
+    """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
+    root2 = np.sqrt(p2)
+    total = 0.0
+    for i in range(arrival.shape[0]):
+        a, m = arrival[i], steps[i]
+        rest = m * paid[i] + paid_slope * m * (m - 1) / 2
+        whole = prefill_paid[i] + rest
+        theta = prefill_paid[i] / whole if m > 0 and whole > 0 else 1.0
+        root = 2 * np.sqrt(prefill_fixed * prefill[i] * theta / 2)
+        total += theta / 2 * prefill_fixed + _least(
+            theta, a, prefill_paid[i], prefill[i], root, width, p1, p2, root2
+        )
+        if m == 0:
+            continue
+        each = (1 - theta) / m
+        low = 0.0
+        for b in range(chords):
+            high = np.floor(m * (b + 1) / chords)
+            if high == low:
+                continue
+            for k in (low, high - 1):
+                later = theta + each * (k + 0.5)
+                w = work[i] + work_slope * k
+                root = 2 * np.sqrt(decode * w * later)
+                value = (
+                    each * first[i]
+                    + later * decode
+                    + _least(
+                        each, a + first[i], paid[i] + paid_slope * k, w, root, width, p1, p2, root2
+                    )
+                )
+                total += (high - low) / 2 * value
+            low = high
+    return total
+
+
+def _pieces(release: Floats, length: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return starts, ends and jobs of the preemptive shortest-length-first schedule."""
+    order = np.lexsort((np.arange(len(release)), release)).tolist()
+    rest = length.tolist()
+    arrive = release.tolist()
+    heap: list[tuple[float, int]] = []
+    starts, ends, jobs = [], [], []
+    now, k, n = 0.0, 0, len(order)
+    while k < n or heap:
+        if not heap:
+            now = max(now, arrive[order[k]])
+        while k < n and arrive[order[k]] <= now:
+            heapq.heappush(heap, (float(length[order[k]]), order[k]))
+            k += 1
+        j = heap[0][1]
+        upto = arrive[order[k]] if k < n else np.inf
+        end = min(now + rest[j], upto)
+        starts.append(now)
+        ends.append(end)
+        jobs.append(j)
+        rest[j] -= end - now
+        if end < upto or rest[j] <= 0:
+            heapq.heappop(heap)
+        now = end
+    return np.array(starts), np.array(ends), np.array(jobs)
+
+
+def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats, float]:
+    """Return the dual prices of that schedule as means over cells, and the cells' width."""
+    starts, ends, jobs = _pieces(release, np.maximum(length, 1e-12))
+    slope = 1.0 / np.maximum(length, 1e-12)
+    high, low = np.zeros(len(starts)), np.zeros(len(starts))
+    resume: dict[int, tuple[float, float]] = {}
+    for q in range(len(starts) - 1, -1, -1):
+        j = int(jobs[q])
+        if j in resume:
+            at, price = resume[j]
+            low[q] = price + (at - ends[q]) * slope[j]
+        elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
+            low[q] = high[q + 1]
+        high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
+        resume[j] = starts[q], high[q]
+    width = float(ends[-1]) / cells
+    edges = np.arange(cells + 1) * width
+    before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
+    piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
+    into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
+    upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
+    return np.maximum(np.diff(upto) / width, 0.0), width
+
+
+def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: int = _FINE) -> float:
+    """Return the bound on total latency at prices on cells of ``width`` seconds, rounded down."""
+    columns = [value for name, value in vars(tokens).items() if name != "alone"]
+    kernel: Any = costs_at_prices
+    total = float(kernel(*columns, chords, width, p1, p2))
+    paid = (float(p1.sum()) + float(p2.sum())) * width
+    safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
+    return total * (1 - safe) - paid * (1 + safe)
+
+
+def busy_time(
+    instance: Instance, cost_model: CostModel | None = None, time_limit_s: float = 60.0
+) -> float | None:
+    """Return the bound on total latency, seconds (module's text).
+
+    Parameters
+    ----------
+    instance : Instance
+        In seconds.
+    cost_model : BatchCost
+    time_limit_s : float
+        No further price is tried after that.
+
+    Returns
+    -------
+    float or None
+        None without a cost model.
+    """
+    if not isinstance(cost_model, BatchCost):
+        return None
+    begin = time.perf_counter()
+    tokens = tokens_of(instance, cost_model)
+    price, width = schedule_prices(tokens.arrival, tokens.machine, _CELLS)
+
+    def at(cap: float, chords: int = _COARSE) -> float:
+        p2 = np.minimum(price, cap)
+        return value_at(tokens, width, price - p2, p2, chords=chords)
+
+    def in_time() -> bool:
+        return time.perf_counter() - begin < 0.8 * time_limit_s
+
+    found = {_CAPS[0]: at(_CAPS[0])}
+    for cap in _CAPS[1:]:
+        if in_time():
+            found[cap] = at(cap)
+    for ratio in (1.6, 1.25):
+        best = max(found, key=found.__getitem__)
+        for cap in (best / ratio, best * ratio):
+            if in_time():
+                found[cap] = at(cap)
+    best = max(found, key=found.__getitem__)
+    value = found[best]
+    return max(0.0, value, at(best, _FINE) if in_time() else value)
+
+
+BUSY_TIME = Bound(
+    "busy-time",
+    "prices of machine time along a preemptive schedule",
+    "second",
+    ("tel",),
+    busy_time,
+    timed=True,
+)
