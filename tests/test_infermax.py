@@ -195,13 +195,13 @@ def test_every_declared_switch_is_among_the_kinds():
 @pytest.mark.parametrize("method", ["astar", "flow-highs", "flow-cpsat"])
 def test_the_paper_cases_are_proved_and_agree(method):
     run(fixed(2, 2, 2), method)  # imports and compiles
-    begin = time.perf_counter()
+    begin = time.process_time()
     for prompt in CASES:
         answer = run(fixed(4, prompt, 4), method)
         assert answer.status == Status.OPTIMAL
         assert 1000 * answer.objective == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
         assert 1000 * answer.bound == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
-    assert time.perf_counter() - begin < 20  # 1 to 3 s on two quiet cores
+    assert time.process_time() - begin < 10  # 0.2 to 3 s, however busy the machine is
 
 
 @pytest.mark.slow
@@ -334,10 +334,9 @@ def test_what_a_method_cannot_do_names_one_that_can():
 @pytest.mark.parametrize("method", METHODS)
 def test_no_time_is_no_infeasibility(method):
     answer = run(fixed(8, 8, 8), method, limit=0.0)
-    assert answer.status in (Status.FEASIBLE, Status.NO_INCUMBENT)
-    assert answer.bound is None or answer.bound <= 0.189656059
-    if answer.objective is not None:
-        assert answer.objective >= 0.189656057
+    assert answer.status == Status.FEASIBLE
+    assert 0.1 < answer.bound <= 0.189656059
+    assert answer.objective >= 0.189656057
 
 
 @pytest.mark.parametrize("method", METHODS[1:])  # A* has no number of batches

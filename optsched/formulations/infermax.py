@@ -505,7 +505,8 @@ def answer(
     batches : list of Batch, optional
         The incumbent.
     bound : number, optional
-        Bound on the first objective's level in the models' unit.
+        Bound on the first objective's level in the models' unit; where nothing was proved, the
+        bound from own work and batches needed competes with it.
     start : list of float, optional
         Start times in seconds, where they are not the earliest.
     claimed : int, optional
@@ -520,6 +521,9 @@ def answer(
     """
     name = prob.objectives[0]
     objective = schedule = None
+    if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
+        least = _least_level(prob)
+        bound = least if bound is None else max(least, bound)
     if batches is None and status is Status.NO_INCUMBENT and fallback is not None:
         batches, status = fallback, Status.FEASIBLE
     if batches is not None:
@@ -544,6 +548,17 @@ def answer(
     else:
         value = None if bound is None else prob.to_value(name, Fraction(bound))
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+
+
+def _least_level(prob: Problem) -> int:
+    """Return the bound on the first objective's level that needs no search."""
+    from optsched.formulations.infermax_network import outline
+
+    name, first = prob.objectives[0], min(prob.arrival)
+    if name in ("makespan", "tps"):
+        ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
+        return max(first + outline(prob).least_makespan(), *ends)
+    return sum(prob.least_latency) if name == "tel" else 0
 
 
 def _near(prob: Problem, level: Fraction, claimed: int) -> bool:
