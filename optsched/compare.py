@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from optsched.policies import Rules, allows, is_clairvoyant, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
 from optsched.simulate import effective, simulate
+from optsched.solvers.base import Progress
 from optsched.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 SOLVER_STARTS = 200_000
 """Start times over all requests up to which `compare` asks the hindsight program for the bound."""
+
+_BOUND_SHARE = 0.6
+"""Part of the time limit that bounds may search for; the rest is for better schedules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,10 +207,11 @@ def compare(
     cost_model : BatchCost, str or path, optional
         For an instance in seconds.
     bound : bool
-        Whether to look for a bound: in rounds the hindsight program on small instances, and
-        the largest of `optsched.bounds` on every other.
+        Whether to look for a bound and a better schedule: in rounds the hindsight program on
+        small instances, in seconds the offline search; the largest of `optsched.bounds` always.
     time_limit_s : float
-        Seconds for the solver.
+        Seconds for bounds that search, the solver (in rounds) and the offline search (in
+        seconds), after the policies.
     slo_ttft, slo_tpot : float, optional
         Objectives of service for the judge.
     seed : int
@@ -264,9 +270,26 @@ def compare(
     best_origin = None if best is None else best.policy
     best_schedule = None if best is None else best.schedule
     if bound and not interrupted:
-        value, origin = lower_bound(instance, cost_model=cost)
+        begin = time.perf_counter()
+
+        def report(*_: object) -> None:
+            if progress is not None:
+                progress("solve", Progress(time.perf_counter() - begin, best_known, value))
+
+        value, origin = lower_bound(
+            instance, cost_model=cost, time_limit_s=_BOUND_SHARE * time_limit_s, stop=stop,
+            progress=report,
+        )  # fmt: skip
         if value is not None and value == best_known:
             pass  # the policy's schedule is optimal: nothing is left to solve
+        elif not instance.in_rounds:
+            found = _search(
+                instance, cost, None if best is None else [best_schedule],
+                time_limit_s - (time.perf_counter() - begin), seed, report, stop,
+            )  # fmt: skip
+            if found is not None and (best_known is None or found[0] < best_known):
+                best_known, best_schedule = found
+                best_origin = "offline search"
         elif _worth_solving(instance):
             try:
                 result = _solve(instance, best_schedule, time_limit_s, seed, progress, stop)
@@ -382,6 +405,31 @@ def _run(
     )
 
 
+def _search(
+    instance: Instance,
+    cost: CostModel,
+    known: Sequence[Schedule | None] | None,
+    time_limit_s: float,
+    seed: int,
+    report: Callable[..., None],
+    stop: threading.Event | None,
+) -> tuple[float, Schedule] | None:
+    """Return the total latency and schedule of the offline search, None without a schedule."""
+    from optsched.search.offline import improve
+
+    try:
+        schedule, _ = improve(
+            instance, cost, time_limit_s=time_limit_s, seed=seed, stop=stop, progress=report,
+            known=[s for s in known or [] if s is not None],
+        )  # fmt: skip
+    except UsageError:
+        return None  # no policy serves it
+    with warnings.catch_warnings():  # of the cost model's range: the policies' rows have said it
+        warnings.simplefilter("ignore")
+        tel = evaluate(instance, schedule, cost).metrics["tel"]
+    return None if tel is None else (float(tel), schedule)
+
+
 def _worth_solving(instance: Instance) -> bool:
     if not instance.in_rounds:
         return False
@@ -422,6 +470,42 @@ def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) 
         ratio_to_best_known=None if not best_known else row.tel / best_known,
         ratio_to_bound=None if not bound else row.tel / bound,
     )
+
+
+def best_schedule(
+    instance: Instance,
+    *,
+    cost_model: CostModel | str | Path | None = None,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> PolicyRow | None:
+    """Return the best policy's row, or in seconds that of a better schedule found offline.
+
+    Policies take at most half of the time limit.
+    """
+    cost = cost_for(instance, cost_model)
+    begin = time.perf_counter()
+    best = best_of_policies(
+        instance, cost_model=cost, seed=seed, progress=progress, stop=stop,
+        time_limit_s=time_limit_s if instance.in_rounds else time_limit_s / 2,
+    )  # fmt: skip
+    left = time_limit_s - (time.perf_counter() - begin)
+    if instance.in_rounds or left <= 0 or (stop is not None and stop.is_set()):
+        return best
+
+    def report(name: str, tel: float) -> None:
+        if progress is not None:
+            progress(f"{name}: {tel:.6g}")
+
+    found = _search(
+        instance, cost, None if best is None else [best.schedule], left, seed, report, stop
+    )
+    if found is None or (best is not None and not found[0] < (best.tel or 0)):
+        return best
+    metrics = evaluate(instance, found[1], cost).metrics
+    return PolicyRow("offline search", metrics=metrics, inside=True, schedule=found[1])
 
 
 def best_of_policies(

@@ -179,7 +179,7 @@ def bound(
         raise UsageError(f"--certificate-out: {what} has no certificate; auto has, in rounds")
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
-    from optsched.compare import best_of_policies
+    from optsched.compare import best_schedule
 
     begin = time.perf_counter()
     found = None
@@ -202,7 +202,14 @@ def bound(
             )
             value, origin = found.bound, found.origin
         else:
-            value, origin = lower_bound(instance, method=method, cost_model=cost)
+            value, origin = lower_bound(
+                instance,
+                method=method,
+                cost_model=cost,
+                time_limit_s=0.6 * time_limit,
+                progress=lambda name, value: line.show(f"bound {name}: {number(value)}"),
+                stop=stop,
+            )
         wall_s = time.perf_counter() - begin
         if found is not None and found.schedule is not None:
             from optsched.evaluate import evaluate
@@ -210,12 +217,12 @@ def bound(
             metrics = evaluate(instance, found.schedule).metrics
             tel, policy = found.objective, "search"
         else:
-            best = best_of_policies(
+            best = best_schedule(
                 instance,
                 cost_model=cost,
-                time_limit_s=time_limit,
+                time_limit_s=0.4 * time_limit if not instance.in_rounds else time_limit,
                 seed=seed,
-                progress=lambda spec: line.show(f"policy {spec}"),
+                progress=line.show,
                 stop=stop,
             )
             if best is not None:

@@ -54,6 +54,8 @@ _STARTS: tuple[tuple[float, ...], ...] = (
     (8.0, 0.0, _FREE, 0.0, 0.0),
     (0.0, 0.5, 2.0, 8.0, 0.0),
 )
+_PATIENCE = 400
+"""Candidates in a row that bring nothing, after which the search ends."""
 _POLICIES = ("least-work", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
 
 
@@ -322,12 +324,15 @@ def improve(
             return True
         return False
 
-    tried = 0
+    tried = stale = 0
     while tried == 0 or (
-        time.perf_counter() - begin < time_limit_s and not (stop is not None and stop.is_set())
+        stale < _PATIENCE
+        and time.perf_counter() - begin < time_limit_s
+        and not (stop is not None and stop.is_set())
     ):
+        stale += 1
         if tried < len(_STARTS):
-            attempt(np.array(_STARTS[tried]), factor)
+            better = attempt(np.array(_STARTS[tried]), factor)
         else:
             parameters, factors = chosen.copy(), factor
             if generator.random() < 0.6:
@@ -344,8 +349,9 @@ def improve(
                 pick = by_arrival[at : at + width]
                 pick = pick[generator.random(len(pick)) < generator.uniform(0.02, 0.5)]
                 factors[pick] *= np.exp(generator.normal(0, 0.3, len(pick)))
-            attempt(parameters, factors)
+            better = attempt(parameters, factors)
         tried += 1
+        stale = 0 if better else stale
     if best is None:
         raise UsageError("search: no policy finds a schedule; chunked prefill may be needed")
     return best, origin
