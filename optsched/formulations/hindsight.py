@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.errors import SolverError, UsageError
-from optsched.formulations.base import Answer, Formulation, Method, Task
+from optsched.formulations.base import Answer, Formulation, Method, Task, demands
 from optsched.formulations.horizon import (
     RoundData,
     round_data,
@@ -52,6 +52,8 @@ MAX_ENTRIES = 40_000_000
 """Nonzeros up to which the integer program is built (about 16 bytes each, and as many in HiGHS)."""
 _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
+_CPSAT_REQUESTS = 32
+_SEARCH_ROUNDS = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,12 +396,15 @@ def _entries(data: RoundData, last: NDArray[np.int64]) -> float:
 
 
 def _choose(task: Task) -> str:
-    """Return CP-SAT where its model is small, else HiGHS where that fits, else placement.
+    """Return CP-SAT where it can prove an optimum, else the search, else what knows limits.
 
     CP-SAT proves 12 requests of the paper's synthetic models in seconds, where HiGHS stops at 8
-    to 10, and it finds better schedules at 50.
+    to 10; from about 50 on the dual and the large-neighbourhood search have the better bound
+    and the better schedule (`docs/trace-scale.md`). The search knows no limits on batches.
     """
     data = round_data(task.instance)
+    if not demands(task.instance) & SWITCHES and task.instance.n > _CPSAT_REQUESTS:
+        return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
     sizes = np.bincount(data.block)
     pairs = int((sizes * (sizes - 1)).sum()) // 2
     if int(data.output.sum()) <= _CPSAT_INTERVALS and pairs <= _CPSAT_PAIRS:
