@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from optsched.cost import UnitCost
@@ -14,7 +15,7 @@ from optsched.instance import Instance
 from optsched.policies import Policy, Rules, make_policy
 from optsched.policies.base import waiting_rank
 from optsched.schedule import from_starts
-from optsched.search.placement import place, room_of
+from optsched.search.placement import earliest, put
 from optsched.simulate import effective, simulate
 from optsched.solve import solve
 
@@ -36,10 +37,11 @@ class Gap:
         The policy as it is, less the same with true output lengths.
     foresight : ndarray
         That, less the same order when all arrivals are known: requests are placed in the
-        policy's order, each at its earliest feasible start, so that a shorter one that comes
-        later finds its KV kept free.
+        policy's order, those that come later included, each at its earliest feasible start at
+        which nobody ahead of it is waiting. So one that comes later and goes first finds its KV
+        kept free. None of it where all arrive together.
     order : ndarray
-        That, less the best schedule.
+        That, less the best schedule: the order itself, and what the policy admits in it.
     """
 
     instance: Instance
@@ -107,15 +109,26 @@ def gap_breakdown(
     """
     if not instance.in_rounds:
         raise UsageError("gap_breakdown: an instance in rounds is right; it needs the optimum")
-    room = room_of(instance)
+    if instance.limits.as_dict() or instance.hybrid_batching is False:
+        raise UsageError("gap_breakdown: an instance without limits on batches is right")
     truth = replace(instance, predicted=None, predicted_lower=None, predicted_upper=None)
     name, bare = _without_predictor(policy)
     told = [_latency(instance, policy, seed + k) for k in range(seeds)]
     oracle = [_latency(truth, bare, seed + k) for k in range(seeds)]
     real, knowing = np.mean(told, axis=0), np.mean(oracle, axis=0)
     rank = _order(truth, bare, seed)
-    starts = room.real(place(room, np.argsort(rank, kind="stable")))
+    line = np.argsort(rank, kind="stable")
+    starts = _foreseen(
+        line,
+        np.asarray(instance.arrival, dtype=np.int64),
+        instance.output_tokens,
+        instance.prompt_tokens + (instance.kv_offset - 1),
+        instance.kv_capacity,
+        np.zeros(int(instance.arrival.max() + instance.output_tokens.sum()) + 2, np.int64),
+    )
     foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
+    if instance.arrival.min() == instance.arrival.max():
+        foreseen = knowing
     result = solve(
         truth,
         time_limit_s=time_limit_s,
@@ -135,6 +148,31 @@ def gap_breakdown(
         foresight=knowing - foreseen,
         order=foreseen - best,
     )
+
+
+@njit(cache=True)
+def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-untyped-def]
+    """Return the starts of MC-SF's rule for this order when all arrivals are known."""
+    n = line.shape[0]
+    starts = np.empty(n, dtype=np.int64)
+    top = 0
+    for a in range(n):
+        i = line[a]
+        k = arrival[i]
+        while True:
+            k = earliest(use, capacity, base[i], output[i], k, max(top, k))
+            later = k
+            for b in range(a):
+                j = line[b]
+                if arrival[j] <= k < starts[j]:  # ahead of it, and waiting
+                    later = max(later, starts[j])
+            if later == k:
+                break
+            k = later
+        starts[i] = k
+        put(use, base[i], output[i], k, 1)
+        top = max(top, k + output[i])
+    return starts
 
 
 def _without_predictor(policy: str | Rules | Policy) -> tuple[str, str | Rules | Policy]:

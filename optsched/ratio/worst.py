@@ -21,6 +21,9 @@ from optsched.search.placement import earliest, put
 from optsched.simulate import simulate
 from optsched.solve import Result, solve
 
+_DRAWS = 10
+"""Instances drawn at each restart, of which the best one is changed."""
+
 
 @dataclass(frozen=True, eq=False)
 class WorstCase:
@@ -71,9 +74,9 @@ def worst_case(
 ) -> WorstCase:
     """Search for an instance in rounds on which a policy is far from the optimum.
 
-    Restarted local search: a first instance of the family, then changes to one or two requests
-    at a time. It climbs the policy's total latency over that of a schedule found by placing the
-    requests in many orders. That schedule is feasible, so the quotient never exceeds the true
+    Restarted local search: the best of a few instances of the family, then changes to one or two
+    requests at a time. It climbs the policy's total latency over that of a schedule found by placing
+    the requests in many orders. That schedule is feasible, so the quotient never exceeds the true
     ratio; the best instances are then solved to optimality, best first, and the best proved
     ratio is the answer.
 
@@ -125,8 +128,8 @@ def worst_case(
             return 0.0  # no latency to compare: another search than this one
 
     while True:
-        now = draw(policy, kv_capacity, n, rng)
-        value = score(now)
+        draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
+        value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
         patience = 0
         while patience < 150 and time.perf_counter() < until:
             trial = _changed(now, rng)

@@ -1,0 +1,306 @@
+"""The laboratory: studies with intervals, worst cases, and where a gap comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError, UsageError
+from optsched.evaluate import evaluate
+from optsched.generate import generate
+from optsched.instance import Instance, Limits
+from optsched.io import read_instance
+from optsched.predict import predict
+from optsched.ratio import (
+    FAMILIES,
+    against,
+    competitive_ratio,
+    gap_breakdown,
+    two_point,
+    worst_case,
+)
+from optsched.ratio.worst import quick_optimum
+from optsched.schedule import from_starts
+from optsched.simulate import simulate
+from optsched.solve import solve
+
+INSTANCES = Path(__file__).parents[1] / "instances"
+
+
+def small(seed: int, n: int = 5) -> Instance:
+    rng = np.random.default_rng(seed)
+    return Instance(
+        np.sort(rng.integers(0, 5, n)), rng.integers(1, 5, n), rng.integers(1, 5, n),
+        kv_capacity=11, name=f"small-{seed}",
+    )  # fmt: skip
+
+
+# --- studies ------------------------------------------------------------------------------------
+
+
+def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
+    instances = [small(seed) for seed in range(6)]
+    study = competitive_ratio(["mc-sf", "mc-benchmark"], instances)
+    for row in study.rows:
+        best = solve(instances[row.instance], threads=1).objective
+        assert row.exact
+        assert row.low == pytest.approx(row.tel / best)
+        assert row.low >= 1
+    mean = study.mean("mc-sf")
+    assert mean.exact
+    assert mean.low == pytest.approx(np.mean([row.low for row in study.of("mc-sf")]))
+    assert mean.interval[0] <= mean.low <= mean.interval[1]
+    assert study.worst("mc-sf").low == max(row.low for row in study.of("mc-sf"))
+    assert "| mc-sf |" in study.table()
+
+
+def test_references_are_ordered() -> None:
+    # bound <= optimum <= best known <= H-SF: the ratios the other way round.
+    instances = [small(seed) for seed in range(4)]
+    found = {
+        reference: competitive_ratio("mc-benchmark", instances, reference)
+        for reference in ("bound", "optimum", "best-known", "h-sf")
+    }
+    rows = {name: study.of("mc-benchmark") for name, study in found.items()}
+    for k in range(4):
+        bound, optimum, known, h_sf = (rows[name][k] for name in rows)
+        assert bound.low == 1
+        assert bound.high >= optimum.high == optimum.low >= known.low >= h_sf.low
+
+
+def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
+    import optsched.ratio.study as module
+
+    def unproved(instance, **options):
+        return replace(solve(instance, **options), bound=1.0)
+
+    monkeypatch.setattr(module, "solve", unproved)
+    study = competitive_ratio("mc-sf", [small(1)])
+    (row,) = study.rows
+    assert not row.exact
+    assert row.low < row.high == row.tel
+    mean = study.mean("mc-sf")
+    assert not mean.exact
+    assert mean.interval[0] <= mean.low < mean.high <= mean.interval[1]
+
+
+def test_a_known_optimum_is_taken() -> None:
+    instance = read_instance(INSTANCES / "tiny.json")
+    (row,) = competitive_ratio("mc-sf", [instance]).rows
+    assert row.low == row.high == 48 / 33
+
+
+def test_policies_are_compared_in_pairs() -> None:
+    instances = [two_point(2, 12, 0.8, 60, kv_capacity=60 + k) for k in range(8)]
+    study = competitive_ratio(["a-min", "a-max"], instances, "h-sf", seeds=3)
+    pair = study.paired("a-min", "a-max")
+    assert pair.quotient < 1
+    assert pair.interval[0] <= pair.quotient <= pair.interval[1] < 1
+    assert (pair.wins, pair.ties, pair.losses) == (8, 0, 0)
+    back = study.paired("a-max", "a-min")
+    assert back.quotient == pytest.approx(1 / pair.quotient)
+
+
+def test_the_same_seed_gives_the_same_study_in_one_process_or_two() -> None:
+    pytest.importorskip("joblib")
+    instances = [small(seed) for seed in range(3)]
+    one = competitive_ratio("a-random", instances, seeds=2)
+    two = competitive_ratio("a-random", instances, seeds=2, jobs=2)
+    assert one.rows == two.rows
+    assert one.mean("a-random") == two.mean("a-random")
+
+
+def test_progress_counts_instances() -> None:
+    seen: list[tuple[int, int]] = []
+    competitive_ratio(
+        "mc-sf", [small(0), small(1)], "h-sf", progress=lambda k, n: seen.append((k, n))
+    )
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_in_seconds_ratios_are_to_h_sf_or_a_bound() -> None:
+    instance = generate("lognormal", n=20)
+    model = "llama2-70b-tp2-a100-splitwise"
+    study = competitive_ratio(["mc-sf", "vllm"], [instance], "h-sf", cost_model=model)
+    assert study.of("mc-sf")[0].low == pytest.approx(1.0)
+    bound = competitive_ratio("mc-sf", [instance], "bound", cost_model=model).rows[0]
+    assert bound.low == 1 < bound.high
+    with pytest.raises(UsageError, match="instance 0 is in seconds"):
+        competitive_ratio("mc-sf", [instance], cost_model=model)
+
+
+def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from optsched import Batch\n"
+        "class Bad:\n"
+        "    def batch(self, view):\n"
+        "        if len(view.arrival) == 5:\n"
+        "            raise KeyError('x')\n"
+        "        i = (view.running or view.waiting)[0]\n"
+        "        return Batch({i: view.rest(i)})\n"
+    )
+    spec = f"{file}:Bad"
+    instances = [small(0, 4), small(1, 5), small(2, 4)]
+    study = competitive_ratio([spec, "mc-sf"], instances)
+    assert [row.error is None for row in study.of(spec)] == [True, False, True]
+    assert "batch 0: raised KeyError('x')" in study.of(spec)[1].error
+    assert study.mean(spec).failed == 1
+    assert study.mean("mc-sf").failed == 0
+    assert study.paired(spec, "mc-sf").wins + study.paired(spec, "mc-sf").losses <= 2
+    assert "(1 failed)" in study.table()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("mc-sf", []), "empty"),
+        (([], [small(0)]), "empty"),
+        (("mc-sf", [small(0)], "best"), "reference: 'best'"),
+        (("mc-fs", [small(0)]), "policy 'mc-fs' is unknown"),
+        ((["mc-sf", "mc-sf"], [small(0)]), "given twice"),
+    ],
+)
+def test_a_bad_study_is_refused(arguments, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        competitive_ratio(*arguments)
+    with pytest.raises(InputError):
+        competitive_ratio("mc-sf", [small(0)], seeds=0)
+
+
+def test_a_policy_that_is_not_there_is_refused() -> None:
+    study = competitive_ratio("mc-sf", [small(0)], "h-sf")
+    with pytest.raises(InputError, match="there are mc-sf"):
+        study.mean("fcfs")
+
+
+# --- worst cases --------------------------------------------------------------------------------
+
+
+def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> None:
+    hits = 0
+    for seed in range(12):
+        instance = small(seed, 6)
+        value, starts = quick_optimum(instance)
+        assert evaluate(instance, from_starts(starts, instance)).metrics["tel"] == value
+        best = solve(instance, threads=1).objective
+        assert value >= best
+        hits += value == best
+    assert hits >= 9
+    with pytest.raises(UsageError):
+        quick_optimum(replace(instance, limits=Limits(max_running=2)))
+
+
+def test_worst_case_finds_6_times_the_optimum_online() -> None:
+    found = worst_case("mc-sf", "online", 6.0, n=10, kv_capacity=100)
+    assert found.proved
+    assert found.low >= 6
+    assert found.instance.n <= 10
+    assert evaluate(found.instance, simulate(found.instance, "mc-sf")).metrics["tel"] == found.tel
+    optimum = found.instance.known["optimum"]
+    assert found.low == found.tel / optimum
+    assert evaluate(found.instance, found.schedule).metrics["tel"] == optimum
+
+
+def test_worst_case_finds_2_times_the_optimum_with_all_arrivals_at_0() -> None:
+    found = worst_case("mc-sf", "offline", 6.0, n=10, kv_capacity=100)
+    assert found.low >= 2
+    assert not found.instance.arrival.any()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_attacks_a_robust_policy(family: str) -> None:
+    found = worst_case("a-min", family, 1.5, n=6, kv_capacity=24, seeds=2)
+    assert 1 <= found.low <= found.high
+    assert found.instance.n <= 13
+
+
+def test_a_family_may_be_a_function_and_policies_may_be_objects() -> None:
+    from optsched.policies import make_policy
+
+    seen: list[float] = []
+    found = worst_case(
+        make_policy("fcfs")[0],
+        lambda policy, capacity, n, rng: small(int(rng.integers(100)), n),
+        1.5,
+        n=4,
+        progress=lambda value, tried: seen.append(value),
+    )
+    assert found.low >= 1
+    assert found.policy == "Rules"
+
+
+def test_a_bad_search_is_refused() -> None:
+    with pytest.raises(InputError, match="family 'x' is unknown; known are"):
+        worst_case("mc-sf", "x", 1)
+    with pytest.raises(InputError, match="budget_s"):
+        worst_case("mc-sf", "online", 0)
+    with pytest.raises(InputError, match="an integer >= 4"):
+        against("mc-sf", 3)
+
+
+@pytest.mark.parametrize("name", ["worst-mc-sf-online", "worst-mc-sf-offline"])
+def test_the_worst_cases_that_are_shipped(name: str) -> None:
+    instance = read_instance(INSTANCES / f"{name}.json")
+    result = solve(instance, threads=1, time_limit_s=60)
+    tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
+    assert result.objective == result.bound == instance.known["optimum"]
+    assert tel / result.objective >= (6 if name.endswith("online") else 3)
+    assert instance.n <= 10
+    assert instance.kv_capacity <= 100
+
+
+# --- gaps ---------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_gap_sum_to_it() -> None:
+    for seed in range(4):
+        instance = small(seed, 6)
+        told = predict(instance, "noisy:mae=1", seed=seed)
+        gap = gap_breakdown(told, "mc-sf")
+        tel = evaluate(told, simulate(told, "mc-sf")).metrics["tel"]
+        assert gap.proved
+        assert gap.tel == tel
+        assert sum(gap.parts().values()) == pytest.approx(gap.tel - gap.best)
+        assert gap.total.sum() == pytest.approx(gap.tel - gap.best)
+
+
+def test_without_predictions_no_part_of_the_gap_is_theirs() -> None:
+    gap = gap_breakdown(small(3), "mc-sf")
+    assert not gap.predictions.any()
+
+
+def test_lack_of_foresight_is_what_the_adversary_uses() -> None:
+    # The shorts come when the long one has begun: MC-SF would have waited had it known, for its
+    # order puts them first.
+    instance = read_instance(INSTANCES / "worst-mc-sf-online.json")
+    gap = gap_breakdown(instance, "mc-sf")
+    parts = gap.parts()
+    assert parts["foresight"] > 0.95 * (gap.tel - gap.best)
+    assert gap.total[1:].min() > 50  # every short one suffers
+    assert "| request |" in gap.table(3)
+    assert len(gap.table(3).splitlines()) == 5
+
+
+def test_order_is_what_costs_when_all_are_there_at_0() -> None:
+    instance = read_instance(INSTANCES / "worst-mc-sf-offline.json")
+    parts = gap_breakdown(instance, "mc-sf").parts()
+    assert parts["order"] == 390 - 129
+    assert parts["predictions"] == parts["foresight"] == 0
+
+
+def test_wrong_predictions_are_what_costs_when_they_reverse_the_order() -> None:
+    instance = Instance(np.zeros(4), np.ones(4, int), [1, 1, 1, 8], kv_capacity=9)
+    told = replace(instance, predicted=[8, 8, 8, 1])
+    gap = gap_breakdown(told, "mc-sf")
+    assert gap.parts()["predictions"] > 0
+    same = gap_breakdown(instance, "mc-sf:predictor=oracle")
+    assert same.parts()["predictions"] == 0
+
+
+def test_a_gap_needs_rounds() -> None:
+    with pytest.raises(UsageError, match="rounds"):
+        gap_breakdown(generate("lognormal", n=3), "mc-sf")
