@@ -75,10 +75,10 @@ def worst_case(
     """Search for an instance in rounds on which a policy is far from the optimum.
 
     Restarted local search: the best of a few instances of the family, then changes to one or two
-    requests at a time. It climbs the policy's total latency over that of a schedule found by placing
-    the requests in many orders. That schedule is feasible, so the quotient never exceeds the true
-    ratio; the best instances are then solved to optimality, best first, and the best proved
-    ratio is the answer.
+    requests at a time. It climbs the policy's total latency over that of a schedule found by
+    placing the requests in many orders. That schedule is feasible, so the quotient never exceeds
+    the true ratio; the best instances are then solved to optimality, best first, and the best
+    proved ratio is the answer.
 
     Parameters
     ----------
