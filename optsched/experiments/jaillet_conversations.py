@@ -210,7 +210,8 @@ def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     for draw in range(parameters["runs"]):
         for rate in parameters["rates"]:
             for alpha in parameters["alphas"]:
-                for beta in [1.0, *parameters["betas"]]:
+                betas = parameters["betas"] if alpha >= parameters["betas_from"] else []
+                for beta in [1.0, *betas]:
                     policy = f"alpha-protection:alpha={alpha:g}"
                     if beta < 1:
                         policy = f"alpha-beta:alpha={alpha:g},beta={beta:g}"
@@ -287,6 +288,7 @@ ALPHA = Experiment(
             0.4,
         ],
         "betas": [0.1, 0.2],
+        "betas_from": 0.02,  # below, requests clear each other for hours of simulated time
         **SHARED,
     },
     trials=_alpha_trials,
@@ -340,7 +342,7 @@ BETA = Experiment(
         "runs": 3,
         "requests": 1000,
         "rates": [HIGH, LOW],
-        "alphas": [0.0, 0.1, 0.2],
+        "alphas": [0.02, 0.05, 0.1],
         "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9],
         **SHARED,
     },
