@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from exhaustive_batches import Exhaustive
 
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
+from optsched.bounds import busy_time as busy
+from optsched.bounds import lower_bound
+from optsched.bounds import paths as paths_module
 from optsched.bounds.batch import unavoidable_work, work_makespan, work_tel, work_ttft
-from optsched.errors import OptschedError
+from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
+from optsched.bounds.paths import paths
+from optsched.cost import COEFFICIENTS
+from optsched.errors import InputError, OptschedError, UsageError
+from optsched.policies.base import own_work
+from optsched.search.offline import improve
 
 # One layer, milliseconds: 1 per token, 10 per batch, 5 for decoding, 7 for prefilling.
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})
@@ -82,3 +94,210 @@ def test_no_policy_beats_a_bound(model: str) -> None:
                 assert value is not None
                 assert bound <= value * (1 + 1e-12)
     assert judged > 300
+
+
+# --- against exact optima of tiny instances -----------------------------------------------------
+
+
+def weird_model(generator: np.random.Generator) -> BatchCost:
+    """Any coefficients: many of them 0, decoding dearer than prefilling or the reverse."""
+    while True:
+        size = generator.choice([0.01, 0.1, 1, 3, 10], len(COEFFICIENTS))
+        values = np.where(generator.random(len(COEFFICIENTS)) < 0.4, 0.0, size)
+        texts = {name: f"{v:.4f}" for name, v in zip(COEFFICIENTS, values, strict=True)}
+        if generator.random() < 0.3:
+            texts["prefill_cross"] = f"{2 * float(texts['prefill_square']):.4f}"
+        if float(texts["base"]) + float(texts["token"]) > 0:
+            return BatchCost("weird", 1, texts)
+
+
+def tiny(generator: np.random.Generator) -> tuple[Instance, BatchCost]:
+    """One to three requests that compete for KV; prompts above C where prefills may be split."""
+    shipped = ("llama2-7b-a100-infermax", "llama2-7b-a100-fit")
+    while True:
+        rare = generator.random()
+        cost = weird_model(generator) if rare < 0.7 else load_cost_model(shipped[rare < 0.85])
+        n, room = int(generator.integers(1, 4)), int(generator.integers(3, 9))
+        prompt = generator.integers(1, 4 if n < 3 else 3, n)
+        generated = bool(generator.random() < 0.5)
+        most = room - prompt + (0 if generated else 1)
+        if (most < 1).any():
+            continue
+        split = bool(generator.random() < 0.5)
+        low = 1 if split else int(prompt.max())
+        limits = Limits(
+            max_batch_tokens=None if generator.random() < 0.6 else int(generator.integers(low, 6)),
+            max_prefill_tokens=None
+            if generator.random() < 0.7
+            else int(generator.integers(low, 5)),
+            max_running=None if generator.random() < 0.8 else 2,
+        )
+        batch = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
+        instance = Instance(
+            np.round(generator.random(n) * generator.choice([0, 1, 3, 10]) * batch, 6),
+            prompt, np.minimum(generator.integers(1, 5, n), most), kv_capacity=room,
+            time_unit="second", kv_accounting="generated" if generated else "cached",
+            limits=limits, chunked_prefill=split, hybrid_batching=bool(generator.random() < 0.8),
+        )  # fmt: skip
+        return instance, cost
+
+
+def prices(generator: np.random.Generator, instance: Instance, cost: BatchCost) -> Iterator[tuple]:
+    """Yield widths and two arrays of prices, wild and near those of a schedule."""
+    tokens = tokens_of(instance, cost)
+    chosen, width = schedule_prices(tokens.arrival, tokens.machine, 50)
+    yield width, chosen, np.zeros(50)
+    yield width, np.zeros(50), np.minimum(chosen, generator.random() * 3)
+    cells = int(generator.integers(1, 60))
+    high = generator.choice([0.1, 1.0, 3.0])
+    end = (tokens.arrival + tokens.chain).max()
+    yield end / cells, *(high * generator.random((2, cells)) ** 3)
+    yield end / cells, np.zeros(cells), high * generator.random(cells) ** 3
+
+
+def check_tiny(seed: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        instance, cost = tiny(generator)
+        exact = Exhaustive(instance, cost)
+        (tel,), (makespan,), (ttft,) = (exact.best(k) for k in ("tel", "makespan", "mean_ttft"))
+        about = f"{instance.to_dict()} {dict(cost.coefficients)}"
+        for name, bound, value in (
+            ("work", work_tel(instance, cost), tel),
+            ("busy-time", busy_time(instance, cost, 1.0), tel),
+            ("paths", paths(instance, cost, 0.02), tel),
+            ("makespan", work_makespan(instance, cost), makespan),
+            ("ttft", work_ttft(instance, cost), ttft),
+        ):
+            assert bound is not None
+            assert bound <= value * (1 + 1e-12), f"{name} {bound} > {value}: {about}"
+        tokens = tokens_of(instance, cost)
+        for width, p1, p2 in prices(generator, instance, cost):
+            assert busy.value_at(tokens, width, p1, p2) <= tel * (1 + 1e-12), about
+            if not p1.any():
+                levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
+                assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
+        try:
+            found, _ = improve(instance, cost, time_limit_s=0.05)
+        except UsageError:
+            continue  # no policy splits prefills as the limits ask for
+        reached = evaluate(instance, found, cost).metrics["tel"]
+        assert reached is not None
+        assert reached >= tel * (1 - 1e-12), about
+
+
+def test_no_bound_exceeds_the_optimum_and_no_schedule_beats_it() -> None:
+    check_tiny(1, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_the_same_by_the_thousand(seed: int) -> None:
+    check_tiny(seed, 400)
+
+
+# --- the bounds that search ---------------------------------------------------------------------
+
+
+def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
+    generator = np.random.default_rng(seed)
+    return Instance(
+        np.cumsum(generator.exponential(1 / rate, n)),
+        np.minimum(generator.lognormal(6, 1, n).astype(int) + 1, 4000),
+        np.minimum(generator.lognormal(4.5, 0.8, n).astype(int) + 1, 800),
+        kv_capacity=20_000, time_unit="second", kv_accounting="cached",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rate", "name"), [(2.0, "paths"), (30.0, "busy-time")])
+def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = poisson(rate)
+    quick, origin = lower_bound(instance, cost_model=cost)
+    assert origin == "work"
+    told: list[str] = []
+    value, origin = lower_bound(
+        instance, cost_model=cost, time_limit_s=20.0, progress=lambda n, v: told.append(n)
+    )
+    assert origin == name
+    assert told[0] == "work"
+    assert told[-1] == name
+    assert value is not None
+    assert quick is not None
+    assert value > 1.01 * quick
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schedule, _ = improve(instance, cost, time_limit_s=1.0)
+        assert evaluate(instance, schedule, cost).metrics["tel"] >= value
+
+
+def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> None:
+    instance = Instance(
+        [0.0, 1e9, 1e9], [100, 200, 300], [10, 20, 30], kv_capacity=1000, time_unit="second",
+        kv_accounting="cached",
+    )  # fmt: skip
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    chains = unavoidable_work(instance, cost).chain.sum()
+    for limit in (0.0, 0.1):
+        value, _ = lower_bound(instance, cost_model=cost, method="paths", time_limit_s=limit)
+        assert value == pytest.approx(chains, rel=1e-6)
+
+
+def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
+    generator = np.random.default_rng(5)
+    for _ in range(100):
+        instance, cost = tiny(generator)
+        work, tokens = unavoidable_work(instance, cost), tokens_of(instance, cost)
+        assert (tokens.chain <= work.chain * (1 + 1e-6)).all()
+        assert (tokens.machine <= work.total * (1 + 1e-6)).all()
+
+
+# --- least-work and the offline search ----------------------------------------------------------
+
+
+def test_own_work_is_what_a_request_adds_to_its_batches() -> None:
+    # token 1, prefill_square 2, decode_kv 3, decode_request 4 ms. s = 2, o = 3: prefill
+    # 2 + 2 * 4 = 10; decodes 1 + 4 + 3 * 2 = 11 and 1 + 4 + 3 * 3 = 14; 35 ms. In rounds the
+    # volume: 2 * 3 + 3 * 4 / 2 = 12.
+    cost = BatchCost(
+        "c", 1, {"token": "1", "prefill_square": "2", "decode_kv": "3", "decode_request": "4"}
+    )
+    s, o = np.array([2]), np.array([3])
+    assert own_work(s, o, cost) == pytest.approx([0.035])
+    rounds = Instance([0], s, o, kv_capacity=9)
+    order = simulate(rounds, "least-work")
+    assert order.request.tolist() == [0, 0, 0]
+
+
+def test_least_work_takes_the_short_prompt_where_mc_sf_takes_the_short_output() -> None:
+    # Room for one at a time: 40 + 2 and 5 + 3 tokens, M = 43; outputs 2 and 3.
+    instance = Instance(
+        [0.0, 0.0], [40, 5], [2, 3], kv_capacity=43, time_unit="second", kv_accounting="cached"
+    )
+    assert simulate(instance, "mc-sf", PLAIN).request[0] == 0
+    assert simulate(instance, "least-work", PLAIN).request[0] == 1
+
+
+def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = poisson(12.0, n=120)
+    told: list[float] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        best = min(
+            evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
+            for policy in ("least-work", "mc-sf", "vllm", "sarathi", "fcfs")
+        )
+        schedule, origin = improve(
+            instance, cost, time_limit_s=10.0, progress=lambda n, v: told.append(v)
+        )
+        tel = evaluate(instance, schedule, cost).metrics["tel"]
+    assert tel < 0.99 * best
+    assert origin == "search"
+    assert told == sorted(told, reverse=True)
+    assert told[-1] == tel
+
+
+def test_the_offline_search_refuses_rounds() -> None:
+    with pytest.raises((UsageError, InputError), match="seconds"):
+        improve(Instance([0], [1], [1], kv_capacity=3))
