@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from optsched.cost import CostModel, cost_for
-from optsched.errors import OptschedError, SolverError, UsageError, ViolationError
+from optsched.errors import (
+    InfeasibleError,
+    OptschedError,
+    SolverError,
+    UsageError,
+    ViolationError,
+)
 from optsched.evaluate import Evaluation, evaluate
 from optsched.formulations import Answer, Formulation, Task, check_method, get
 from optsched.instance import Instance
@@ -56,6 +62,9 @@ class Result:
     certificate : object, optional
     versions : mapping of str to str
         Versions of the solvers used.
+    objectives : tuple of int, float or None
+        Values of the schedule by every objective, as judged, in the order of ``objective_name``;
+        None without a schedule.
     """
 
     instance: Instance
@@ -75,6 +84,7 @@ class Result:
     maximized: bool = False
     certificate: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    objectives: tuple[float | int | None, ...] | None = None
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -96,6 +106,13 @@ class Result:
             return "(bound - objective) / objective"
         return "(objective - bound) / objective"
 
+    def __repr__(self) -> str:
+        return (
+            f"<Result {self.instance.name!r} in {self.instance.time_unit}s: {self.status.value}, "
+            f"{self.objective_name} {self.objective}, bound {self.bound}, "
+            f"{self.formulation} by {self.method}>"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
 
@@ -116,6 +133,7 @@ class Result:
             "objective_name": self.objective_name,
             "status": self.status.value,
             "objective": self.objective,
+            "objectives": None if self.objectives is None else list(self.objectives),
             "bound": self.bound,
             "gap": self.gap,
             "gap_definition": self.gap_definition,
@@ -172,11 +190,13 @@ def solve(
         Default: all.
     seed : int
     warm_start : Schedule or str, optional
-        A schedule, or the specification of a policy. Default: the best of the policies'.
+        A schedule, or the specification of a policy. Default: the best of the policies'
+        and, in rounds, of `optsched.formulations.horizon.serial_schedule`.
     log : path, optional
         File for the solver's log.
     progress : callable, optional
-        Called with a `Progress` from a solver's thread.
+        Called with a `Progress` at once and then from a solver's thread: the best of what the
+        solver, the warm start and `optsched.bounds` know.
     stop : threading.Event, optional
         Interrupts the solve when set, as Ctrl-C does; incumbent and bound are kept.
     **extras
@@ -215,13 +235,16 @@ def solve(
     start = _warm_start(task, model, warm_start, seed)
     if start is not None:
         options = replace(options, warm_start=start[0])
+    proved = _proved(task, model)
+    if progress is not None:
+        options = replace(options, progress=_informed(progress, task, model, start, proved))
     try:
         answer = way.run(task, options)
     except KeyboardInterrupt:
         if start is None:
             raise
         answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
-    return _judged(task, model, chosen, options, answer, start)
+    return _judged(task, model, chosen, options, answer, start, proved)
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:
@@ -280,6 +303,7 @@ def _warm_start(
                 "request or splits a prefill); give another one"
             )
         return start
+    from optsched.formulations.horizon import serial_schedule
     from optsched.policies import policies
     from optsched.simulate import simulate
 
@@ -295,15 +319,57 @@ def _warm_start(
     if task.instance.n > _POLICY_REQUESTS or _restricted(task):
         return None
     name = task.objective[0]
+    makers: list[Callable[[], Schedule]] = [
+        lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
+        for spec in policies()
+    ]
+    if task.instance.in_rounds:
+        makers.append(lambda: serial_schedule(task.instance))
     best: _Start | None = None
-    for spec in policies():
+    for make in makers:
         try:
-            start = _fitting(task, model, simulate(task.instance, spec, task.cost_model, seed=seed))
+            start = _fitting(task, model, make())
         except OptschedError:
             continue  # a policy that loops, or that the instance rules out
         if start is not None and (best is None or _better(model, name, start[1], best[1])):
             best = start
     return best
+
+
+def _proved(task: Task, model: Formulation) -> float | None:
+    """Return the best of the bounds that need no search, None where there is none."""
+    if task.objective[0] != "tel" or "tel" in model.maximized:
+        return None
+    from optsched.bounds import lower_bound
+
+    try:
+        return lower_bound(task.instance, cost_model=task.cost_model)[0]
+    except InfeasibleError:
+        return None  # the method says why
+
+
+def _informed(
+    progress: Callable[[Progress], None],
+    task: Task,
+    model: Formulation,
+    start: _Start | None,
+    proved: float | None,
+) -> Callable[[Progress], None]:
+    """Return a progress call that also knows the warm start and the bound proved before."""
+    name = task.objective[0]
+    sign = -1 if name in model.maximized else 1
+    integral = task.instance.in_rounds and name in model.integral
+    warm = None
+    if start is not None and not _restricted(task) and len(task.objective) == 1:
+        warm = start[1].metrics[name]
+
+    def tell(state: Progress) -> None:
+        bound = _best_bound(state.bound, proved, integral)
+        known = [v for v in (state.incumbent, warm) if v is not None]
+        progress(Progress(state.elapsed_s, min(known, key=lambda v: sign * v, default=None), bound))
+
+    tell(Progress(0.0, None, None))
+    return tell
 
 
 def _restricted(task: Task) -> bool:
@@ -342,6 +408,7 @@ def _judged(
     options: SolveOptions,
     answer: Answer,
     start: _Start | None,
+    proved: float | None,
 ) -> Result:
     instance, name = task.instance, task.objective[0]
     maximized = name in model.maximized
@@ -361,8 +428,8 @@ def _judged(
         if evaluation is None or _better(model, name, start[1], evaluation):
             schedule, evaluation = start
             objective = evaluation.metrics[name]
-            status = Status.FEASIBLE
-    bound = _best_bound(task, answer.bound, integral, maximized)
+            status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
+    bound = _best_bound(answer.bound, proved, integral)
     bound = _consistent(method, objective, bound, integral, maximized)
     sign = -1 if maximized else 1
     if status is not Status.ERROR:
@@ -393,6 +460,9 @@ def _judged(
         maximized=maximized,
         certificate=answer.certificate,
         versions=answer.versions,
+        objectives=(
+            None if evaluation is None else tuple(evaluation.metrics[o] for o in task.objective)
+        ),
     )
 
 
@@ -416,17 +486,10 @@ def _agree(
         )
 
 
-def _best_bound(
-    task: Task, claimed: float | None, integral: bool, maximized: bool
-) -> float | int | None:
-    bound: float | int | None = claimed
+def _best_bound(claimed: float | None, proved: float | None, integral: bool) -> float | int | None:
+    bound = claimed
     if bound is not None and integral:
         bound = round_up_bound(bound)
-    if maximized or task.objective[0] != "tel":
-        return bound
-    from optsched.bounds import lower_bound
-
-    proved, _ = lower_bound(task.instance, cost_model=task.cost_model)
     if proved is not None and (bound is None or proved > bound):
         bound = proved
     return bound

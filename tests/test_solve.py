@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 
@@ -15,6 +19,7 @@ from optsched import Instance, Limits, evaluate, from_starts
 from optsched.errors import (
     InfeasibleError,
     InputError,
+    OptschedError,
     SolverError,
     UsageError,
     ViolationError,
@@ -22,7 +27,7 @@ from optsched.errors import (
 from optsched.formulations import Answer, Formulation, Method, Task, check_method, demands, get
 from optsched.formulations.horizon import serial_schedule
 from optsched.solve import Result, solve
-from optsched.solvers.base import Status
+from optsched.solvers.base import Progress, Status
 
 solving = import_module("optsched.solve")  # the package's attribute is the function
 
@@ -61,8 +66,8 @@ def test_the_result_file_is_as_documented():
     data = solve(TINY, seed=3, threads=1).to_dict()
     assert list(data) == [
         "format", "version", "optsched", "command", "instance", "formulation", "method",
-        "objective_name", "status", "objective", "bound", "gap", "gap_definition", "certificate",
-        "metrics", "build_s", "solve_s", "seed", "threads", "versions", "schedule",
+        "objective_name", "status", "objective", "objectives", "bound", "gap", "gap_definition",
+        "certificate", "metrics", "build_s", "solve_s", "seed", "threads", "versions", "schedule",
     ]  # fmt: skip
     assert data["instance"] == {"name": "tiny", "sha256": TINY.sha256, "requests": 2}
     assert data["gap_definition"] == "(objective - bound) / objective"
@@ -78,7 +83,7 @@ def test_unknown_values_are_null():
         0.0, 0.0, 0, 1,
     )  # fmt: skip
     data = empty.to_dict()
-    for name in ("objective", "bound", "gap", "metrics", "schedule", "certificate"):
+    for name in ("objective", "objectives", "bound", "gap", "metrics", "schedule", "certificate"):
         assert data[name] is None
 
 
@@ -166,6 +171,95 @@ def test_an_interruption_keeps_incumbent_and_bound():
     assert result.objective is not None
     assert result.bound is not None
     assert result.solve_s < 30
+
+
+@pytest.mark.parametrize("method", ["highs", "pulp"])
+def test_ctrl_c_inside_the_first_relaxation_keeps_incumbent_and_bound(method):
+    instance = larger(40)
+    pressed: list[float] = []
+
+    def press() -> None:
+        pressed.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timers: list[threading.Timer] = []
+
+    def begun(state: Progress) -> None:
+        if not timers:
+            timers.append(threading.Timer(2.0, press))
+            timers[0].start()
+
+    result = solve(instance, method=method, time_limit_s=60, threads=1, progress=begun)
+    assert time.perf_counter() - pressed[0] < 3
+    assert result.status is Status.FEASIBLE
+    assert result.objective is not None
+    assert result.bound is not None
+    assert 0 < result.bound < result.objective
+
+
+def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monkeypatch):
+    from optsched.bounds import lower_bound
+
+    def silent(task, options):
+        options.progress(Progress(1.0, None, 0.5))
+        options.progress(Progress(2.0, 1e9, 1e-3))
+        options.progress(Progress(3.0, start - 1, proved + 0.2))
+        return Answer(Status.NO_INCUMBENT)
+
+    instance = larger(12)
+    proved, _ = lower_bound(instance)
+    start = evaluate(instance, serial_schedule(instance)).metrics["tel"]
+    seen = []
+    _fake_method(monkeypatch, silent)
+    schedule = serial_schedule(instance)
+    result = solve(instance, method="fake", warm_start=schedule, progress=seen.append)
+    assert (result.objective, result.bound) == (start, proved)
+    assert [(p.elapsed_s, p.incumbent, p.bound) for p in seen] == [
+        (0.0, start, proved),
+        (1.0, start, proved),
+        (2.0, start, proved),
+        (3.0, start - 1, proved + 1),  # rounded up
+    ]
+
+
+def test_every_method_starts_from_the_best_of_policies_and_placement(monkeypatch):
+    from optsched import simulate
+    from optsched.policies import policies
+
+    instance = larger(12)
+    given = []
+
+    def note(task, options):
+        given.append(options.warm_start)
+        return Answer(Status.NO_INCUMBENT)
+
+    _fake_method(monkeypatch, note)
+    result = solve(instance, method="fake")
+    known = [evaluate(instance, serial_schedule(instance)).metrics["tel"]]
+    for spec in policies():
+        with suppress(OptschedError):
+            known.append(evaluate(instance, simulate(instance, spec)).metrics["tel"])
+    assert result.objective is not None
+    assert result.objective <= min(known)
+    assert evaluate(instance, given[0]).metrics["tel"] == result.objective
+
+
+def test_a_failed_method_is_an_error_that_keeps_the_warm_start(monkeypatch):
+    _fake_method(monkeypatch, lambda task, options: Answer(Status.ERROR, native_status="died"))
+    result = solve(TINY, method="fake", warm_start=from_starts([1, 0], TINY))
+    assert (result.status, result.objective, result.native_status) == (Status.ERROR, 6, "died")
+
+
+def test_every_objective_has_its_value():
+    instance = Instance([0.0, 0.0], [3, 2], [2, 1], 12, time_unit="second")
+    names = ("makespan", "tel")
+    result = solve(
+        instance, cost_model="llama2-7b-a100-infermax", objective=names, method="cpsat", threads=1
+    )
+    assert result.metrics is not None
+    assert result.objectives == tuple(result.metrics[name] for name in names)
+    assert result.objective == result.objectives[0]
+    assert result.to_dict()["objectives"] == list(result.objectives)
 
 
 def test_ctrl_c_before_the_solver_runs_keeps_the_warm_start(monkeypatch):

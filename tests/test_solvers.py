@@ -86,7 +86,7 @@ def test_highs_without_time_has_no_incumbent(limit):
     outcome = solve_linear_model(model, SolveOptions(time_limit_s=limit, threads=2))
     assert outcome.status is Status.NO_INCUMBENT
     assert outcome.objective is None
-    assert outcome.native_status == "kTimeLimit"
+    assert outcome.native_status.startswith("kTimeLimit")
 
 
 def test_highs_uses_a_start():
@@ -162,17 +162,146 @@ def test_a_set_stop_keeps_incumbent_and_bound(method):
     timer = threading.Timer(2.0, stop.set)
     timer.start()
     begin = time.perf_counter()
-    # HiGHS notices late where its relaxations are large.
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
     options = SolveOptions(time_limit_s=60, threads=2, stop=stop)
     answer = get("hindsight").methods[method].run(task, options)
     timer.cancel()
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < 5 + (method == "cpsat") * 15
     assert answer.status is Status.FEASIBLE
     assert answer.objective is not None
     # HiGHS has no bound before its first relaxation is solved.
     assert answer.bound is None or 0 < answer.bound < answer.objective
     assert method != "cpsat" or answer.bound is not None
+
+
+@pytest.mark.parametrize("method", ["highs", "pulp"])
+@pytest.mark.parametrize("limit", [3.0, 0.5])
+def test_the_time_limit_holds_inside_presolve_and_the_first_relaxation(method, limit):
+    # 34,000 columns: without a limit from outside HiGHS looks up after 20 s and more.
+    task = Task(hard_instance(40), objective=("tel",))
+    begin = time.perf_counter()
+    answer = get("hindsight").methods[method].run(task, SolveOptions(time_limit_s=limit, threads=1))
+    assert time.perf_counter() - begin < limit + 2
+    assert answer.status is Status.FEASIBLE  # the start
+    assert answer.schedule is not None
+    assert answer.bound is None
+
+
+def test_a_second_signal_at_once_does_not_lose_the_incumbent():
+    def press_twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(1.5, press_twice)
+    timer.start()
+    task = Task(hard_instance(40), objective=("tel",))
+    begin = time.perf_counter()
+    answer = get("hindsight").methods["highs"].run(task, SolveOptions(time_limit_s=60, threads=1))
+    assert time.perf_counter() - begin < 1.5 + 3
+    assert answer.status is Status.FEASIBLE
+    assert answer.native_status == "kInterrupt, ended from outside"
+
+
+def test_a_killed_process_is_an_error_that_keeps_the_incumbent(monkeypatch):
+    from optsched.solvers import highs
+
+    real = highs._started
+
+    def doomed(errors):
+        worker = real(errors)
+        threading.Timer(1.5, worker.kill).start()
+        return worker
+
+    monkeypatch.setattr(highs, "_started", doomed)
+    task = Task(hard_instance(40), objective=("tel",))
+    begin = time.perf_counter()
+    answer = get("hindsight").methods["highs"].run(task, SolveOptions(time_limit_s=60, threads=1))
+    assert time.perf_counter() - begin < 10
+    assert answer.status is Status.ERROR
+    assert answer.schedule is not None
+    assert "SIGKILL (out of memory?)" in answer.native_status
+
+
+def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
+    from optsched.solvers import highs
+
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    monkeypatch.setattr(highs.highs_worker, "__file__", str(tmp_path / "broken.py"))
+    outcome = highs.solve_linear_model(linear_model(program(hard_instance(14))), TWO)
+    assert outcome.status is Status.ERROR
+    assert outcome.objective is outcome.bound is outcome.values is None
+    assert "exit code 1" in outcome.native_status
+    assert "no_such_module" in outcome.native_status
+
+
+def test_no_process_is_left_behind():
+    code = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from test_solvers import hard_instance
+from optsched.formulations import Task, get
+from optsched.solvers import highs
+from optsched.solvers.base import SolveOptions
+real = highs._started
+def told(errors):
+    worker = real(errors)
+    print(worker.pid, flush=True)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return worker
+highs._started = told
+get("hindsight").methods["highs"].run(Task(hard_instance(40), objective=("tel",)), SolveOptions())
+"""
+    tests = os.path.dirname(__file__)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tests], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not _runs(pid):
+            break
+        time.sleep(0.1)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
+    from optsched.solvers import highs
+
+    here = highs.solve_linear_model(knapsack(), TWO)
+    none = highs.solve_linear_model(knapsack(need=6.5), TWO)
+    monkeypatch.setattr(highs, "_IN_PROCESS_ENTRIES", 0)
+    for model, expected in ((knapsack(), here), (knapsack(need=6.5), none)):
+        apart = highs.solve_linear_model(model, TWO)
+        assert (apart.status, apart.objective, apart.bound, apart.native_status) == (
+            expected.status, expected.objective, expected.bound, expected.native_status,
+        )  # fmt: skip
+    model = knapsack()
+    object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))
+    with pytest.raises(SolverError, match="refuses the model of 3 columns"):
+        highs.solve_linear_model(model, TWO)
+
+
+def test_a_start_that_breaks_a_row_is_no_incumbent():
+    from optsched.solvers.highs import _feasible
+
+    model = knapsack(capacity=5.0)  # all three weigh 6
+    assert not _feasible(model, np.ones(3))
+    assert _feasible(model, np.array([1.0, 1.0, 0.0]))
+    assert not _feasible(model, np.array([0.5, 0.0, 0.0]))
+    assert not _feasible(model, np.array([2.0, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize("method", ["highs", "cpsat"])
@@ -182,7 +311,6 @@ def test_ctrl_c_keeps_the_incumbent(method):
 
     timer = threading.Timer(2.0, press)
     timer.start()
-    # HiGHS notices late where its relaxations are large.
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
     options = SolveOptions(time_limit_s=60, threads=2)
     answer = get("hindsight").methods[method].run(task, options)

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.errors import SolverError
 from optsched.formulations.base import Answer, Task
 from optsched.formulations.hindsight import Program, answer, program, read_starts
 from optsched.instance import Instance
-from optsched.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status, settle_status
+from optsched.solvers.base import RawOutcome, SolveOptions, Status, settle_status
 
 
-def pulp_problem(prog: Program) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
+def pulp_problem(
+    prog: Program, *, check: Callable[[], None] = lambda: None
+) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
     Every family of the head of `optsched.formulations.hindsight` is one loop, every row is there
     (also those that cannot be violated). Rows are named ``once_i``, ``memory_t``, ``running_t``,
-    ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and ``phase_decode_i_t``.
+    ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and ``phase_decode_i_t``. ``check`` is called
+    again and again; its exceptions end the work.
     """
     import pulp
 
     with warnings.catch_warnings():
         # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _problem(prog, pulp)
+        return _problem(prog, pulp, check)
 
 
-def _problem(prog: Program, pulp: Any) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
+def _problem(
+    prog: Program, pulp: Any, check: Callable[[], None]
+) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
@@ -59,6 +65,7 @@ def _problem(prog: Program, pulp: Any) -> tuple[Any, list[dict[int, Any]], dict[
         return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
 
     for t in rounds:
+        check()
         load = pulp.lpSum(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
@@ -77,6 +84,7 @@ def _problem(prog: Program, pulp: Any) -> tuple[Any, list[dict[int, Any]], dict[
     y: dict[int, Any] = {}
     if data.hybrid_off:
         for t in rounds:
+            check()
             y[t] = pulp.LpVariable(f"y_{t}", lowBound=0, upBound=1)
             for i in requests:
                 if t - 1 in x[i]:
@@ -107,10 +115,7 @@ def write_mps(instance: Instance, path: str | Path) -> None:
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
-    """Solve the readable program by PuLP's HiGHS.
-
-    PuLP's own steps (configure, build, find values) run with a start, a stop and progress in
-    between, which its ``solve`` has no room for.
+    """Solve the readable program by PuLP and HiGHS.
 
     Raises
     ------
@@ -119,39 +124,27 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """
     import pulp
 
-    from optsched.solvers.highs import highs_options, highs_version, run, set_start
+    from optsched.solvers.highs import highs_version
+    from optsched.solvers.pulp_highs import OutOfTime, solve_pulp_problem, watch
 
+    versions = {"pulp": pulp.__version__, "highspy": highs_version()}
     begin = time.perf_counter()
     prog = program(task.instance, warm_start=options.warm_start)
-    problem, x, y = pulp_problem(prog)
-    options = options.after(time.perf_counter() - begin)
-    named = highs_options(options, integral_objective=True)
-    solver = pulp.HiGHS(msg=options.log_path is not None, log_to_console=False, **named)
-    solver.createAndConfigureSolver(problem)
-    solver.buildSolverModel(problem)
-    values = np.zeros(len(problem.variables()))
-    for i, k in enumerate(prog.warm.tolist()):
-        values[x[i][k].index] = 1.0
-        if y:
-            values[y[k + 1].index] = 1.0
-    set_start(problem.solverModel, values)
-    built_s = time.perf_counter() - begin
-    native = run(problem.solverModel, options, integral_objective=True, build_s=built_s)
-    if native.values is not None:
-        status, solution_status = solver.findSolutionValues(problem)
-        problem.assignStatus(status, solution_status)
-        if PULP_STATUS[problem.sol_status] not in (Status.OPTIMAL, Status.FEASIBLE):
-            raise SolverError(
-                f"PuLP: solution status {problem.sol_status} although HiGHS has an incumbent "
-                f"({native.native_status})"
-            )
+    try:
+        problem, x, y = pulp_problem(prog, check=watch(options, begin))
+        built_s = time.perf_counter() - begin
+        warm = list(enumerate(prog.warm.tolist()))
+        start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
+        native = solve_pulp_problem(
+            problem, options.after(built_s), integral_objective=True, start=start
+        )
+    except OutOfTime as why:
+        tel, spent_s = float(prog.data.tel(prog.warm)), time.perf_counter() - begin
+        raw = RawOutcome(Status.FEASIBLE, tel, None, None, str(why), spent_s)
+        return answer(prog, raw, prog.warm, versions=versions)
+    raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
     starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
-    return answer(
-        prog,
-        _settled(native, problem),
-        starts,
-        versions={"pulp": pulp.__version__, "highspy": highs_version()},
-    )
+    return answer(prog, raw, starts, versions=versions)
 
 
 def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64]:
@@ -165,7 +158,4 @@ def _settled(native: RawOutcome, problem: Any) -> RawOutcome:
 
     objective = None if native.values is None else float(pulp.value(problem.objective))
     status = settle_status(native.status, objective, native.bound, integral_objective=True)
-    return RawOutcome(
-        status, objective, native.bound, native.values, native.native_status,
-        native.build_s, native.solve_s,
-    )  # fmt: skip
+    return replace(native, status=status, objective=objective)

@@ -32,8 +32,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from optsched.errors import SolverError, UsageError
 from optsched.formulations.base import Answer, Method, Task
 from optsched.formulations.infermax import (
@@ -48,7 +46,13 @@ from optsched.formulations.infermax import (
 from optsched.formulations.infermax_flow import scaled_progress
 from optsched.formulations.infermax_greedy import best_start
 from optsched.formulations.infermax_network import outline
-from optsched.solvers.base import PULP_STATUS, SolveOptions, Status, settle_status
+from optsched.solvers.base import (
+    PULP_STATUS,
+    RawOutcome,
+    SolveOptions,
+    Status,
+    settle_status,
+)
 
 _MAX_TANGENTS = 256
 _INTEGERS = ("I", "m", "c")
@@ -406,32 +410,20 @@ def _by_highs(
 ) -> Answer:
     import pulp
 
-    from optsched.solvers.highs import highs_options, highs_version, run, set_start
+    from optsched.solvers.highs import highs_version
+    from optsched.solvers.pulp_highs import OutOfTime, solve_pulp_problem
 
-    named = highs_options(options, integral_objective=False)
-    solver = pulp.HiGHS(msg=options.log_path is not None, log_to_console=False, **named)
-    solver.createAndConfigureSolver(program.problem)
-    solver.buildSolverModel(program.problem)
+    first = None
     if start is not None:
-        values = np.zeros(len(program.problem.variables()))
-        for key, value in program.start_values(start).items():
-            if hasattr(program.var[key], "index"):  # the others stand in no row
-                values[program.var[key].index] = value
-        set_start(program.problem.solverModel, values)
+        first = [(program.var[key], value) for key, value in program.start_values(start).items()]
     unit = prob.costs.unit_s * 1000
     options = scaled_progress(options, prob, unit)
     built_s = time.perf_counter() - begin
-    raw = run(program.problem.solverModel, options, integral_objective=False, build_s=built_s)
-    batches = None
-    if raw.values is not None:
-        status, solution_status = solver.findSolutionValues(program.problem)
-        program.problem.assignStatus(status, solution_status)
-        if PULP_STATUS[program.problem.sol_status] not in (Status.OPTIMAL, Status.FEASIBLE):
-            raise SolverError(
-                f"PuLP: solution status {program.problem.sol_status} although HiGHS has an "
-                f"incumbent ({raw.native_status})"
-            )
-        batches = program.plan()
+    try:
+        raw = solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
+    except OutOfTime as why:
+        raw = RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
+    batches = None if raw.values is None else program.plan()
     level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
     return _answer(
         prob, program, raw.status, batches, level,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +20,8 @@ from optsched.schedule import Schedule
 BOUND_TOLERANCE = 1e-6
 """What a floating-point bound may exceed the true one by, relative to max(1, |bound|)."""
 _POLL_S = 0.02
+_DOUBLE_S = 0.5
+"""Seconds within which a second Ctrl-C counts as the first."""
 
 
 class Status(StrEnum):
@@ -197,7 +200,7 @@ def run_interruptibly(
     """Run ``work`` in a thread; at Ctrl-C, or once ``stop`` is set, ask it to end by ``cancel``.
 
     Python delivers Ctrl-C only between bytecodes of the main thread, which would sit in the
-    solver. A second Ctrl-C gives up waiting.
+    solver. A second Ctrl-C gives up waiting, unless it comes at once: ``timeout -s INT`` sends two.
 
     Parameters
     ----------
@@ -210,10 +213,10 @@ def run_interruptibly(
     Raises
     ------
     KeyboardInterrupt
-        At the second Ctrl-C.
+        At a second Ctrl-C.
     """
     failure: list[BaseException] = []
-    interrupted = False
+    interrupted: float | None = None
     # An interrupted `Thread.join` takes its thread for dead, an interrupted wait does not.
     ended = threading.Event()
 
@@ -231,10 +234,11 @@ def run_interruptibly(
         try:
             ended.wait(_POLL_S)
         except KeyboardInterrupt:
-            if interrupted:
+            now = time.monotonic()
+            if interrupted is not None and now - interrupted > _DOUBLE_S:
                 raise
-            interrupted = True
-        if interrupted or (stop is not None and stop.is_set()):
+            interrupted = now if interrupted is None else interrupted
+        if interrupted is not None or (stop is not None and stop.is_set()):
             cancel()
     if failure:
         raise failure[0]

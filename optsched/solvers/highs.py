@@ -1,17 +1,30 @@
-"""HiGHS: a model as arrays in, incumbent and bound out."""
+"""HiGHS: a model as arrays in, incumbent and bound out, within the limits.
+
+Models of more than a few thousand nonzeros go to a process of their own
+(`optsched.solvers.highs_worker`), which is ended where it does not end in time.
+"""
 
 from __future__ import annotations
 
-import math
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.errors import SolverError
+from optsched.solvers import highs_worker
 from optsched.solvers.base import (
     HIGHS_STATUS,
     LinearModel,
@@ -22,8 +35,17 @@ from optsched.solvers.base import (
     run_interruptibly,
     settle_status,
 )
+from optsched.solvers.highs_worker import Job, Message
 
 _INTEGRAL_ABS_GAP = 0.999
+_IN_PROCESS_ENTRIES = 5_000
+"""Nonzeros up to which HiGHS looks for limits often enough: starting a process takes 0.2 s; with
+20,000 nonzeros its looks are 1.4 s apart, with 90,000 four and more."""
+_GRACE_S = 1.0
+"""Seconds that a process has to end by itself after the time limit or an interruption."""
+_POLL_S = 0.05
+_FEASIBILITY = 1e-6
+_STDERR_CHARS = 300
 
 
 def highs_version() -> str:
@@ -45,47 +67,37 @@ def solve_linear_model(
     ----------
     model : LinearModel
     options : SolveOptions
-        ``warm_start`` is not read: see ``start_values``.
+        ``warm_start`` is not read: see ``start_values``. The time limit includes the start of a
+        process; it and an interruption are exceeded by at most about a second.
     start_values : ndarray of float64, shape (columns,), optional
         A solution to start from.
 
     Returns
     -------
     RawOutcome
-        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit: what was found.
+        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit: what was found. If
+        HiGHS crashes or runs out of memory: the status ``error``, with what was found until then.
 
     Raises
     ------
     SolverError
-        HiGHS refuses the model.
+        HiGHS refuses the model, or its process cannot be started.
     """
     begin = time.perf_counter()
-    highs = configured(options, integral_objective=model.integral_objective)
-    pass_model(highs, model)
-    if start_values is not None:
-        set_start(highs, start_values)
-    build_s = time.perf_counter() - begin
-    return run(
-        highs,
-        options,
-        integral_objective=model.integral_objective,
+    job = Job(
+        model=_arguments(model),
+        options=highs_options(options, integral_objective=model.integral_objective),
+        start=None if start_values is None else np.asarray(start_values, dtype=np.float64),
         mip=bool(model.integrality.any()),
-        build_s=build_s,
+        began=time.time(),
     )
-
-
-def configured(options: SolveOptions, *, integral_objective: bool) -> Any:
-    """Return a ``highspy.Highs`` with the options set and a log to file only."""
-    import highspy
-
-    highs = highspy.Highs()
-    highs.setOptionValue("log_to_console", False)
-    if options.log_path is None:
-        highs.setOptionValue("output_flag", False)
-    for name, value in highs_options(options, integral_objective=integral_objective).items():
-        if highs.setOptionValue(name, value) == highspy.HighsStatus.kError:
-            raise SolverError(f"HiGHS: option {name} = {value!r} is refused")
-    return highs
+    found = _Found(options.progress, begin)
+    cancelled = threading.Event()
+    host = _here if model.entries <= _IN_PROCESS_ENTRIES else _in_process
+    run_interruptibly(lambda: host(job, found, cancelled), cancel=cancelled.set, stop=options.stop)
+    if found.refused is not None:
+        raise SolverError(f"HiGHS: {found.refused}")
+    return _outcome(model, job, found, time.perf_counter() - begin)
 
 
 def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[str, Any]:
@@ -106,6 +118,15 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
     return values
 
 
+def configured(options: SolveOptions, *, integral_objective: bool) -> Any:
+    """Return a ``highspy.Highs`` with the options set and a log to file only."""
+    named = highs_options(options, integral_objective=integral_objective)
+    try:
+        return highs_worker.configured(named)
+    except ValueError as error:
+        raise SolverError(f"HiGHS: {error}") from error
+
+
 def pass_model(highs: Any, model: LinearModel) -> None:
     """Hand a model over as arrays.
 
@@ -114,147 +135,198 @@ def pass_model(highs: Any, model: LinearModel) -> None:
     SolverError
         HiGHS refuses it.
     """
-    import highspy
+    try:
+        highs_worker.pass_model(highs, _arguments(model))
+    except ValueError as error:
+        raise SolverError(f"HiGHS: {error}") from error
 
-    status = highs.passModel(
-        model.columns,
-        model.rows,
-        model.entries,
-        int(highspy.MatrixFormat.kColwise),
-        int(highspy.ObjSense.kMinimize),
-        0.0,
-        model.cost,
-        model.lower,
-        model.upper,
-        model.row_lower,
-        model.row_upper,
-        model.start,
-        model.index,
-        model.value,
+
+def _arguments(model: LinearModel) -> tuple[Any, ...]:
+    return (
+        model.columns, model.rows, model.entries, model.cost, model.lower, model.upper,
+        model.row_lower, model.row_upper, model.start, model.index, model.value,
         model.integrality,
-    )
-    if status == highspy.HighsStatus.kError:
-        raise SolverError(
-            f"HiGHS: refuses the model of {model.columns} columns, {model.rows} rows and "
-            f"{model.entries} entries"
-        )
+    )  # fmt: skip
 
 
-def set_start(highs: Any, values: NDArray[np.float64]) -> None:
-    """Give HiGHS a solution to start from (it checks it, and repairs it if it must)."""
-    highs.setSolution(
-        len(values), np.arange(len(values), dtype=np.int32), np.asarray(values, dtype=np.float64)
-    )
+@dataclass(eq=False)
+class _Found:
+    """What HiGHS has told so far."""
 
+    progress: Callable[[Progress], None] | None
+    begin: float
+    objective: float | None = None
+    values: NDArray[np.float64] | None = None
+    bound: float | None = None
+    native: str | None = None
+    failed: bool = False
+    refused: str | None = None
 
-def run(
-    highs: Any,
-    options: SolveOptions,
-    *,
-    integral_objective: bool,
-    mip: bool = True,
-    build_s: float = 0.0,
-) -> RawOutcome:
-    """Run a configured ``Highs`` that holds a model, and read what it found.
-
-    It runs in a thread of its own, so that the main thread can receive Ctrl-C. HiGHS looks for
-    an interruption between steps: within a relaxation of many columns that may take seconds.
-
-    Parameters
-    ----------
-    highs : highspy.Highs
-    options : SolveOptions
-    integral_objective : bool
-        Whether a bound may be rounded up.
-    mip : bool
-        Whether some column is an integer.
-    build_s : float
-        Recorded in the outcome.
-    """
-    import highspy
-
-    cancelled = threading.Event()
-    seen: list[float] = []
-    begin = time.perf_counter()
-    highs.setCallback(_callback(highspy, options.progress, cancelled, begin, seen), None)
-    kinds = highspy.cb.HighsCallbackType
-    for kind in (
-        kinds.kCallbackMipInterrupt,
-        kinds.kCallbackSimplexInterrupt,
-        kinds.kCallbackIpmInterrupt,
-        kinds.kCallbackMipLogging,
-        kinds.kCallbackMipImprovingSolution,
-    ):
-        highs.startCallback(kind)
-
-    def work() -> None:
-        # The scheduler belongs to a thread and keeps its number of threads until it is reset.
-        highspy.Highs.resetGlobalScheduler(True)
-        highs.run()
-        highspy.Highs.resetGlobalScheduler(False)
-
-    run_interruptibly(work, cancel=cancelled.set, stop=options.stop)
-    solve_s = time.perf_counter() - begin
-    return _read(highs, highspy, mip, integral_objective, max(seen, default=None), build_s, solve_s)
-
-
-def _callback(
-    highspy: Any,
-    progress: Callable[[Progress], None] | None,
-    cancelled: threading.Event,
-    begin: float,
-    seen: list[float],
-) -> Callable[[Any, str, Any, Any, Any], None]:
-    kinds = highspy.cb.HighsCallbackType
-    # Without output HiGHS does not call back for its log, so its looks for an interruption
-    # report too.
-    of_mip = (
-        kinds.kCallbackMipInterrupt,
-        kinds.kCallbackMipLogging,
-        kinds.kCallbackMipImprovingSolution,
-    )
-    last: list[tuple[float | None, float | None]] = [(None, None)]
-
-    def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
-        if kind in of_mip:
-            now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
-            if now[1] is not None:
-                seen[:] = [max([now[1], *seen])]
-            if progress is not None and now != last[0]:
-                last[0] = now
-                progress(Progress(time.perf_counter() - begin, *now))
-        if data_in is not None and cancelled.is_set():
-            data_in.user_interrupt = True
-
-    return call
-
-
-def _read(
-    highs: Any,
-    highspy: Any,
-    mip: bool,
-    integral_objective: bool,
-    seen_bound: float | None,
-    build_s: float,
-    solve_s: float,
-) -> RawOutcome:
-    native = highs.getModelStatus().name
-    mapped = HIGHS_STATUS.get(native, Status.ERROR)
-    info = highs.getInfo()
-    objective = bound = values = None
-    if mapped in (Status.OPTIMAL, Status.FEASIBLE):
-        if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
-            objective = _finite(info.objective_function_value)
-            values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
-        if mip:
+    def hear(self, message: Message) -> None:
+        """Take in one message of `highs_worker.solve`."""
+        kind, *rest = message
+        if kind == "incumbent":
+            self._better(*rest)
+        elif kind == "bounds":
+            incumbent, bound = rest
+            if bound is not None:
+                self.bound = bound if self.bound is None else max(self.bound, bound)
+            if self.progress is not None:
+                elapsed = time.perf_counter() - self.begin
+                self.progress(Progress(elapsed, incumbent, self.bound))
+        elif kind == "done":
+            self.native, objective, bound, values = rest
+            if values is not None:
+                self._better(objective, values)
             # An interruption can leave the bound unset although progress had reported one.
-            bound = _finite(info.mip_dual_bound)
-            bound = seen_bound if bound is None else bound
-        elif mapped is Status.OPTIMAL:
-            bound = objective
-    status = settle_status(mapped, objective, bound, integral_objective=integral_objective)
-    return RawOutcome(status, objective, bound, values, native, build_s, solve_s)
+            self.bound = self.bound if bound is None else bound
+        elif kind == "refused":
+            self.refused = rest[0]
+        else:
+            self.fail(rest[0])
+
+    def fail(self, why: str) -> None:
+        """Record that HiGHS failed."""
+        self.native, self.failed = why, True
+
+    def _better(self, objective: float | None, values: NDArray[np.float64]) -> None:
+        if objective is not None and (self.objective is None or objective <= self.objective):
+            self.objective, self.values = objective, values
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) and abs(value) < 1e100 else None
+def _here(job: Job, found: _Found, cancelled: threading.Event) -> None:
+    """Solve a job in this process."""
+    highs_worker.solve(job, found.hear, cancelled.is_set)
+
+
+def _in_process(job: Job, found: _Found, cancelled: threading.Event) -> None:
+    """Solve a job in a process of its own, and end it at the limit or when cancelled."""
+    limit = job["options"]["time_limit"]
+    end = time.perf_counter() + limit + _GRACE_S
+    asked = False
+    with tempfile.TemporaryFile() as errors:
+        worker = _started(errors)
+        sent = threading.Event()
+        mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        threads = [
+            threading.Thread(target=_send, args=(worker, job, sent), daemon=True),
+            threading.Thread(target=_receive, args=(worker, mail), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while found.native is None and found.refused is None:
+                try:
+                    message = mail.get(timeout=_POLL_S)
+                except queue.Empty:
+                    pass
+                else:
+                    if message is None:
+                        found.fail(_death(worker, errors))
+                        return
+                    found.hear(message)
+                if cancelled.is_set() and not asked:
+                    asked = True
+                    end = min(end, time.perf_counter() + _GRACE_S)
+                    if sent.is_set():
+                        _ask_to_stop(worker)
+                if found.native is None and time.perf_counter() > end:
+                    found.native = "kInterrupt" if asked else "kTimeLimit"
+                    found.native += ", ended from outside"
+        finally:
+            worker.kill()
+            worker.wait()
+            for thread in threads:
+                thread.join()
+            for pipe in filter(None, (worker.stdin, worker.stdout)):
+                # What was not written yet cannot be.
+                with suppress(OSError):
+                    pipe.close()
+
+
+def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the process, out of reach of the terminal's Ctrl-C."""
+    apart: dict[str, Any] = {"start_new_session": True}
+    if sys.platform == "win32":
+        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    command = [sys.executable, "-P", str(Path(highs_worker.__file__))]
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, **apart)
+    except OSError as error:
+        raise SolverError(f"HiGHS: its process {command[0]} cannot be started: {error}") from error
+
+
+def _send(worker: subprocess.Popen[bytes], job: Job, sent: threading.Event) -> None:
+    assert worker.stdin is not None
+    try:
+        pickle.dump(sys.path, worker.stdin)
+        pickle.dump(job, worker.stdin, protocol=5)
+        worker.stdin.flush()
+    except Exception:
+        worker.kill()  # ended already, or it would wait for the rest; the receiver finds out
+        return
+    sent.set()
+
+
+def _receive(worker: subprocess.Popen[bytes], mail: queue.SimpleQueue[Message | None]) -> None:
+    assert worker.stdout is not None
+    try:
+        while True:
+            mail.put(pickle.load(worker.stdout))
+    except Exception:  # its end, or half a message
+        mail.put(None)
+
+
+def _ask_to_stop(worker: subprocess.Popen[bytes]) -> None:
+    assert worker.stdin is not None
+    with suppress(OSError):
+        worker.stdin.write(b"s")
+        worker.stdin.flush()
+
+
+def _death(worker: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    """Return why a process ended without an answer."""
+    try:
+        code = worker.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return "its process fell silent"
+    how = f"exit code {code}"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        how = f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    errors.seek(0)
+    said = " ".join(errors.read().decode(errors="replace").split())[-_STDERR_CHARS:]
+    return f"its process ended by {how}" + (f": {said}" if said else "")
+
+
+def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:
+    native = found.native or ""
+    mapped = Status.ERROR
+    if not found.failed:
+        mapped = HIGHS_STATUS.get(native.partition(",")[0], Status.ERROR)
+    objective, bound, values = found.objective, found.bound, found.values
+    if mapped is Status.INFEASIBLE:
+        objective = bound = values = None
+    elif objective is None and job["start"] is not None and _feasible(model, job["start"]):
+        # HiGHS had no time to take it up, but it is an incumbent.
+        values = job["start"]
+        objective = float(model.cost @ values)
+    status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
+    return RawOutcome(status, objective, bound, values, native, 0.0, seconds)
+
+
+def _feasible(model: LinearModel, values: NDArray[np.float64]) -> bool:
+    """Whether values keep every bound, row and integrality."""
+    whole = model.integrality == 1
+    if np.abs(values[whole] - np.rint(values[whole])).max(initial=0.0) > _FEASIBILITY:
+        return False
+    use = model.value * np.repeat(values, np.diff(model.start))
+    rows = np.bincount(model.index, weights=use, minlength=model.rows)
+    slack = _FEASIBILITY * np.maximum(1.0, np.abs(rows))
+    return bool(
+        (values >= model.lower - _FEASIBILITY).all()
+        and (values <= model.upper + _FEASIBILITY).all()
+        and (rows >= model.row_lower - slack).all()
+        and (rows <= model.row_upper + slack).all()
+    )
