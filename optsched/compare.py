@@ -21,9 +21,9 @@ from optsched.errors import (
     UsageError,
     ViolationError,
 )
-from optsched.evaluate import Evaluation, evaluate
+from optsched.evaluate import METRICS, Evaluation, evaluate
 from optsched.instance import Instance
-from optsched.policies import Rules, allows, is_clairvoyant, make_policy
+from optsched.policies import Rules, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
 from optsched.simulate import effective, simulate
@@ -31,6 +31,8 @@ from optsched.solvers.base import Progress
 from optsched.version import __version__
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from optsched.solve import Result
 
 SOLVER_STARTS = 200_000
@@ -173,6 +175,36 @@ class Comparison:
             "notes": list(self.notes),
             "policies": [row.to_dict() for row in self.rows],
         }  # fmt: skip
+
+    def __repr__(self) -> str:
+        unit = f"{self.instance.time_unit}s"
+        return (
+            f"<Comparison {self.instance.name!r}: {len(self.rows)} policies, {self.status}, best "
+            f"known {self.best_known} {unit} ({self.best_known_origin}), bound {self.bound} {unit}>"
+        )
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per policy: both ratios, every metric, wall time, and why there is none.
+
+        What is unknown, or is not there, is NaN or None.
+        """
+        import pandas as pd
+
+        rows = [
+            {
+                "policy": row.policy,
+                "clairvoyant": row.clairvoyant,
+                "ratio_to_best_known": row.ratio_to_best_known,
+                "ratio_to_bound": row.ratio_to_bound,
+                **{name: (row.metrics or {}).get(name) for name in METRICS},
+                "wall_s": row.wall_s,
+                "error": row.error,
+            }
+            for row in self.rows
+        ]
+        table = pd.DataFrame(rows)
+        numbers = ["ratio_to_best_known", "ratio_to_bound", *METRICS, "wall_s"]
+        return table.astype(dict.fromkeys(numbers, float))
 
     @property
     def status(self) -> str:
@@ -369,10 +401,11 @@ def _run(
     seed: int,
 ) -> PolicyRow:
     made, info = make_policy(spec)
+    note = lengths_note(made, info, instance) if info.assumed else None
     row = PolicyRow(
         spec,
         clairvoyant=is_clairvoyant(made, info, instance),
-        notes=_feature_notes(made, instance),
+        notes=_feature_notes(made, instance) + (() if note is None else (note,)),
     )
     reason = allows(spec, instance)
     if reason is not None:

@@ -82,6 +82,14 @@ class Evaluation:
     slo_ttft: float | None = None
     slo_tpot: float | None = None
 
+    def __repr__(self) -> str:
+        unit, metrics = f"{self.instance.time_unit}s", self.metrics
+        return (
+            f"<Evaluation {self.instance.name!r}: tel {metrics['tel']} {unit}, makespan "
+            f"{metrics['makespan']} {unit}, peak_kv {metrics['peak_kv']} of "
+            f"{self.instance.kv_capacity} tokens, {metrics['evictions']} evictions>"
+        )
+
     @cached_property
     def latency(self) -> NDArray[Any]:
         """Finish minus arrival of each request, shape (n,)."""

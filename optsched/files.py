@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import stat
+import sys
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +26,7 @@ VERSION = 1
 """Version of every format."""
 
 _MESSAGE_CHARS = 600
+_DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})", re.ASCII)
 
 
 def read_json(
@@ -109,7 +112,8 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a file so that it is either the old one or the new one, never half of it.
 
     The content goes to a temporary file in the same folder, which then takes the file's place.
-    A path that ends in ``.gz`` is compressed, with the same bytes for the same content.
+    A path that ends in ``.gz`` is compressed, with the same bytes for the same content. Devices,
+    pipes and open descriptors (``/dev/stdout``) are written to as they are.
 
     Raises
     ------
@@ -121,6 +125,12 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         content = gzip.compress(content, mtime=0)
     temporary: Path | None = None
     try:
+        number = descriptor(file)
+        if number is not None:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(number), "wb") as stream:
+                stream.write(content)
+            return
         target = Path(os.path.realpath(file))
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and stat.S_ISDIR(mode):
@@ -138,6 +148,8 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         if mode is not None:
             os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
+    except BrokenPipeError:
+        raise  # the reader has seen enough
     except FileNotFoundError:
         raise InputError(f"{file}: cannot be written: its folder does not exist") from None
     except (OSError, ValueError) as error:
@@ -147,6 +159,14 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         if temporary is not None:
             with suppress(OSError):  # it is gone where all went well, or was never made
                 temporary.unlink()
+
+
+def descriptor(path: str | Path) -> int | None:
+    """Return the descriptor that a path like ``/dev/stdout`` names, or None for any other."""
+    found = _DESCRIPTOR.fullmatch(str(path))
+    if found is None:
+        return None
+    return {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
 
 
 class Place:

@@ -225,6 +225,12 @@ class Instance:
                 "64-bit integers; use fewer or smaller requests, or earlier arrivals"
             )
 
+    def __repr__(self) -> str:
+        return (
+            f"<Instance {self.name!r}: {self.n} requests in {self.time_unit}s, "
+            f"kv_capacity {self.kv_capacity} ({self.kv_accounting})>"
+        )
+
     @property
     def n(self) -> int:
         """Number of requests."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +41,15 @@ from optsched.instance import (
 from optsched.schedule import COLUMNS, EvictMode, Schedule, check_columns
 
 __all__ = [
-    "FORMATS", "VERSION", "check_format", "example_instances", "json_schema", "json_text",
-    "read_instance", "read_json", "read_schedule", "schedule_from_dict", "write_bytes",
-    "write_instance", "write_json", "write_schedule",
+    "FORMATS", "INLINE_ENTRIES", "VERSION", "check_format", "columns_file", "example_instances",
+    "json_schema", "json_text", "read_instance", "read_json", "read_schedule",
+    "schedule_from_dict", "write_bytes", "write_instance", "write_json", "write_schedule",
 ]  # fmt: skip
 
 _COLUMNS = ("starts", *COLUMNS, "start", "worker")
+
+INLINE_ENTRIES = 2_000_000
+"""Entries of a schedule up to which its columns belong inside the JSON file."""
 
 
 def read_instance(path: str | Path) -> Instance:
@@ -201,17 +205,26 @@ def write_schedule(
     InputError
         The file cannot be written, or ``"parquet"`` without pyarrow.
     """
-    data = schedule.to_dict()
     if columns == "parquet":
-        file = Path(path)
-        beside = file.with_name(f"{stem(file)}.columns.parquet")
-        content = _parquet_bytes({k: data.pop(k) for k in _COLUMNS if k in data})
+        beside = columns_file(path)
+        present = {k: getattr(schedule, k) for k in _COLUMNS if getattr(schedule, k) is not None}
+        content = _parquet_bytes(present)
+        nothing: dict[str, Any] = dict.fromkeys(present)
+        data = replace(schedule, **nothing).to_dict()
         write_bytes(content, beside)
         data["columns"] = beside.name
         data["columns_sha256"] = hashlib.sha256(content).hexdigest()
-    elif columns != "json":
+    elif columns == "json":
+        data = schedule.to_dict()
+    else:
         raise InputError(f"columns: {columns!r} is not one of 'json', 'parquet'")
     write_json(data, path)
+
+
+def columns_file(path: str | Path) -> Path:
+    """Return the Parquet file that holds the columns of a schedule file, beside it."""
+    file = Path(path)
+    return file.with_name(f"{stem(file)}.columns.parquet")
 
 
 def example_instances() -> dict[str, Path]:
@@ -247,7 +260,7 @@ def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None
     return column
 
 
-def _parquet_bytes(columns: dict[str, list[Any]]) -> bytes:
+def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -256,10 +269,12 @@ def _parquet_bytes(columns: dict[str, list[Any]]) -> bytes:
             "columns: 'parquet' needs pyarrow, which is not installed; "
             "install pyarrow, or write the columns as 'json'"
         ) from None
-    types = {"start": pa.list_(pa.float64())}
     table = pa.table(
         {
-            name: pa.array([column], type=types.get(name, pa.list_(pa.int64())))
+            name: pa.ListArray.from_arrays(
+                pa.array([0, len(column)], type=pa.int32()),
+                pa.array(column, type=pa.float64() if name == "start" else pa.int64()),
+            )
             for name, column in columns.items()
         }
     )

@@ -56,6 +56,17 @@ class Schedule:
     instance_sha256: str | None = None
     cost_model_sha256: str | None = None
 
+    def __repr__(self) -> str:
+        if self.starts is not None:
+            return f"<Schedule of starts: {len(self.starts)} requests>"
+        batches = 0 if self.batch_offsets is None else len(self.batch_offsets) - 1
+        entries = 0 if self.request is None else len(self.request)
+        evictions = 0 if self.evicted is None else len(self.evicted)
+        return (
+            f"<Schedule of batches: {batches} batches, {entries} entries, {evictions} evictions, "
+            f"{self.evict_mode}>"
+        )
+
     @property
     def batches(self) -> int:
         """Number of batches of a schedule of batches."""

@@ -324,7 +324,7 @@ def _ask(policy: Policy, view: View, name: str, batch: int) -> Batch:
         answer = policy.batch(view)
     except PolicyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PolicyError(f"policy {name!r}: batch {batch}: raised {error!r}") from error
     if not isinstance(answer, Batch):
         raise PolicyError(f"policy {name!r}: batch {batch}: answered {answer!r}; a Batch is right")

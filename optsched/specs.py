@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +121,18 @@ def _convert(text: str, parameter: Parameter, where: str) -> Any:
     return text
 
 
-def load_attribute(name: str, kind: str) -> Any:
+def load_attribute(name: str, kind: str, data: type | None = None) -> Any:
     """Return what a user's ``file.py:attribute`` names.
+
+    A file is executed once per process, and again only after it has changed.
+
+    Parameters
+    ----------
+    name : str
+    kind : str
+        What errors call it.
+    data : type, optional
+        A type whose instances are right too, beside classes and functions.
 
     Raises
     ------
@@ -131,15 +144,30 @@ def load_attribute(name: str, kind: str) -> Any:
     where = f"{kind} {name!r}"
     if not path.is_file():
         raise InputError(f"{where}: {file}: no such file; file.py:name is right")
-    spec = importlib.util.spec_from_file_location(f"optsched_user_{path.stem}", path)
+    try:
+        state = path.stat()
+        module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{where}: {file} fails to load: {error!r}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found) and not (data is not None and isinstance(found, data)):
+        more = "" if data is None else f", and no {data.__name__} of that name"
+        raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
+    """Execute a user's file; the time of its last change and its size tell its versions apart."""
+    name = f"optsched_user_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"{where}: {file} fails to load: {error!r}") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise InputError(f"{where}: {file} defines no class or function {attribute!r}")
-    return found
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

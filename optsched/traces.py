@@ -200,8 +200,10 @@ def read_trace_report(
         )
     if not len(rows.line):
         raise InputError(
-            f"{file}: no requests: {rows.read} rows after the first {offset}, "
-            f"{rows.dropped} of them without tokens; a smaller offset or another file is right"
+            f"{file}: no requests: {rows.read} rows"
+            + (f" after the first {offset}" if offset else "")
+            + (f", {rows.dropped} of them without tokens" if rows.dropped else "")
+            + "; rows with at least 1 prompt and 1 output token are right"
         )
     since = rows.time_ns - rows.time_ns.min()
     arrival: NDArray[Any]
@@ -291,7 +293,7 @@ def _read_azure(path: Path, offset: int, limit: int | None) -> Rows:
                 f"{','.join(_AZURE)} is right"
             )
         where = [columns.index(field) for field in _AZURE]
-        for lines, texts in _chunks(stream, offset, limit):
+        for lines, texts in _chunks(path, stream, offset, limit):
             stamp, prompt, output = _azure_columns(path, lines, texts, where, len(columns))
             good = (prompt > 0) & (output > 0)
             if not good.all():
@@ -326,14 +328,26 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 
 
 def _chunks(
-    stream: TextIO, offset: int, limit: int | None
+    path: Path, stream: TextIO, offset: int, limit: int | None
 ) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
-    """Yield the line numbers and texts of the window's rows, blank lines left out."""
+    """Yield the line numbers and texts of the window's rows, blank lines left out.
+
+    Raises
+    ------
+    InputError
+        An offset that leaves no row of a file that has some.
+    """
     at, skip, left = 1, offset, limit
+    found = False
     while left is None or left > 0:
         size = _CHUNK_ROWS if left is None or skip else min(left, _CHUNK_ROWS)
         texts = list(islice(stream, size))
         if not texts:
+            if offset and offset > skip and not found:
+                raise InputError(
+                    f"{path}: offset {offset} leaves no request: the file has {offset - skip} "
+                    f"rows; an offset of at most {offset - skip - 1} is right"
+                )
             return
         lines = np.arange(at + 1, at + 1 + len(texts))
         at += len(texts)
@@ -348,6 +362,7 @@ def _chunks(
             lines, texts = lines[:left], texts[:left]
             left -= len(texts)
         if texts:
+            found = True
             yield lines, texts
 
 

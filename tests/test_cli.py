@@ -151,7 +151,20 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
     Path("foreign.json").write_text(json.dumps({**foreign, "kind": "starts", "starts": [0] * 5}))
-    assert sha in one_line_error(run("verify", instance, "foreign.json"), 2)
+    assert sha in one_line_error(run("verify", instance, "foreign.json"), 5)
+    assert sha in one_line_error(run("evaluate", instance, "foreign.json"), 2)
+
+
+def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> None:
+    run("solve", instance, "--schedule-out", "s.json")
+    assert run("verify", instance, "s.json").stderr == ""
+    data = json.loads(Path("s.json").read_text())
+    del data["instance_sha256"]
+    Path("s.json").write_text(json.dumps(data))
+    result = run("verify", instance, "s.json")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: s.json names no instance")
+    assert result.stderr.count("\n") == 1
 
 
 def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path) -> None:
@@ -180,7 +193,15 @@ def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> No
     assert json.loads(yes.stdout)["below"]["answer"] == "yes"
     no = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs", "--json", "-")
     assert no.exit_code == 3
-    assert json.loads(no.stdout)["below"]["answer"] == "no"
+    data = json.loads(no.stdout)
+    assert data["below"]["answer"] == "no"
+    assert data["below"]["best_known"] == data["bound"] == optimum
+    assert (data["status"], data["objective"], data["metrics"]) == ("infeasible", None, None)
+    assert no.stderr.endswith("none exists\n")
+    assert no.stderr.startswith("a schedule below")
+    words = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs")
+    assert (words.exit_code, words.stderr) == (3, "")
+    assert words.stdout.count("none exists") == 1
     assert "together" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
 
 
@@ -272,6 +293,254 @@ def test_import_a_trace(run) -> None:
     one_line_error(run(*words, "--strict"), 2)
     one_line_error(run("import", "nothing", "trace.csv"), 2)
     one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
+
+
+def test_an_offset_beyond_a_trace_names_the_file_and_its_rows(run) -> None:
+    Path("trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.0,3,4\n2023-11-16 18:17:03.5,2,2\n"
+    )
+    line = one_line_error(run("import", "azure", "trace.csv", "--offset", "2"), 2)
+    assert "trace.csv: offset 2 leaves no request: the file has 2 rows" in line
+    assert "at most 1 is right" in line
+
+
+POLICY = """
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from optsched import Batch, Rules
+
+print("loaded")
+os.write(1, b"written\\n")
+
+
+@dataclass
+class OneByOne:
+    step: int = 1
+
+    def __post_init__(self):
+        print("made")
+
+    def batch(self, view):
+        print("asked")
+        i = [*view.running, *view.waiting][0]
+        return Batch({i: view.rest(i)})
+
+
+class Blind(OneByOne):
+    clairvoyant = False
+
+
+class Seer(OneByOne):
+    clairvoyant = True
+
+
+class Quits(OneByOne):
+    def batch(self, view):
+        sys.exit(0)
+
+
+class QuitsAtOnce(OneByOne):
+    def __post_init__(self):
+        sys.exit(0)
+
+
+class Interrupts(OneByOne):
+    def batch(self, view):
+        raise KeyboardInterrupt
+
+
+BY_PROMPT = Rules(order="prompt")
+BY_OUTPUT = Rules(order="output")
+
+
+def by_prompt(*, max_running: int | None = None):
+    return Rules(order="prompt", max_running=max_running)
+
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(POLICY)
+    return "mine.py"
+
+
+@pytest.mark.parametrize("command_name", ["simulate", "compare"])
+def test_json_is_alone_whatever_a_policy_prints(
+    tmp_path: Path, instance: Path, mine: str, command_name: str
+) -> None:
+    words = (command_name, "five.json", "--policy", f"{mine}:OneByOne", "--json", "-")
+    result = subprocess.run(
+        command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["command"] == command_name
+    said = result.stderr.splitlines()
+    assert said.count("loaded") == said.count("written") == 1  # the file is executed once
+    assert {"made", "asked"} < set(said)
+
+
+def test_json_is_alone_in_process_too(run, instance: Path, mine: str) -> None:
+    result = run("simulate", instance, "--policy", f"{mine}:OneByOne", "--json=-")
+    assert json.loads(result.stdout)["policy"] == "mine.py:OneByOne"
+    assert "asked" in result.stderr
+    assert "Usage" in run("simulate", "--json", "-", "--help").stdout
+
+
+def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -> None:
+    for limit in (1, 100):
+        Path("m.py").write_text(
+            f"from optsched import Rules\nRULES = Rules(order='prompt', max_running={limit})\n"
+        )
+        result = run("simulate", instance, "--policy", "m.py:RULES", "--json", "-")
+        tel = json.loads(result.stdout)["objective"]
+
+        if limit == 1:
+            alone = tel
+    assert tel < alone
+
+
+def test_rules_of_a_users_file_run_as_data_or_from_a_function(
+    run, instance: Path, mine: str
+) -> None:
+    def tel(name: str) -> int:
+        result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)["objective"]
+
+    assert tel("BY_PROMPT") == tel("by_prompt") <= tel("by_prompt:max_running=1")
+    wrong = run("simulate", instance, "--policy", f"{mine}:BY_PROMPT:order=prompt")
+    assert wrong.exit_code == 2
+    assert "'order' is unknown" in wrong.stderr
+    for name, words in (("nothing", "makes None"), ("gone", "and no Rules of that name")):
+        result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
+        assert result.exit_code == 2
+        assert words in result.stderr
+
+
+def test_only_what_says_so_is_called_clairvoyant(run, instance: Path, mine: str) -> None:
+    def said(name: str) -> str:
+        return run("simulate", instance, "--policy", f"{mine}:{name}").stdout
+
+    assert "mine.py:OneByOne may use the true output lengths" in said("OneByOne")
+    assert "true output lengths" not in said("Blind")
+    assert "mine.py:Seer is clairvoyant: it uses" in said("Seer")
+    assert "true output lengths" not in said("BY_PROMPT")
+    assert "mine.py:BY_OUTPUT is clairvoyant: it uses" in said("BY_OUTPUT")
+    words = [w for name in ("OneByOne", "Blind", "Seer") for w in ("--policy", f"{mine}:{name}")]
+    result = run("compare", instance, *words, "--no-bound", "--json", "-")
+    rows = json.loads(result.stdout)["policies"]
+    assert [row["clairvoyant"] for row in rows] == [True, False, True]
+    assert [bool(row["notes"]) for row in rows] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("Quits", 2, "error: policy 'mine.py:Quits': batch 0: raised SystemExit(0)"),
+        ("QuitsAtOnce", 2, "error: policy 'mine.py:QuitsAtOnce': cannot be made: SystemExit(0)"),
+        ("Interrupts", 130, "error: interrupted"),
+    ],
+)
+def test_a_policy_that_ends_the_process_is_an_error(
+    run, instance: Path, mine: str, name: str, status: int, words: str
+) -> None:
+    result = run("simulate", instance, "--policy", f"{mine}:{name}")
+    assert result.exit_code == status
+    assert result.stderr == words + "\n"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, RecursionError, MemoryError])
+def test_whatever_is_raised_exits_1_in_one_line(
+    run, instance: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise kind(0)
+
+    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    result = run("simulate", instance, "--policy", "mc-sf")
+    assert result.exit_code == 1
+    assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
+
+
+def test_columns_of_a_large_schedule_are_parquet_beside_it(
+    run, instance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    monkeypatch.setattr("optsched.io.INLINE_ENTRIES", 4)  # five requests are more
+    for words in (
+        ("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json"),
+        ("solve", instance, "--schedule-out", "s.json"),
+        ("compare", instance, "--policy", "mc-sf", "--no-bound", "--schedules-out", "."),
+    ):
+        file = "mc-sf.json" if words[0] == "compare" else "s.json"
+        result = run(*words)
+        assert result.exit_code == 0, result.stderr
+        assert f"entries are in {file.removesuffix('.json')}.columns.parquet" in result.stderr
+        assert json.loads(Path(file).read_text())["columns"].endswith(".columns.parquet")
+        assert run("verify", instance, file).exit_code == 0
+        assert run("evaluate", instance, file).exit_code == 0
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "inline.json")
+    assert "inside the JSON; with the package pyarrow" in result.stderr
+    assert "columns" not in json.loads(Path("inline.json").read_text())
+
+
+def test_tables_keep_to_the_width_there_is(
+    run, instance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in ("models", "policies", "methods"):
+        assert max(map(len, run(name).stdout.splitlines())) <= 160
+    words = ("compare", instance, "--policy", "mc-sf", "--policy", "fcfs", "--no-bound")
+    whole = run(*words).stdout
+    for header in ("p99 TTFT", "mean TTFT", "makespan", "evictions", "wall"):
+        assert header in whole
+    assert "too narrow" not in whole
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run(*words).stdout
+    table, _, rest = narrow.partition("(the terminal is too narrow for: ")
+    assert max(map(len, table.splitlines())) <= 80
+    for header in ("mean TTFT", "makespan", "evictions"):
+        assert header in table
+    assert "p99" not in table
+    assert rest.startswith("mean latency, p99 latency, p99 TTFT, mean TPOT, wall)\n")
+    assert "clairvoyant" in narrow
+    monkeypatch.setenv("COLUMNS", "70")
+    assert "clairvoyant: mc-sf, fcfs\n" in run(*words).stdout  # its column has gone
+
+
+@pytest.mark.parametrize("kind", ["lp", "mps", "json"])
+def test_export_into_a_pipe(tmp_path: Path, instance: Path, kind: str) -> None:
+    words = ("export", "five.json", "--format", kind)
+    result = subprocess.run(
+        command(*words, "-o", "/dev/stdout"), cwd=tmp_path, capture_output=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert CliRunner().invoke(app, ["export", str(instance), *words[2:], "-o", f"{tmp_path}/m"])
+    assert result.stdout == (tmp_path / "m").read_bytes()
+
+
+def test_an_export_that_fails_leaves_the_old_file(
+    run, instance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(instance: Any, path: Path) -> None:
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    Path("m.lp").write_text("old")
+    monkeypatch.setattr("optsched.formulations.hindsight_pulp.write_lp", broken)
+    one_line_error(run("export", instance, "--format", "lp", "-o", "m.lp"), 2)
+    assert Path("m.lp").read_text() == "old"
+    assert sorted(p.name for p in Path().iterdir()) == ["five.json", "m.lp"]
 
 
 BAD_FILES = {
@@ -434,6 +703,8 @@ def test_ctrl_c_keeps_the_incumbent_and_the_bound(tmp_path: Path) -> None:
     words = (
         "solve",
         "hard.json",
+        "--method",
+        "highs",
         "--warm-start",
         "mc-sf",
         "--time-limit",

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from brute_force import brute_force_tel
 
@@ -15,6 +16,8 @@ from optsched.compare import SOLVER_STARTS, best_of_policies, compare
 from optsched.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance, Limits
+from optsched.simulate import simulate
+from optsched.solve import solve
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -247,3 +250,37 @@ def test_only_the_best_schedule_is_kept_on_request() -> None:
     found = compare(instance, ["mc-sf", "fcfs"], keep_schedules=False)
     assert [row.schedule for row in found.rows] == [None, None]
     assert found.best_schedule is not None
+
+
+def test_a_comparison_is_a_table_with_every_policy_and_metric() -> None:
+    # alpha = 0 lets both in, they overflow and are cleared together for ever: a row of NaN.
+    loop = Instance([0, 0], [1, 1], [6, 6], kv_capacity=10)
+    comparison = compare(loop, ["mc-sf", "alpha-protection:alpha=0"], bound=False)
+    table = comparison.table()
+    assert isinstance(table, pd.DataFrame)
+    assert table["policy"].tolist() == ["mc-sf", "alpha-protection:alpha=0"]
+    assert table["clairvoyant"].tolist() == [True, False]
+    assert table["tel"][0] == comparison.rows[0].tel
+    assert table["ratio_to_best_known"][0] == 1
+    assert table[["tel", "p99_ttft", "slo_goodput", "wall_s"]].iloc[1].isna().all()
+    assert table[["tel", "slo_goodput", "ratio_to_bound", "wall_s"]].dtypes.eq("float64").all()
+    assert pd.isna(table["error"][0])
+    assert "loop" in table["error"][1]
+
+
+def test_what_is_printed_in_a_notebook_is_one_line() -> None:
+    instance = tiny(name="five")
+    comparison = compare(instance, ["mc-sf"])
+    result = solve(instance)
+    schedule = simulate(instance, "fcfs")
+    found = {
+        instance: "<Instance 'five': 5 requests in rounds, kv_capacity 10 (generated)>",
+        comparison: "<Comparison 'five': 1 policies, optimal, best known",
+        result: f"<Result 'five' in rounds: optimal, tel {result.objective}, bound",
+        evaluate(instance, schedule): "<Evaluation 'five': tel ",
+        schedule: "<Schedule of batches: ",
+        result.schedule: "<Schedule of starts: 5 requests>",
+    }
+    for thing, words in found.items():
+        assert repr(thing).startswith(words)
+        assert len(repr(thing)) < 160

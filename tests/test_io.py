@@ -28,6 +28,7 @@ from optsched.io import (
     read_json,
     read_schedule,
     schedule_from_dict,
+    write_bytes,
     write_instance,
     write_json,
     write_schedule,
@@ -339,6 +340,29 @@ def test_columns_in_parquet_come_back_and_are_tied_to_their_file(tmp_path):
     refused(file, "is not a Parquet file", read=read_schedule)
     beside.unlink()
     refused(file, "'plan.columns.parquet' cannot be read beside this file", read=read_schedule)
+
+
+def test_columns_in_parquet_may_be_empty_or_start_between_seconds(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    seconds = Instance([0.0], [1], [2], kv_capacity=9, time_unit="second", kv_accounting="cached")
+    for schedule, instance in (
+        (from_batches([0, 1, 2], [0, 0], [1, 1], instance=seconds, start=[0.5, 3]), seconds),
+        (from_starts([0, 2], TWO), TWO),
+    ):
+        write_schedule(schedule, tmp_path / "x.json", columns="parquet")
+        assert read_schedule(tmp_path / "x.json", instance).to_dict() == schedule.to_dict()
+
+
+def test_bytes_go_to_an_open_descriptor_as_they_are(tmp_path):
+    # Replacing the file behind /dev/fd/N would lose what it already holds.
+    file = tmp_path / "x.txt"
+    with open(file, "ab") as stream:
+        stream.write(b"before ")
+        stream.flush()
+        write_bytes(b"after", f"/dev/fd/{stream.fileno()}")
+    assert file.read_bytes() == b"before after"
+    with pytest.raises(InputError, match="cannot be written: bad file descriptor"):
+        write_bytes(b"", "/dev/fd/987")
 
 
 def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):

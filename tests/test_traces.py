@@ -160,7 +160,7 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
         ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: 'NaT' is not a date"),
         ("GeneratedTokens", "Generated", "line 1: GeneratedTokens: missing in the header"),
         (OLD, "", "line 1: TIMESTAMP: missing in the header ''"),
-        (OLD, HEADER, "no requests: 0 rows after the first 0"),
+        (OLD, HEADER, "no requests: 0 rows; rows with"),
     ],
 )
 def test_a_malformed_row_is_named_with_line_field_and_value(tmp_path, old, new, words):
@@ -190,7 +190,8 @@ def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
         ({"round_seconds": 1.0}, "kv_capacity: missing; an instance in rounds needs one"),
         ({"round_seconds": -1.0, "kv_capacity": 99}, "round_seconds: -1.0; a finite number"),
         ({"kv_capacity": 1.5}, "kv_capacity: 1.5; an integer >= 1 is right"),
-        ({"offset": 4}, "no requests: 0 rows after the first 4"),
+        ({"offset": 4}, "offset 4 leaves no request: the file has 4 rows; an offset of at most 3"),
+        ({"offset": 9}, "offset 9 leaves no request: the file has 4 rows; an offset of at most 3"),
     ],
 )
 def test_options_without_meaning_are_refused(tmp_path, options, words):

@@ -7,6 +7,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,6 +25,7 @@ from optsched.cli import (
     predicting,
     solving,
 )
+from optsched.cli.output import only_json
 from optsched.errors import OptschedError
 
 
@@ -44,7 +47,10 @@ class Commands(TyperGroup):
         words = [word for word in words if word != "--debug"]
         try:
             # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
-            with self.make_context("optsched", words, **extra) as context:
+            with (
+                only_json() if _json_alone(words) else nullcontext(),
+                self.make_context("optsched", words, **extra) as context,
+            ):
                 self.invoke(context)
             sys.stdout.flush()
         except typer.Exit as stop:
@@ -60,7 +66,7 @@ class Commands(TyperGroup):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
-        except Exception as error:
+        except BaseException as error:  # a user's policy may even raise SystemExit
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
                 _fail(error.format_message(), int(getattr(error, "exit_code", 2)), debug)
             text = f"{type(error).__name__}: {error}"
@@ -68,6 +74,13 @@ class Commands(TyperGroup):
                 _fail(f"internal error: {text}", 1, debug, prefix="")
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
         sys.exit(0)
+
+
+def _json_alone(words: Sequence[str]) -> bool:
+    """Whether standard output is for the JSON of ``--json -`` alone."""
+    if "--help" in words or "-h" in words:
+        return False
+    return "--json=-" in words or ("--json", "-") in pairwise(words)
 
 
 def _one_line(message: Warning | str, *place: Any, **more: Any) -> str:

@@ -26,6 +26,7 @@ from optsched.cli.output import (
     emit_json,
     number,
     percent,
+    save_schedule,
     show_table,
     stop_at_ctrl_c,
     unit,
@@ -58,7 +59,7 @@ def compare(
     check_number(time_limit, "--time-limit", 0.0)
     check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
     check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
-    from optsched.io import read_instance, write_schedule
+    from optsched.io import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out)
@@ -94,7 +95,7 @@ def compare(
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:
                 name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
-                write_schedule(row.schedule, folder / f"{name}.json")
+                save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
     emit_json(data, json_out)
     if json_out != "-":
@@ -139,7 +140,13 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             ]
         )
     if rows:
-        show_table(headers, rows, text_columns=(0, 1))
+        # The mean latency is the TEL over the number of requests; "" says what is clairvoyant.
+        first = ("p99 TTFT", "p99 latency", "wall", "mean TPOT", "mean latency", "")
+        drop = [header for name in first for header in headers if header.split("\n")[0] == name]
+        missing = show_table(headers, rows, text_columns=(0, 1), drop=drop)
+        if "" in missing:
+            names = [row.policy for row in ranked if row.clairvoyant]
+            print(f"clairvoyant: {', '.join(names) or 'none'}")
         print()
     if comparison.bound is None:
         print("bound: " + ("none known" if bound_wanted else "not asked for"))

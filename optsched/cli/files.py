@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -120,7 +122,7 @@ def export(
     """Write an instance's mathematical model, or itself."""
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: {format_name!r}; lp, mps or json is right")
-    from optsched.io import read_instance, write_instance
+    from optsched.io import read_instance, write_bytes, write_instance
 
     instance = read_instance(instance_file)
     check_outputs(out)
@@ -141,7 +143,10 @@ def export(
             f"--formulation: {model.name} needs an instance in seconds, this one is in rounds"
         )
     task = Task(instance, cost_for(instance, cost_model), (model.default_objective,))
-    model.export(task, format_name, out)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"model.{format_name}"
+        model.export(task, format_name, file)
+        write_bytes(file.read_bytes(), out)
 
 
 def _write(instance: Instance, out: str | None) -> None:

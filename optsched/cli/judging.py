@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +23,15 @@ from optsched.cli.options import (
     check_requests_out,
     cost_model_for,
 )
-from optsched.cli.output import emit_json, number, show_metrics, unit, write_requests
-from optsched.errors import InputError
+from optsched.cli.output import (
+    emit_json,
+    number,
+    save_schedule,
+    show_metrics,
+    unit,
+    write_requests,
+)
+from optsched.errors import InputError, ViolationError
 
 if TYPE_CHECKING:
     from optsched.cost import CostModel
@@ -47,8 +55,8 @@ def simulate(
     _check_options(slo_ttft, slo_tpot, requests_out)
     from optsched.cli.results import result_dict
     from optsched.evaluate import evaluate as judge
-    from optsched.io import read_instance, write_schedule
-    from optsched.policies import is_clairvoyant, make_policy
+    from optsched.io import read_instance
+    from optsched.policies import lengths_note, make_policy
     from optsched.simulate import simulate as run
 
     instance = read_instance(instance_file)
@@ -60,7 +68,7 @@ def simulate(
     wall_s = time.perf_counter() - begin
     evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
     if schedule_out is not None:
-        write_schedule(schedule, schedule_out)
+        save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
     metrics = evaluation.metrics
     data = result_dict(
@@ -80,8 +88,9 @@ def simulate(
         show_metrics(metrics, instance)
         if instance.predicted is None:
             print("\npredictor: oracle (the instance carries no predictions)")
-            if is_clairvoyant(made, info, instance):
-                print(f"{policy} is clairvoyant: it uses the true output lengths")
+            note = lengths_note(made, info, instance)
+            if note is not None:
+                print(f"{policy} {note}")
 
 
 def evaluate(
@@ -143,9 +152,21 @@ def verify(
 
 def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> str:
     from optsched.evaluate import evaluate as judge
-    from optsched.io import read_schedule
+    from optsched.io import read_json, read_schedule
 
+    digest = read_json(file, expect="schedule").get("instance_sha256")
+    if digest is not None and digest != instance.sha256:
+        raise ViolationError(
+            f"{file}: instance_sha256: {digest}, but the instance {instance.name!r} has "
+            f"{instance.sha256}; the instance that the schedule was made for is right",
+            rule="instance_sha256",
+        )
     evaluation = judge(instance, read_schedule(file, instance), cost)
+    if digest is None:
+        print(
+            f"note: {file} names no instance (instance_sha256); checked against this one",
+            file=sys.stderr,
+        )
     times = unit(instance)
     return (
         f"{file}: valid schedule of {instance.n} requests, "
@@ -156,7 +177,6 @@ def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> s
 
 def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -> str:
     from optsched.bounds.certificate import verify_certificate
-    from optsched.errors import ViolationError
     from optsched.io import read_json
 
     certificate = read_json(file, expect="certificate")

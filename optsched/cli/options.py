@@ -77,14 +77,17 @@ def check_outputs(*paths: str | None) -> None:
         A missing folder, a folder in place of a file, no permission, or one path for two
         outputs.
     """
+    from optsched.files import descriptor
+
     seen: set[Path] = set()
     for text in paths:
-        if text is None or text == "-":
+        if text is None or text == "-" or descriptor(text) is not None:
             continue
         path = Path(text)
         if not text or path.is_dir():
             raise InputError(f"{text!r}: is a folder; a file is right")
-        _check_folder(path, path.parent)
+        if path.is_file() or not path.exists():  # nothing is put beside a device or a pipe
+            _check_folder(path, path.parent)
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"{path}: cannot be written (permission denied)")
         if path.resolve() in seen:

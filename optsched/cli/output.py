@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from optsched.evaluate import Evaluation
     from optsched.instance import Instance
+    from optsched.schedule import Schedule
 
-_PIPE_WIDTH = 500
+_PIPE_WIDTH = 160
+_answers: list[TextIO] = []
+"""Where JSON goes while standard output is kept for it: see `only_json`."""
 
 
 def unit(instance: Instance) -> str:
@@ -32,9 +36,75 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> None:
     from optsched.io import json_text, write_json
 
     if target == "-":
-        print(json_text(dict(data)), end="")
+        print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
     else:
         write_json(dict(data), target)
+
+
+@contextmanager
+def only_json() -> Iterator[None]:
+    """Keep standard output for `emit_json`; what anything else prints goes to standard error.
+
+    Where there are file descriptors this holds for them too, so that neither a user's policy nor
+    a library or process that it starts can print into the JSON.
+    """
+    out = sys.stdout
+    out.flush()
+    try:
+        kept = os.dup(1) if out.fileno() == 1 else None
+    except (OSError, ValueError):  # a captured stream has no descriptor
+        kept = None
+    answer = out if kept is None else os.fdopen(kept, "w", encoding=out.encoding, errors=out.errors)
+    if kept is not None:
+        with suppress(OSError):  # standard error may be closed
+            os.dup2(2, 1)
+    _answers.append(answer)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _answers.pop()
+        if kept is not None:
+            with suppress(OSError):  # a closed pipe was reported when it was written to
+                answer.flush()
+            os.dup2(kept, 1)
+            with suppress(OSError):
+                answer.close()
+
+
+def save_schedule(schedule: Schedule, target: str) -> None:
+    """Write a schedule file; of a large one the columns as Parquet beside it, where possible.
+
+    What is done with a large one is said on standard error.
+    """
+    from importlib.util import find_spec
+
+    from optsched import io
+    from optsched.files import descriptor
+
+    column = schedule.starts if schedule.request is None else schedule.request
+    entries = 0 if column is None else len(column)
+    if entries <= io.INLINE_ENTRIES:
+        io.write_schedule(schedule, target)
+        return
+    special = os.path.exists(target) and not os.path.isfile(target)
+    if special or descriptor(target) is not None:
+        io.write_schedule(schedule, target)
+        print(f"note: {target}: {entries} entries inside the JSON", file=sys.stderr)
+    elif find_spec("pyarrow") is None:
+        io.write_schedule(schedule, target)
+        print(
+            f"note: {target}: {entries} entries inside the JSON; with the package pyarrow they "
+            "would be Parquet beside it",
+            file=sys.stderr,
+        )
+    else:
+        io.write_schedule(schedule, target, columns="parquet")
+        print(
+            f"note: {target}: {entries} entries are in {io.columns_file(target)}; keep the two "
+            "together",
+            file=sys.stderr,
+        )
 
 
 def write_requests(evaluation: Evaluation, target: str | None) -> None:
@@ -52,11 +122,16 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
 
 
 def show_table(
-    headers: Sequence[str], rows: Sequence[Sequence[Any]], *, text_columns: Sequence[int] = (0,)
-) -> None:
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    text_columns: Sequence[int] = (0,),
+    drop: Sequence[str] = (),
+) -> list[str]:
     """Print a table: text to the left, numbers to the right with digits that fit their size.
 
-    On a narrow terminal the last columns are left out until the rest fits.
+    On a narrow terminal, or where ``COLUMNS`` says so, columns are left out until the rest fits.
+    Elsewhere long text wraps at some 160 characters, and no column is left out.
 
     Parameters
     ----------
@@ -65,23 +140,40 @@ def show_table(
         Strings as they are, numbers to be formatted, None as a dash.
     text_columns : sequence of int
         Columns of text.
+    drop : sequence of str
+        Headers to leave out first, in this order; then the last ones.
+
+    Returns
+    -------
+    list of str
+        Headers left out, which a line below the table names.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     columns = [
         list(map(_words, column)) if k in text_columns else _numbers(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
-    shown = len(headers)
-    while shown > 1 and _width(headers[:shown], columns, text_columns) > console.width:
-        shown -= 1
+    least = [
+        _least_width(header, column, wraps=k > 0 and k in text_columns)
+        for k, (header, column) in enumerate(zip(headers, columns, strict=False))
+    ]
+    shown = list(range(len(headers)))
+    wanted = _table_width()
+    if wanted is not None and columns:
+        goes = [headers.index(header) for header in drop]
+        goes += [k for k in reversed(shown) if k not in goes]
+        while len(shown) > 1 and sum(least[k] + 2 for k in shown) - 1 > wanted:
+            shown.remove(goes.pop(0))
+    width = max(_PIPE_WIDTH, sum(least) + 2 * len(least)) if wanted is None else wanted
+    console = Console(highlight=False, width=width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    height = max(header.count("\n") for header in headers[:shown])
-    for k, header in enumerate(headers[:shown]):
+    height = max(headers[k].count("\n") for k in shown)
+    for k in shown:
+        header = headers[k]
         title = Text("\n" * (height - header.count("\n")) + header)
         if k == 0:
             widest = max((len(cell) for cell in columns[0]), default=1)
@@ -90,25 +182,30 @@ def show_table(
             table.add_column(title)
         else:
             table.add_column(title, justify="right", no_wrap=True)
-    for row in zip(*columns[:shown], strict=True):
+    for row in zip(*(columns[k] for k in shown if columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
-    if shown < len(headers):
-        missing = ", ".join(header.split("\n")[0] for header in headers[shown:])
-        print(f"(the terminal is too narrow for: {missing})")
+    missing = [header for k, header in enumerate(headers) if k not in shown]
+    if missing:
+        names = ", ".join(header.split("\n")[0] for header in missing if header)
+        print(f"(the terminal is too narrow for: {names})")
+    return missing
 
 
-def _width(
-    headers: Sequence[str], columns: Sequence[Sequence[str]], text_columns: Sequence[int]
-) -> int:
-    """Return the least width of a table: long text may wrap, numbers may not."""
-    total = 0
-    for k, (header, column) in enumerate(zip(headers, columns, strict=False)):
-        widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
-        total += 2 + (min(widest, 20) if k in text_columns else widest)
-    return total - 1
+def _table_width() -> int | None:
+    """Return the width that tables must keep to, or None where there is no terminal to say it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns) > 0:
+        return int(columns)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _least_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
+    """Return the least width of a column: long text may wrap, numbers may not."""
+    widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
+    return min(widest, 20) if wraps else widest
 
 
 def _words(value: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -26,6 +27,7 @@ from optsched.cli.output import (
     emit_json,
     number,
     percent,
+    save_schedule,
     show_metrics,
     stop_at_ctrl_c,
     unit,
@@ -87,7 +89,7 @@ def solve(
     check_number(below, "--below", 0.0, strict=True)
     if (below is None) != (than is None):
         raise UsageError("--below PHI and --than POLICY are given together or not at all")
-    from optsched.io import read_instance, write_schedule
+    from optsched.io import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out, schedule_out, log)
@@ -126,20 +128,20 @@ def solve(
     data = result.to_dict()
     if question is not None:
         question["answer"] = _answer(result, question["value"])
-        data["below"] = question
+    failed = data["status"] in ("infeasible", "error")  # which is an answer to nothing
+    if question is not None and question["answer"] != "yes" and not failed:
+        _end_unanswered(instance, data, question, json_out)
     if result.schedule is not None and schedule_out is not None:
-        write_schedule(result.schedule, schedule_out)
+        save_schedule(result.schedule, schedule_out)
         data["schedule"] = schedule_out
+    if question is not None:
+        data["below"] = question
     emit_json(data, json_out)
     if json_out != "-":
         _show_result(instance, data)
         if question is not None:
             print(_question_text(question))
     status = str(data["status"])
-    if question is not None and question["answer"] != "yes":
-        if question["answer"] == "no":
-            raise InfeasibleError(_question_text(question))
-        raise NoIncumbentError(_question_text(question))
     if status == "infeasible":
         raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
     if status == "no_incumbent" and stop.is_set():
@@ -310,6 +312,30 @@ def _answer(result: Any, value: float) -> str:
     if result.bound is not None and result.bound >= value:
         return "no"
     return "unknown"
+
+
+def _end_unanswered(
+    instance: Instance, data: dict[str, Any], question: dict[str, Any], json_out: str | None
+) -> NoReturn:
+    """Report that no schedule below the value exists, or that none was found; exit 3 or 4.
+
+    The JSON is about the question, so it has no schedule and no objective: the best one found,
+    which is not below the value, is in its block ``below``.
+    """
+    no = question["answer"] == "no"
+    unknown = ("objective", "objectives", "gap", "metrics")
+    changed = {
+        **{key: None for key in unknown if key in data},
+        "status": "infeasible" if no else "no_incumbent",
+        "below": {**question, "best_known": data["objective"]},
+    }
+    emit_json({**data, **changed}, json_out)
+    if json_out == "-":
+        print(_question_text(question), file=sys.stderr)
+    else:
+        _show_result(instance, data)
+        print(_question_text(question))
+    raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
 
 
 def _question_text(question: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from optsched.specs import (
 
 __all__ = [
     "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "View", "allows", "is_clairvoyant",
-    "make_policy", "parse_spec", "policies", "policy",
+    "lengths_note", "make_policy", "parse_spec", "policies", "policy",
 ]  # fmt: skip
 
 
@@ -50,6 +50,8 @@ class PolicyInfo:
         Where it is from.
     predictor : str or None
         What its specification says of a predictor (`optsched.predict.predict`).
+    assumed : bool
+        Whether ``clairvoyant`` is a guess: a user's object that does not say.
     """
 
     name: str
@@ -58,6 +60,7 @@ class PolicyInfo:
     clairvoyant: bool = False
     paper: str = ""
     predictor: str | None = None
+    assumed: bool = False
 
     @property
     def parameters(self) -> dict[str, Parameter]:
@@ -93,7 +96,11 @@ def policies() -> dict[str, PolicyInfo]:
 
 
 def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
-    """Return the policy of a specification: ``name:key=value,...`` or ``file.py:Class:...``.
+    """Return the policy of a specification: ``name:key=value,...`` or ``file.py:NAME:...``.
+
+    ``NAME`` is a class with ``batch(view)``, a function that returns such an object or `Rules`,
+    or `Rules` themselves. An attribute ``clairvoyant`` of the object says whether it uses output
+    lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
     ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``.
@@ -101,7 +108,8 @@ def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
     Raises
     ------
     InputError
-        An unknown policy, predictor or parameter, or a value of the wrong type.
+        An unknown policy, predictor or parameter, a value of the wrong type, or a user's file
+        that makes no policy.
     """
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else policies().get(name)
@@ -114,6 +122,12 @@ def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
         made = info.make(**values)
     except InputError as error:
         raise InputError(f"policy {spec!r}: {error}") from None
+    except (Exception, SystemExit) as error:
+        if not is_file(name):
+            raise
+        raise InputError(f"policy {spec!r}: cannot be made: {error!r}") from error
+    if is_file(name):
+        info = _declared(spec, made, info)
     if predictor is not None:
         told = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and told)
@@ -136,6 +150,18 @@ def is_clairvoyant(made: Rules | Policy, info: PolicyInfo, instance: Instance) -
     return info.clairvoyant
 
 
+def lengths_note(made: Rules | Policy, info: PolicyInfo, instance: Instance) -> str | None:
+    """Return in words what `is_clairvoyant` says, and how sure it is; None if it says no."""
+    if not is_clairvoyant(made, info, instance):
+        return None
+    if info.assumed and not isinstance(made, Rules):
+        return (
+            "may use the true output lengths (an attribute `clairvoyant = False` says that it "
+            "does not)"
+        )
+    return "is clairvoyant: it uses the true output lengths"
+
+
 def _predictor(spec: str, texts: dict[str, str]) -> str | None:
     """Return the specification of the predictor that a policy's names, or None."""
     inner = [
@@ -156,11 +182,26 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 
 def _from_file(name: str) -> PolicyInfo:
-    """Load a user's policy: a class with ``batch(view)``, or a function that returns Rules."""
-    make = load_attribute(name, "policy")
-    clairvoyant = bool(getattr(make, "clairvoyant", True))
-    summary = (inspect.getdoc(make) or "a user's policy").partition("\n")[0]
-    return PolicyInfo(name, summary, make, clairvoyant, "")
+    """Load a user's policy: a class with ``batch(view)``, a function, or Rules."""
+    found = load_attribute(name, "policy", Rules)
+    if isinstance(found, Rules):
+        return PolicyInfo(name, "a user's rules", lambda: found)
+    summary = (inspect.getdoc(found) or "a user's policy").partition("\n")[0]
+    return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
+
+
+def _declared(spec: str, made: Rules | Policy, info: PolicyInfo) -> PolicyInfo:
+    """Check what a user's file made; return the information with what it says of itself."""
+    if isinstance(made, Rules):
+        return info
+    if not callable(getattr(made, "batch", None)):
+        raise InputError(
+            f"policy {spec!r}: makes {made!r:.80}; Rules, or an object with batch(view), is right"
+        )
+    says = getattr(made, "clairvoyant", None)
+    if says is None:
+        return info
+    return replace(info, clairvoyant=bool(says), assumed=False)
 
 
 def allows(spec: str, instance: Instance) -> str | None:

@@ -230,7 +230,13 @@ class Batch:
 
 
 class Policy(Protocol):
-    """Anything that answers batch by batch; an attribute ``evict_mode`` may say what it loses."""
+    """Anything that answers batch by batch.
+
+    Two attributes are optional. ``evict_mode`` says what an eviction loses (default
+    ``"recompute"``). ``clairvoyant = False`` says that the policy never reads the view's
+    ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
+    it, and without predictions, results say that it may use them.
+    """
 
     def batch(self, view: View) -> Batch:
         """Return what the next batch processes."""
