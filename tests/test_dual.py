@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import lower_bound
+from optsched.bounds import lower_bound, shadow_prices
 from optsched.bounds.dual import Prices, dual_fraction, dual_value, prices_in_rounds
-from optsched.bounds.shadow import best_prices, shadow_prices
+from optsched.bounds.shadow import best_prices
 from optsched.bounds.timeline import busy_prices, model_of
 from optsched.errors import UsageError
 from optsched.generate import generate

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.cost import CostModel
 from optsched.errors import UsageError
 from optsched.instance import Instance
@@ -138,3 +141,22 @@ def lower_bound(
             if progress is not None:
                 progress(name, value)
     return best, origin
+
+
+def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[np.float64]:
+    """Return the price of one KV token over time: see `optsched.bounds.shadow`.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds.
+    time_limit_s : float
+
+    Returns
+    -------
+    ndarray of float64, shape (pieces, 2)
+        First round of each piece, and the price from it on.
+    """
+    from optsched.bounds import shadow
+
+    return shadow.shadow_prices(instance, time_limit_s=time_limit_s)
