@@ -19,7 +19,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.bounds.ramp import Jobs, Level, Relaxation, class_sequence, periods, unsupported
+from optsched.bounds.ramp import (
+    MAX_ARCS,
+    Jobs,
+    Level,
+    Relaxation,
+    class_sequence,
+    periods,
+    unsupported,
+)
 from optsched.bounds.ramp_graph import Interrupted, TooLargeError
 from optsched.instance import Instance
 
@@ -28,6 +36,10 @@ _MAX_ROUNDS = 10**7
 """Longest time axis that annealing keeps an array of."""
 _COUNTERS = 3
 """Kinds that get counters at a time."""
+_GROWTH = 8.0
+"""By how much finer floors multiply the arcs of a graph, until measured."""
+_MOST_STEPS = 6
+"""Steps from one level of floors to the next, at most."""
 _READ = 100
 """Entries of a beam that are made schedules."""
 
@@ -404,8 +416,9 @@ class Annealing:
         return self.offer_order(np.argsort(starts, kind="stable"))
 
     def anneal(
-        self, steps: int, *, deadline: float = math.inf, hot: float = 0.0, stop: Any = None
-    ) -> None:
+        self, steps: int, *, deadline: float = math.inf, hot: float = 0.0, stop: Any = None,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         """Anneal once from the best schedule, until ``deadline`` (of `time.perf_counter`).
 
         Parameters
@@ -413,7 +426,9 @@ class Annealing:
         steps : int
             Orders to try.
         hot : float
-            First temperature in rounds; 0: about half the mean latency over n.
+            First temperature in rounds; 0: about half the mean latency over the root of n.
+        fresh : bool
+            Begin from a random order instead, roughly the smallest volume first.
         """
         jobs = self.jobs
         if jobs.n == 1:
@@ -423,13 +438,19 @@ class Annealing:
         forward = self._runs % 2 == 1
         self._runs += 1
         scratch = np.empty(jobs.n, dtype=np.int64)
-        if forward:
+        if fresh:
+            noise = self.rng.uniform(0.5, 2.0, jobs.n)
+            ready = jobs.arrival + noise * jobs.volume / jobs.capacity * math.sqrt(jobs.n)
+            order = np.argsort(ready if forward else -ready, kind="stable")
+        elif forward:
             order = np.argsort(self.starts, kind="stable")
+        else:
+            order = np.argsort(-(self.starts + jobs.output), kind="stable")
+        if forward:
             value = serial(
                 order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used, scratch
             )
         else:
-            order = np.argsort(-(self.starts + jobs.output), kind="stable")
             value = backward_serial(
                 order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used,
                 scratch, 2**62
@@ -566,7 +587,8 @@ def prove(
     if over() or jobs.n == 1:
         return proof
     begin = time.perf_counter()
-    orders = int(4 * _CHUNK * (jobs.n / 12) ** 4)
+    # A schedule 1 % too long costs far more in the graphs that it fails to prune.
+    orders = int((24 if jobs.arrival.any() else 6) * _CHUNK * (jobs.n / 12) ** 4)
     _anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     update()
     proof.note = unsupported(jobs)
@@ -593,7 +615,7 @@ def _refine(
     update: Callable[[Relaxation], None],
     deadline: float,
 ) -> None:
-    n = relaxation.jobs.n
+    clock = time.perf_counter
 
     def settle() -> None:
         """Spend what a new graph is worth: multipliers, schedules, deletion."""
@@ -605,32 +627,101 @@ def _refine(
             before = annealing.value
             beam(relaxation, annealing, width)
             update(relaxation)
-            if over() or n <= 16 or annealing.value < before:
+            if over() or annealing.value < before:
                 break
         relaxation.prune()
         update(relaxation)
 
+    growth, rate = _GROWTH, math.inf
+    present: NDArray[np.int64] | None = None
     for floors in class_sequence(relaxation):
-        if over():
-            return
-        relaxation.use_floors(floors)
+        for step in _steps(relaxation, present, floors, growth, rate * (deadline - clock())):
+            if over() or relaxation.graph is None:
+                return
+            before, begin = relaxation.graph.arcs, clock()
+            if present is None:
+                _begin(relaxation, step)
+            else:
+                relaxation.use_floors(step)
+            if relaxation.graph is None:
+                return
+            after = relaxation.graph.arcs
+            settle()
+            rate = after / max(clock() - begin, 1e-3)
+            if present is not None and (step == floors).all():
+                growth = min(_GROWTH, max(2.0, after / before))
+        present = floors
+    while not over() and relaxation.graph is not None and _count(relaxation, _COUNTERS):
         settle()
-    while not over() and relaxation.graph is not None:
-        left = [k for k in np.argsort(-relaxation.violation) if int(k) not in relaxation.counted]
-        if not left:
-            return
-        relaxation.count([int(k) for k in left[:_COUNTERS]])
-        settle()
+
+
+def _count(relaxation: Relaxation, kinds: int) -> bool:
+    """Count the kinds that paths place most wrongly; return whether any were left to count."""
+    order = np.argsort(-relaxation.violation, kind="stable").tolist()
+    left = [k for k in order if k not in relaxation.counted]
+    if left:
+        relaxation.count(left[:kinds])
+    return bool(left)
+
+
+def _begin(relaxation: Relaxation, floors: NDArray[np.int64]) -> None:
+    """Build the first graph, with coarser floors if these make it too large.
+
+    Raises
+    ------
+    Interrupted, TooLargeError
+    """
+    capacity = relaxation.jobs.capacity
+    choices = [floors]
+    for wide in (capacity // 3, capacity // 2, capacity):
+        choices.append(np.maximum(floors, np.minimum(relaxation.peak, wide)))
+    for choice in choices[:-1]:
+        try:
+            return relaxation.use_floors(choice)
+        except TooLargeError:
+            continue
+    relaxation.use_floors(choices[-1])
+
+
+def _steps(
+    relaxation: Relaxation,
+    present: NDArray[np.int64] | None,
+    floors: NDArray[np.int64],
+    growth: float,
+    arcs: float,
+) -> list[NDArray[np.int64]]:
+    """Return the floors to pass through: several steps where one would grow the graph too much.
+
+    ``arcs`` is how many the time left allows. Each step gives the finer floor to some more
+    kinds, the largest peaks first.
+    """
+    if present is None:
+        return [floors]
+    have = relaxation.graph.arcs
+    room = max(min(0.5 * MAX_ARCS, arcs) / have, 1.5)
+    count = min(_MOST_STEPS, math.ceil(math.log(growth) / math.log(room))) if room < growth else 1
+    changed = np.flatnonzero(present != floors)
+    changed = changed[np.argsort(-relaxation.peak[changed], kind="stable")]
+    steps, mixed = [], present
+    for part in np.array_split(changed, count):
+        mixed = mixed.copy()
+        mixed[part] = floors[part]
+        steps.append(mixed)
+    return steps
 
 
 def _anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
-    """Try so many orders, annealing again and again, each time more slowly."""
-    steps = _CHUNK
+    """Try so many orders: many runs, from the best schedule and from random orders in turn.
+
+    Several runs of moderate length find more than a long one.
+    """
+    steps, turn, most = _CHUNK, 0, max(_CHUNK, 60 * annealing.jobs.n**2)
     while orders > 0 and time.perf_counter() < deadline and not stop[0]:
         for _ in range(2):
-            annealing.anneal(steps, deadline=deadline, stop=stop)
+            annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
         orders -= 2 * steps
-        steps = min(4 * steps, 500_000)
+        steps = min(3 * steps, most)
+        turn += 1
 
 
 def _in_line(jobs: Jobs) -> NDArray[np.int64]:
