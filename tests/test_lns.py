@@ -10,12 +10,13 @@ import pytest
 from brute_force import brute_force_tel
 from test_dual import random_instance
 
+from optsched.bound import bound_within
 from optsched.errors import UsageError
 from optsched.evaluate import evaluate
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
 from optsched.schedule import from_starts
-from optsched.search.anytime import bound_within, explore
+from optsched.search.anytime import explore
 from optsched.search.lns import Search
 from optsched.search.placement import orders, place, room_of
 from optsched.solve import solve

@@ -192,7 +192,7 @@ def bound(
     policy: str | None = None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         if searches:
-            from optsched.search.anytime import bound_within
+            from optsched.bound import bound_within
 
             found = bound_within(
                 instance,

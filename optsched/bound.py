@@ -1,0 +1,128 @@
+"""Spending a time limit on bound and schedule of an instance in rounds, method by method."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from optsched.errors import OptschedError
+from optsched.evaluate import evaluate
+from optsched.formulations import Task, get
+from optsched.formulations.base import Answer
+from optsched.instance import Instance
+from optsched.schedule import Schedule
+from optsched.search.anytime import explore
+from optsched.solvers.base import Progress, SolveOptions, round_up_bound
+
+_FEW = 100
+"""Requests up to which the ramp relaxation is tried."""
+_FEW_SHARE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """The best bound, schedule and certificate of several methods.
+
+    Parameters
+    ----------
+    bound : int
+    origin : str
+        The method that proved the bound.
+    schedule : Schedule or None
+    objective : int or None
+    certificate : dict
+        Of ``certified``, which is at most ``bound``.
+    certified : int
+    first_bound_s : float
+        Seconds until the first bound.
+    """
+
+    bound: int
+    origin: str
+    schedule: Schedule | None
+    objective: int | None
+    certificate: dict[str, Any]
+    certified: int
+    first_bound_s: float
+
+
+def bound_within(
+    instance: Instance,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    search: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Bounded:
+    """Spend a time limit on bound and schedule of an instance in rounds.
+
+    Few requests: `explore` briefly, then the method ``ramp`` of formulation hindsight, whose
+    relaxation is far stronger there but grows with the number of its states. Many: `explore`.
+
+    ``search`` False: only the dual.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    """
+    begin = time.perf_counter()
+    ramp = get("hindsight").methods.get("ramp") if instance.in_rounds else None
+    few = ramp is not None and search and instance.n <= _FEW
+    share = _FEW_SHARE if few else 1.0
+    found = explore(
+        instance,
+        time_limit_s=share * time_limit_s,
+        seed=seed,
+        search=search,
+        certify=True,
+        progress=progress,
+        stop=stop,
+    )
+    best = Bounded(
+        found.bound, found.origin, found.schedule, found.objective, found.certificate(),
+        found.proved, found.first_bound_s,
+    )  # fmt: skip
+    over = stop is not None and stop.is_set()
+    if ramp is None or not few or over or found.objective == found.proved:
+        return best
+
+    def report(state: Progress) -> None:
+        if progress is not None:
+            bounds = [b for b in (best.bound, state.bound) if b is not None]
+            values = [v for v in (best.objective, state.incumbent) if v is not None]
+            elapsed = time.perf_counter() - begin
+            progress(Progress(elapsed, min(values, default=None), max(bounds, default=None)))
+
+    options = SolveOptions(
+        time_limit_s=max(0.0, time_limit_s - (time.perf_counter() - begin)),
+        seed=seed,
+        warm_start=best.schedule,
+        progress=report,
+        stop=stop,
+    )
+    try:
+        answer = ramp.run(Task(instance, objective=("tel",)), options)
+    except OptschedError:
+        return best  # limits or sizes that the relaxation does not take
+    return _better_of(instance, best, answer)
+
+
+def _better_of(instance: Instance, best: Bounded, answer: Answer) -> Bounded:
+    schedule, objective = best.schedule, best.objective
+    if answer.schedule is not None:
+        value = evaluate(instance, answer.schedule).metrics["tel"]
+        assert value is not None
+        if objective is None or value < objective:
+            schedule, objective = answer.schedule, int(value)
+    bound, origin = best.bound, best.origin
+    if answer.bound is not None and round_up_bound(answer.bound) > bound:
+        bound, origin = round_up_bound(answer.bound), "ramp"
+    certificate, certified = best.certificate, best.certified
+    if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
+        certificate, certified = answer.certificate, int(answer.certificate["value"])
+    return Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
