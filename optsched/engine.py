@@ -109,6 +109,7 @@ def run(
     overflow: int,
     beta: float,
     promote: bool,
+    make_room: bool,
     hybrid: bool,
     chunked: bool,
     own_batch: int,
@@ -176,6 +177,7 @@ def run(
     tokens = np.empty(4096, dtype=np.int64)
     evicted = np.empty(256, dtype=np.int64)
     outcome, about = DONE, -1
+    freed = 0  # by completions of the last batch, kept for those that wait
 
     while done < n:
         while next_arrival < n and arrival[by_arrival[next_arrival]] <= now:
@@ -212,22 +214,25 @@ def run(
                     gone[i] = True
                     leaving[n_leaving] = i
                     n_leaving += 1
-        elif overflow == EVICT_SHORTEST and next_kv > capacity:
+        elif overflow == EVICT_SHORTEST and next_kv > capacity - (freed if waiting > 0 else 0):
+            room = capacity - (freed if waiting > 0 else 0)  # what running requests may hold
             for k in range(n_running):
                 if not gone[running[k]]:
                     ties[k] = generator.random()
-            while next_kv > capacity:
+            while next_kv > room:
                 least = -1
                 for k in range(n_running):
                     i = running[k]
-                    if gone[i]:
-                        continue
+                    if gone[i] or (next_kv <= capacity and produced[i] < estimate[i]):
+                        continue  # for the room of others only what is past its estimate goes
                     if (
                         least < 0
                         or estimate[i] < estimate[running[least]]
                         or (estimate[i] == estimate[running[least]] and ties[k] < ties[least])
                     ):
                         least = k
+                if least < 0:
+                    break
                 i = running[least]
                 gone[i] = True
                 leaving[n_leaving] = i
@@ -518,6 +523,7 @@ def run(
         )  # fmt: skip
         end = now
         finished = 0
+        freed = 0
         for k in range(first, entries):
             i = request[k]
             if not decoding[i]:
@@ -530,6 +536,8 @@ def run(
             if produced[i] < output[i]:
                 continue
             finished += 1
+            if make_room:
+                freed += prompt[i] + produced[i] - 1 + offset
             gone[i] = True
             held -= prompt[i] + produced[i] - 1 + offset
             reserved -= peak[i]

@@ -128,6 +128,7 @@ def _simulate_rules(
         engine.OVERFLOWS[rules.overflow],
         rules.beta,
         rules.promote,
+        rules.make_room,
         hybrid,
         chunked,
         rules.max_batch_tokens or UNLIMITED,

@@ -32,15 +32,19 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     rows: list[Row] = []
     for policy in ("a-min", "a-l", "a-max"):
         rows += _two_points(policy, capacities)
-    for family in ("geometric", "weighted-geometric"):
-        for q in parameters["q"]:
+    for policy in ("a-min", "a-min:make_room=true"):
+        for family in ("geometric", "weighted-geometric"):
+            for q in parameters["q"]:
+                for capacity in capacities:
+                    rows.append(
+                        {"policy": policy, "family": family, "q": q, "kv_capacity": capacity}
+                    )
+    for policy in ("a-min", "a-min:make_room=true"):
+        for long in parameters["longest"]:
             for capacity in capacities:
-                rows.append({"policy": "a-min", "family": family, "q": q, "kv_capacity": capacity})
-    for long in parameters["longest"]:
-        for capacity in capacities:
-            rows.append(
-                {"policy": "a-min", "family": "worst", "long": long, "kv_capacity": capacity}
-            )
+                rows.append(
+                    {"policy": policy, "family": "worst", "long": long, "kv_capacity": capacity}
+                )
     for row in rows:
         n = parameters["requests_per_token"] * row["kv_capacity"]
         yield {**row, "requests": n, "seeds": parameters["seeds"], "seed": seed}
@@ -134,7 +138,7 @@ EXPERIMENT = Experiment(
     parameters={
         "kv_capacity": [500, 2000, 8000],
         "q": [0.3, 0.6, 0.8, 0.9, 0.95],
-        "longest": [4, 16, 64],
+        "longest": [4, 16, 64, 256],
         "requests_per_token": 4,
         "seeds": 3,
     },

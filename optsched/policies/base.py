@@ -64,6 +64,9 @@ class Rules:
     promote : bool
         Whether a running request that has reached its estimate is evicted, to wait behind all
         others with the upper prediction as its estimate (001, Algorithm 6).
+    make_room : bool
+        With ``"evict_shortest"``: whether the KV that completions free is kept for waiting
+        requests, so that running ones past their estimate grow only as others of them leave.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -89,6 +92,7 @@ class Rules:
     overflow: Overflow = "evict_latest"
     beta: float = 1.0
     promote: bool = False
+    make_room: bool = False
     hybrid: bool = True
     chunked: bool = False
     max_batch_tokens: int | None = None
@@ -128,6 +132,8 @@ class Rules:
                 "ties: 'random' needs order 'output' or 'random', requeue 'order', and an overflow "
                 "other than 'evict_latest'"
             )
+        if self.make_room and self.overflow != "evict_shortest":
+            raise InputError("make_room: needs overflow='evict_shortest'")
         if self.order == "random" and self.ties != "random":
             raise InputError("order: 'random' needs ties='random'")
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):

@@ -35,6 +35,7 @@ class Readable:
         self.raised: dict[int, int] = {}  # estimates that have changed
         self.promoted: set[int] = set()
         self.turn = 0
+        self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
@@ -65,15 +66,18 @@ class Readable:
             running = [i for i in running if i not in evicted]
             allocated = {i: allocated[i] for i in running}
         promoted = list(evicted)
-        if rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > (
-            view.kv_capacity
+        room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
+        if (
+            rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > room
         ):  # 001, Algorithm 2
             line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
-            for _, _, i in sorted(line):
-                if self._used(view, allocated) + len(allocated) <= view.kv_capacity:
+            for estimate, _, i in sorted(line):
+                needed = self._used(view, allocated) + len(allocated)
+                if needed <= room:
                     break
-                del allocated[i]
-                evicted.append(i)
+                if needed > view.kv_capacity or generated[i] >= estimate:
+                    del allocated[i]
+                    evicted.append(i)
             running = [i for i in running if i not in evicted]
         for i in evicted:
             if i in promoted:
@@ -182,7 +186,16 @@ class Readable:
                 tokens[i] = int(c)
                 prefill.add(i)
                 alone = total + c > min(own_batch, own_prefill)
+        if tokens:
+            self.after = {
+                i: int(view.prompt_tokens[i]) + generated[i] + view.kv_offset for i in tokens
+            }
         return Batch(tokens=tokens, evict=evicted)
+
+    def _freed(self, view: View) -> int:
+        """Return the KV of the requests that the last batch completed."""
+        here = {*view.running, *view.waiting}
+        return sum(kv for i, kv in self.after.items() if i not in here)
 
     def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.rank is None or self.place is None:
