@@ -421,9 +421,10 @@ def _by_highs(
     built_s = time.perf_counter() - begin
     try:
         raw = solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
+        batches = None if raw.values is None else program.plan()
     except OutOfTime as why:
-        raw = RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
-    batches = None if raw.values is None else program.plan()
+        status = Status.NO_INCUMBENT if start is None else Status.FEASIBLE
+        raw, batches = RawOutcome(status, None, None, None, str(why)), start
     level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
     return _answer(
         prob, program, raw.status, batches, level,

@@ -38,12 +38,13 @@ from optsched.solvers.base import (
 from optsched.solvers.highs_worker import Job, Message
 
 _INTEGRAL_ABS_GAP = 0.999
-_IN_PROCESS_ENTRIES = 5_000
+_ENTRIES_HERE = 5_000
 """Nonzeros up to which HiGHS looks for limits often enough: starting a process takes 0.2 s; with
 20,000 nonzeros its looks are 1.4 s apart, with 90,000 four and more."""
 _GRACE_S = 1.0
 """Seconds that a process has to end by itself after the time limit or an interruption."""
 _POLL_S = 0.05
+_BEAT_S = 0.5
 _FEASIBILITY = 1e-6
 _STDERR_CHARS = 300
 
@@ -93,7 +94,7 @@ def solve_linear_model(
     )
     found = _Found(options.progress, begin)
     cancelled = threading.Event()
-    host = _here if model.entries <= _IN_PROCESS_ENTRIES else _in_process
+    host = _here if model.entries <= _ENTRIES_HERE else _apart
     run_interruptibly(lambda: host(job, found, cancelled), cancel=cancelled.set, stop=options.stop)
     if found.refused is not None:
         raise SolverError(f"HiGHS: {found.refused}")
@@ -161,6 +162,8 @@ class _Found:
     native: str | None = None
     failed: bool = False
     refused: str | None = None
+    incumbent: float | None = None
+    told: float = 0.0
 
     def hear(self, message: Message) -> None:
         """Take in one message of `highs_worker.solve`."""
@@ -171,19 +174,30 @@ class _Found:
             incumbent, bound = rest
             if bound is not None:
                 self.bound = bound if self.bound is None else max(self.bound, bound)
-            if self.progress is not None:
-                elapsed = time.perf_counter() - self.begin
-                self.progress(Progress(elapsed, incumbent, self.bound))
+            self.incumbent = incumbent
+            self._report()
         elif kind == "done":
             self.native, objective, bound, values = rest
             if values is not None:
                 self._better(objective, values)
             # An interruption can leave the bound unset although progress had reported one.
             self.bound = self.bound if bound is None else bound
+            self.incumbent = self.objective
+            self._report()
         elif kind == "refused":
             self.refused = rest[0]
         else:
             self.fail(rest[0])
+
+    def beat(self) -> None:
+        """Report that time passes, where HiGHS has been silent."""
+        if time.perf_counter() - self.told > _BEAT_S:
+            self._report()
+
+    def _report(self) -> None:
+        self.told = time.perf_counter()
+        if self.progress is not None:
+            self.progress(Progress(self.told - self.begin, self.incumbent, self.bound))
 
     def fail(self, why: str) -> None:
         """Record that HiGHS failed."""
@@ -199,7 +213,7 @@ def _here(job: Job, found: _Found, cancelled: threading.Event) -> None:
     highs_worker.solve(job, found.hear, cancelled.is_set)
 
 
-def _in_process(job: Job, found: _Found, cancelled: threading.Event) -> None:
+def _apart(job: Job, found: _Found, cancelled: threading.Event) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
     limit = job["options"]["time_limit"]
     end = time.perf_counter() + limit + _GRACE_S
@@ -219,7 +233,7 @@ def _in_process(job: Job, found: _Found, cancelled: threading.Event) -> None:
                 try:
                     message = mail.get(timeout=_POLL_S)
                 except queue.Empty:
-                    pass
+                    found.beat()
                 else:
                     if message is None:
                         found.fail(_death(worker, errors))
