@@ -259,16 +259,30 @@ class Problem:
         pairs = zip(self.prompt, self.output, strict=True)
         return sum(self.own_work(s, k) for s, o in pairs for k in range(o))
 
+    def least_span(self, s: int, k: int) -> int:
+        """Least time of the batches that lead from token k to token k + 1 of a request.
+
+        A decode's batch, or those of a refill, all of which come after token k.
+        """
+        c, size = self.costs, s + k
+        batches = -(-size // min(self.prefill_tokens, self.capacity))
+        if self.chunked:
+            unit = c.token + c.prefill_token + c.prefill_square
+            work = unit * size + c.prefill_request * batches
+        else:
+            work = c.prefill(size)
+        refill = work + batches * (c.base + c.prefill_base)
+        if k == 0:
+            return refill
+        decode = c.decode(size - 1) + c.base + c.decode_base
+        refillable = self.chunked or batches == 1
+        return min(decode, refill) if refillable and not self.eviction_free else decode
+
     @cached_property
     def least_latency(self) -> list[int]:
         """Least time from start to finish of each request alone."""
-        c = self.costs
-        return [
-            o * c.least_batch
-            + max(0, c.prefill_base - c.decode_base)
-            + sum(self.own_work(s, k) for k in range(o))
-            for s, o in zip(self.prompt, self.output, strict=True)
-        ]
+        pairs = zip(self.prompt, self.output, strict=True)
+        return [sum(self.least_span(s, k) for k in range(o)) for s, o in pairs]
 
     def max_batches(self, best: Times | None) -> int:
         """Return J: some optimal schedule has no more batches (proof at the module's head)."""

@@ -168,9 +168,14 @@ def _least_share(net: Network, v: int, name: str) -> int:
     """Return the least that a request in this node adds to a sum of times."""
     c, node = net.prob.costs, net.nodes[v]
     s, o = net.sizes[node.cls]
-    more = 0 if node.ready else max(0, c.prefill_base - c.decode_base)
-    later = [net.prob.own_work(s, k) + c.least_batch for k in range(node.produced + 1, o)]
-    first = net.least_work(v) - sum(later) + c.least_batch * len(later) + c.least_batch + more
+    later = [net.prob.least_span(s, k) for k in range(node.produced + 1, o)]
+    if node.produced == 0 and not node.cached:
+        first = net.prob.least_span(s, 0)
+    elif node.ready:
+        first = net.prob.least_span(s, node.produced)
+    else:  # the rest of a prefill, or a refill
+        own = net.least_work(v) - sum(net.prob.own_work(s, k) for k in range(node.produced + 1, o))
+        first = own + c.base + c.prefill_base
     if name == "tel":
         return first + sum(later)
     if name == "mean_ttft":

@@ -327,6 +327,8 @@ class _Model:
         self.finish: dict[int, Any] = {}
         if spans or "mean_ttft" in wanted:
             self.first = {i: self._at(i, 0, f"T_{i}") for i in self.requests}
+            for i, first in self.first.items():
+                model.add(first >= prob.arrival[i] + prob.least_span(prob.prompt[i], 0))
         if spans or "tel" in wanted:
             self.finish = {
                 i: self._at(i, prob.output[i] - 1, f"F_{i}")
@@ -337,10 +339,8 @@ class _Model:
             for i, finish in self.finish.items():
                 model.add(finish >= prob.arrival[i] + least[i])
                 if spans:
-                    later = sum(
-                        prob.own_work(prob.prompt[i], v) + c.least_batch
-                        for v in range(1, prob.output[i])
-                    )
+                    size, output = prob.prompt[i], prob.output[i]
+                    later = sum(prob.least_span(size, v) for v in range(1, output))
                     model.add(finish - self.first[i] >= later)
 
     def _at(self, i: int, v: int, name: str) -> Any:
