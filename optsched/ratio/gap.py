@@ -14,10 +14,10 @@ from optsched.evaluate import evaluate
 from optsched.instance import Instance
 from optsched.policies import Policy, Rules, make_policy
 from optsched.policies.base import waiting_rank
+from optsched.ratio.exact import optimum
 from optsched.schedule import from_starts
 from optsched.search.placement import earliest, put
 from optsched.simulate import effective, simulate
-from optsched.solve import solve
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +129,8 @@ def gap_breakdown(
     foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
     if instance.arrival.min() == instance.arrival.max():
         foreseen = knowing
-    result = solve(
-        truth,
-        time_limit_s=time_limit_s,
-        threads=1,
-        seed=seed,
-        warm_start=from_starts(starts, truth),
+    result = optimum(
+        truth, time_limit_s=time_limit_s, seed=seed, warm_start=from_starts(starts, truth)
     )
     assert result.evaluation is not None
     best = np.asarray(result.evaluation.finish - instance.arrival, dtype=np.float64)

@@ -21,8 +21,8 @@ from optsched.errors import InputError, OptschedError, UsageError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance
 from optsched.policies import make_policy
+from optsched.ratio.exact import optimum
 from optsched.simulate import simulate
-from optsched.solve import solve
 
 Reference = Literal["optimum", "bound", "h-sf", "best-known"]
 REFERENCES: tuple[Reference, ...] = ("optimum", "bound", "h-sf", "best-known")
@@ -411,7 +411,7 @@ def _references(
         values = [known.get("best_known"), None if best is None else best.tel, *tels]
         least = min((float(v) for v in values if v is not None), default=None)
         return least, least
-    result = solve(instance, time_limit_s=time_limit_s, threads=1, seed=seed)
+    result = optimum(instance, time_limit_s=time_limit_s, seed=seed)
     return result.bound, result.objective
 
 

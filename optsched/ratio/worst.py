@@ -15,11 +15,11 @@ from optsched.errors import InputError, LoopError, UsageError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance
 from optsched.policies import Policy, Rules
+from optsched.ratio.exact import optimum
 from optsched.ratio.families import FAMILIES, Family
 from optsched.schedule import Schedule, from_starts
 from optsched.search.placement import earliest, put
 from optsched.simulate import simulate
-from optsched.solve import Result, solve
 
 _DRAWS = 10
 """Instances drawn at each restart, of which the best one is changed."""
@@ -162,7 +162,11 @@ def _proved(
             break
         tel = _mean_tel(instance, policy, seeds)
         starts = quick_optimum(instance)[1]
-        result = _solved(instance, starts, max(1.0, left if k else left * 0.7))
+        result = optimum(
+            instance,
+            time_limit_s=max(1.0, left if k else left * 0.7),
+            warm_start=from_starts(starts, instance),
+        )
         assert result.objective is not None
         assert result.schedule is not None
         low = tel / result.objective
@@ -185,12 +189,6 @@ def _proved(
             best = found
     assert best is not None
     return replace(best, wall_s=time.perf_counter() - begin)
-
-
-def _solved(instance: Instance, starts: NDArray[np.int64], limit_s: float) -> Result:
-    return solve(
-        instance, time_limit_s=limit_s, threads=1, warm_start=from_starts(starts, instance)
-    )
 
 
 def _mean_tel(instance: Instance, policy: str | Rules | Policy, seeds: int) -> float:
