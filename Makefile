@@ -1,14 +1,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 
 .PHONY: demo test test-slow bench check clean
 
 demo: $(STAMP)
-	$(BIN)/optsched compare instances/tiny.json
+	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
 
 test: $(STAMP) check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
