@@ -15,7 +15,7 @@ from optsched.solvers.base import SolveOptions, Status, run_interruptibly
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found, the bound proved and its certificate.
 
-    Without a time limit the search ends after 4,000 steps per request and 20,000.
+    Without a time limit the search ends after 8,000 steps per request and 20,000.
 
     Raises
     ------

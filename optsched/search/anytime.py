@@ -30,7 +30,7 @@ from optsched.solvers.base import Progress
 
 _DUAL_SHARE = 0.35
 """Most of the time limit that the dual takes."""
-_BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 4_000
+_BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def explore(
     time_limit_s : float or None
         Wall-clock seconds. Without, the outcome depends on the seed alone.
     max_steps : int, optional
-        Steps of the large-neighbourhood search; default: 4,000 per request and 20,000.
+        Steps of the large-neighbourhood search; default: 8,000 per request and 20,000.
     gap : float
         Relative gap at which to stop.
     seed : int
