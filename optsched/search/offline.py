@@ -15,8 +15,8 @@ fixed cost of a batch and w a request's own part of it. At most ``c + d sqrt(N)`
 *Order.* Own work (`optsched.policies.base.own_work`) to which a share of the decode steps' work,
 and for single requests a random factor, may be added.
 
-Everything is judged by `optsched.evaluate`, and the best policy's schedule is among the
-candidates: what comes back is never worse than any online policy.
+Everything is judged by `optsched.evaluate`. The schedules of a few policies, or those given, are
+among the candidates: what comes back is never worse than they are.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STARTS: tuple[tuple[float, ...], ...] = (
 )
 _PATIENCE = 400
 """Candidates in a row that bring nothing, after which the search ends."""
-_POLICIES = ("least-work", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
+_POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
 
 
 @njit(cache=True)
