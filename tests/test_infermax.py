@@ -416,6 +416,13 @@ def test_costs_are_exact_integers_of_the_decimal_text():
     assert float(costs.unit_s) == pytest.approx(32e-14)
 
 
+def test_arrivals_are_no_coarser_than_costs():
+    # ODD's own unit is 0.5 us; an arrival of 0.02243317 s must not be rounded down to it.
+    instance = Instance([0.02243317], [4], [2], 7, time_unit="second", hybrid_batching=False)
+    answer = run(instance, "cpsat", "makespan", "tel", cost=ODD)
+    assert answer.bound == pytest.approx(answer.objective, rel=1e-10)
+
+
 def test_batches_needed_by_kv_volume_and_bin_packing():
     # Two requests of 3 tokens and prompt 3, M = 6: KV 3, 4, 5 each; any two beyond the first
     # pair (3 + 3) exceed 6, so 5 batches (2 + 2 more of 4 and 5, each alone).

@@ -52,6 +52,9 @@ SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
 UNLIMITED = 2**40
 _LARGEST_UNITS = 2**52
+_FINEST = 10**7
+_ARRIVAL_S = Fraction(1, 10**12)
+"""What arrivals may be rounded down by where no short unit divides them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Costs:
     def least_batch(self) -> int:
         """Least fixed cost of a batch."""
         return self.base + min(self.decode_base, self.prefill_base)
+
+    def finer(self, factor: int) -> Costs:
+        """Return the costs in a unit ``factor`` times as short."""
+        ints = {name: getattr(self, name) * factor for name in COEFFICIENTS}
+        return Costs(**ints, unit_s=self.unit_s / factor)
 
     def coarser(self, factor: int) -> Costs:
         """Return the costs in a unit ``factor`` times as long, rounded down."""
@@ -198,8 +206,13 @@ class Problem:
 
     @cached_property
     def exact(self) -> Costs:
-        """The costs, exactly."""
-        return exact_costs(self.model)
+        """The costs, exactly; in a unit that divides the arrivals, or nearly."""
+        costs = exact_costs(self.model)
+        parts = [_decimal(a) / costs.unit_s for a in self.instance.arrival]
+        factor = math.lcm(*(part.denominator for part in parts))
+        if factor > _FINEST:
+            factor = max(1, math.ceil(costs.unit_s / _ARRIVAL_S))
+        return costs.finer(factor)
 
     @cached_property
     def shrink(self) -> int:
@@ -227,7 +240,7 @@ class Problem:
     def arrival(self) -> list[int]:
         """Arrivals in the models' unit, rounded down (a relaxation by less than a unit)."""
         unit = self.costs.unit_s
-        return [math.floor(Fraction(float(v)) / unit) for v in self.instance.arrival]
+        return [math.floor(_decimal(v) / unit) for v in self.instance.arrival]
 
     @cached_property
     def rate_unit(self) -> int:
@@ -307,7 +320,9 @@ class Problem:
         name, unit = self.objectives[0], self.shrink
         limit = self.cutoff
         if best is not None:
-            value = self.level(name, best) / unit + (0 if unit == 1 else 1)
+            # What rounding of costs and arrivals may add to each request's times.
+            rounded = unit > 1 or bool((self.instance.arrival > 0).any())
+            value = self.level(name, best) / unit + (self.n + 1 if rounded else 0)
             limit = value if limit is None else min(limit, value)
         if limit is None or name in ("mean_ttft", "mean_tpot", "max_tpot"):
             return None
@@ -367,6 +382,11 @@ class Problem:
     def levels(self, times: Times) -> tuple[Fraction, ...]:
         """Return the levels of all objectives, the most important first."""
         return tuple(self.level(name, times) for name in self.objectives)
+
+
+def _decimal(arrival: float) -> Fraction:
+    """Return an arrival in seconds as its shortest decimal, less than 1e-15 of it away."""
+    return Fraction(repr(float(arrival)))
 
 
 def problem(task: Task) -> Problem:
