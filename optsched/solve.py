@@ -388,11 +388,16 @@ def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | Non
     """Return the schedule as one of the formulation's, or None if it is none.
 
     In rounds: uninterrupted runs with the same completions. Restarted runs are dropped, which
-    only frees KV; where requests paused or prefills were split, that may break a limit.
+    only frees KV; where requests paused or prefills were split, that may break a limit. In
+    seconds: any schedule that splits no prefill, unless the instance says that it may.
     """
     instance = task.instance
     evaluation = evaluate(instance, schedule, task.cost_model)
-    if model.time_unit != "round" or schedule.kind == "starts":
+    if model.time_unit != "round":
+        # An absent chunked_prefill means off to models, while schedulers are free.
+        split = evaluation.split_prefill and instance.chunked_prefill is not True
+        return None if split else (schedule, evaluation)
+    if schedule.kind == "starts":
         return schedule, evaluation
     starts = from_starts(evaluation.finish - instance.output_tokens, instance)
     try:

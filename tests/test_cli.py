@@ -756,3 +756,19 @@ def test_it_works_from_any_folder_and_prints_nothing_but_json(tmp_path: Path) ->
     assert json.loads(result.stdout)["command"] == "compare"
     assert result.stderr == ""
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["elsewhere", "five.json"]
+
+
+def test_below_is_answered_in_seconds_too(run) -> None:
+    question = [
+        "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
+        "--than", "vllm", "--json", "-",
+    ]  # fmt: skip
+    # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
+    yes = run(*question, "--below", "0.97")
+    assert yes.exit_code == 0
+    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
+    no = run(*question, "--below", "0.96")
+    assert no.exit_code == 3
+    assert json.loads(no.stdout)["status"] == "infeasible"
+    tps = run(*question, "--below", "0.96", "--objective", "tps")
+    assert tps.exit_code == 2

@@ -376,3 +376,14 @@ def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
         assert "highs" in package.get("hindsight").methods
     finally:
         package._registry.cache_clear()
+
+
+def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> None:
+    # Sarathi splits prompts under P = 3 and ends before any schedule without chunks can.
+    instance = Instance(
+        [0, 0, 0], [2, 2, 2], [1, 2, 3], 6, time_unit="second", kv_accounting="cached",
+        hybrid_batching=False, limits=Limits(max_prefill_tokens=3),
+    )  # fmt: skip
+    result = solve(instance, cost_model="llama2-7b-a100-infermax-paper")
+    assert result.status == "optimal"
+    assert result.objective == result.metrics["makespan"]

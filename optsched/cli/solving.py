@@ -101,7 +101,9 @@ def solve(
     start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed)
     question = None
     if below is not None and than is not None:
-        question = _question(instance, formulation, objective, below, than, cost, seed)
+        question = _question(instance, objective, below, than, cost, seed)
+        if not instance.in_rounds:
+            options["below"] = question["value"]
 
     from optsched.solve import solve as run
 
@@ -128,7 +130,7 @@ def solve(
     data = result.to_dict()
     if question is not None:
         question["answer"] = _answer(result, question["value"])
-    failed = data["status"] in ("infeasible", "error")  # which is an answer to nothing
+    failed = data["status"] == "error"  # which is an answer to nothing
     if question is not None and question["answer"] != "yes" and not failed:
         _end_unanswered(instance, data, question, json_out)
     if result.schedule is not None and schedule_out is not None:
@@ -287,7 +289,6 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
 
 def _question(
     instance: Instance,
-    formulation: str | None,
     objective: str | None,
     phi: float,
     policy: str,
@@ -297,16 +298,20 @@ def _question(
     from optsched.evaluate import evaluate
     from optsched.simulate import simulate
 
-    if formulation not in (None, "hindsight") or not instance.in_rounds:
-        raise UsageError("--below: only the formulation hindsight answers it, on rounds")
-    if objective not in (None, "tel"):
-        raise UsageError(f"--below: {objective!r}; only the objective tel is right")
-    tel = evaluate(instance, simulate(instance, policy, cost, seed=seed), cost).metrics["tel"]
-    assert tel is not None  # every judged schedule has one
-    return {"phi": phi, "than": policy, "policy_objective": tel, "value": phi * tel}
+    name = (objective or ("tel" if instance.in_rounds else "makespan")).partition(",")[0]
+    if name == "tps":
+        raise UsageError("--below: 'tps' is maximized; makespan asks the same from below")
+    judged = evaluate(instance, simulate(instance, policy, cost, seed=seed), cost).metrics
+    if judged.get(name) is None:
+        raise UsageError(f"--below: {name!r} is no metric of policy {policy!r} on this instance")
+    value = judged[name]
+    assert value is not None
+    return {"phi": phi, "than": policy, "policy_objective": value, "value": phi * value}
 
 
 def _answer(result: Any, value: float) -> str:
+    if result.status == "infeasible":
+        return "no"  # the CSP was asked for schedules below the value alone
     if result.objective is not None and result.objective < value:
         return "yes"
     if result.bound is not None and result.bound >= value:

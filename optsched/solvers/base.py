@@ -278,7 +278,7 @@ def settle_status(
         return Status.FEASIBLE
     if integral_objective:
         return Status.OPTIMAL if round_up_bound(bound) >= objective - 0.5 else Status.FEASIBLE
-    slack = BOUND_TOLERANCE * max(1.0, abs(objective))
+    slack = BOUND_TOLERANCE * abs(objective)
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 
 
