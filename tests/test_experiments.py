@@ -235,3 +235,16 @@ def test_command_reports_bad_input_in_one_line(capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert error.startswith("error: experiment infermax-memory: prompt: 'one'")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
+def test_mc_sf_beside_the_proved_optimum_of_the_synthetic_models(
+    model: str, tmp_path: Path
+) -> None:
+    outcome = run_experiment(model, {"n": "6"}, trials=4, out=tmp_path)
+    for row in outcome.rows:
+        assert row["error"] is None
+        assert row["requests"] == 6
+        assert row["proved"]
+        # Proved: the interval is a point, and MC-SF is never below the optimum.
+        assert row["ratio_to_best_known"] == row["ratio_to_bound"] >= 1

@@ -1,0 +1,122 @@
+"""MC-SF beside the hindsight optimum on the synthetic models of 002, with certified intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from optsched.evaluate import evaluate
+from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments.runner import measured
+from optsched.generate import generate
+from optsched.simulate import simulate
+from optsched.solve import solve
+
+PRINTED = {
+    "jaillet-model-1": {"best": 1.0, "mean": 1.005, "worst": 1.074, "optimal": 114 / 200},
+    "jaillet-model-2": {"best": 1.0, "mean": 1.047, "worst": 1.227},
+}
+"""Ratios MC-SF / optimum over 200 trials, and the share of trials where MC-SF is optimal."""
+
+
+def trials(model: str, parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
+    """Yield draw after draw, without end; the draw's seed is the trial's."""
+    draw = seed
+    while True:
+        yield {"model": model, "seed": draw, **parameters}
+        draw += 1
+
+
+def run(trial: Row) -> Row:
+    """Bound the optimum and hold MC-SF against the best schedule known and the bound."""
+
+    def results() -> Row:
+        fixed = {k: trial[k] for k in ("n", "kv_capacity") if trial[k]}
+        instance = generate(trial["model"], seed=trial["seed"], **fixed)
+        greedy = evaluate(instance, simulate(instance, "mc-sf"))
+        mc_sf = greedy.metrics["tel"]
+        found = solve(instance, method=trial["method"], time_limit_s=trial["time_limit"], threads=1)
+        assert mc_sf is not None
+        assert found.objective is not None
+        assert found.bound is not None
+        return {
+            "requests": instance.n,
+            "capacity": instance.kv_capacity,
+            "mc_sf": mc_sf,
+            "best_known": found.objective,
+            "bound": found.bound,
+            "proved": found.status == "optimal",
+            "ratio_to_best_known": mc_sf / found.objective,
+            "ratio_to_bound": mc_sf / found.bound,
+        }
+
+    return measured(results)
+
+
+def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
+    """Return 002's ratios beside the intervals that certify ours."""
+    rows = [row for row in rows if row.get("bound")]
+    if not rows:
+        return []
+    low = [row["ratio_to_best_known"] for row in rows]
+    high = [row["ratio_to_bound"] for row in rows]
+    claims = []
+    folds: dict[str, Callable[[list[float]], float]] = {
+        "best": min,
+        "mean": lambda ratios: sum(ratios) / len(ratios),
+        "worst": max,
+    }
+    printed = PRINTED[model]
+    for name, fold in folds.items():
+        least, most = fold(low), fold(high)
+        claims.append(
+            Claim(
+                f"MC-SF / optimum, {name}",
+                printed[name],
+                f"{least:.4f} to {most:.4f}",
+                least - 5e-4 <= printed[name] <= most + 5e-4,
+            )
+        )
+    if "optimal" in printed:
+        surely = sum(ratio == 1 for ratio in high) / len(rows)
+        possibly = sum(ratio == 1 for ratio in low) / len(rows)
+        claims.append(
+            Claim(
+                "share of trials where MC-SF is optimal",
+                printed["optimal"],
+                f"{surely:.3f} to {possibly:.3f}",
+                surely <= printed["optimal"] <= possibly,
+            )
+        )
+    proved = sum(row["proved"] for row in rows)
+    claims.append(Claim("trials with a proved optimum", "all", f"{proved} of {len(rows)}"))
+    return claims
+
+
+def _experiment(model: str, summary: str) -> Experiment:
+    return Experiment(
+        name=model,
+        summary=summary,
+        paper="002, section 5.1 (Figure 2)",
+        parameters={"n": 0, "kv_capacity": 0, "time_limit": 60.0, "method": "ramp"},
+        trials=partial(trials, model),
+        run=run,
+        summarize=partial(summarize, model),
+        default_trials=200,
+        columns={
+            "n": "requests, 0: drawn as in the paper; likewise kv_capacity",
+            "requests": "number of requests drawn",
+            "capacity": "KV capacity drawn, tokens",
+            "mc_sf": "total latency of MC-SF, rounds",
+            "best_known": "least total latency found, rounds",
+            "bound": "no schedule has less, rounds",
+            "proved": "whether the two are equal",
+            "ratio_to_best_known": "the ratio to the optimum is at least this",
+            "ratio_to_bound": "and at most this",
+        },
+    )
+
+
+MODEL_1 = _experiment("jaillet-model-1", "MC-SF beside the optimum, all requests at 0")
+MODEL_2 = _experiment("jaillet-model-2", "MC-SF beside the optimum, Poisson arrivals")
