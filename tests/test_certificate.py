@@ -323,3 +323,10 @@ def test_ten_thousand_requests_are_verified_within_ten_seconds() -> None:
         begin = time.perf_counter()
         assert check_certificate(instance, found.certificate()) == found.proved
         assert time.perf_counter() - begin < 10
+
+
+def test_prices_without_any_time_are_free_and_prove_the_sum_of_outputs() -> None:
+    instance = Instance([0, 0, 0], [3, 3, 3], [7, 5, 2], kv_capacity=10)
+    prices, value = best_prices(instance, time_limit_s=0)
+    assert value >= 14
+    assert check_certificate(instance, claim(instance, prices)) == value
