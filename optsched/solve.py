@@ -97,7 +97,8 @@ class Result:
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
         distance = self.objective - self.bound
-        return float((-distance if self.maximized else distance) / self.objective)
+        gap = float((-distance if self.maximized else distance) / self.objective)
+        return max(0.0, gap)  # a bound may pass the objective by float noise (`_consistent`)
 
     @property
     def gap_definition(self) -> str:

@@ -605,7 +605,11 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
         (("solve", "seconds.json", "--formulation", "hindsight"), "import --rounds"),
         (("solve", "seconds.json"), MODEL),
-        (("export", "seconds.json", "--format", "lp", "-o", "x.lp"), "import --rounds"),
+        (("export", "seconds.json", "--format", "lp", "-o", "x.lp"), "shipped are"),
+        (
+            ("export", "seconds.json", "--formulation", "hindsight", "--format", "lp", "-o", "x"),
+            "import --rounds",
+        ),
         (("simulate", "five.json"), "--policy"),
         (("simulate", "five.json", "--policy", "nothing"), "mc-sf"),
         (("simulate", "five.json", "--policy", "mc-sf:colour=red"), "colour"),
@@ -772,3 +776,19 @@ def test_below_is_answered_in_seconds_too(run) -> None:
     assert json.loads(no.stdout)["status"] == "infeasible"
     tps = run(*question, "--below", "0.96", "--objective", "tps")
     assert tps.exit_code == 2
+
+
+def test_an_experiment_without_a_trial_that_succeeds_is_an_error(run, tmp_path: Path) -> None:
+    words = ["experiment", "infermax-csp", "--set", "method=nosuch", "--set", "prompt=1"]
+    assert "nosuch" in one_line_error(run(*words, "--out", str(tmp_path / "out")), 2)
+
+
+def test_tokens_per_second_are_no_seconds(run) -> None:
+    found = run(
+        "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
+        "--objective", "tps",
+    )  # fmt: skip
+    assert found.exit_code == 0
+    last = found.stdout.strip().splitlines()[-1]
+    assert "tokens/s, bound" in last
+    assert "-0.00" not in last

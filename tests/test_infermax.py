@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -436,3 +437,14 @@ def test_costs_too_fine_for_64_bits_are_rounded_down_and_still_agree():
     instance = fixed(3, 2, 3)
     values = [run(instance, m, cost=cost).objective for m in ("astar", "flow-cpsat", "cpsat")]
     assert values == pytest.approx([values[0]] * 3, rel=1e-9)
+
+
+def test_the_export_refuses_arrivals_that_it_would_drop(tmp_path: Path) -> None:
+    instance = Instance(
+        [0.0, 0.01], [2, 2], [2, 1], kv_capacity=6, time_unit="second", kv_accounting="cached"
+    )
+    cost = load_cost_model("llama2-7b-a100-infermax-paper")
+    task = Task(instance, cost, ("makespan",))
+    with pytest.raises(UsageError, match="arrive at different times"):
+        get("infermax").export(task, "lp", tmp_path / "model.lp")
+    assert not list(tmp_path.iterdir())

@@ -43,6 +43,7 @@ def experiment(
     given = key_values(settings)
     check_folder(out)
     check_outputs(json_out)
+    from optsched.errors import InputError
     from optsched.experiments.runner import run_experiment
 
     with LiveLine() as line:
@@ -60,6 +61,9 @@ def experiment(
     emit_json(outcome.summary(), json_out)
     if json_out == "-":
         return
+    errors = sorted({str(row["error"]) for row in outcome.rows if row.get("error")})
+    if errors and not outcome.claims:
+        raise InputError(f"experiment {outcome.experiment.name}: no trial succeeded: {errors[0]}")
     words = {True: "yes", False: "NO", None: ""}
     show_table(
         ("statement", "paper", "ours", "within 15 %"),

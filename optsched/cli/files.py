@@ -132,7 +132,7 @@ def export(
     from optsched.cost import cost_for
     from optsched.formulations import Task, formulations, get
 
-    model = get(formulation or "hindsight")
+    model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
         able = ", ".join(name for name, one in formulations().items() if one.export)
         raise UsageError(f"--formulation: {model.name!r} has no {format_name} export; {able} can")

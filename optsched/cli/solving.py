@@ -25,6 +25,7 @@ from optsched.cli.options import (
 from optsched.cli.output import (
     LiveLine,
     emit_json,
+    metric_unit,
     number,
     percent,
     save_schedule,
@@ -355,7 +356,7 @@ def _question_text(question: dict[str, Any]) -> str:
 
 
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
-    times = unit(instance)
+    times = metric_unit(data["objective_name"].partition(",")[0], instance)
     if data["metrics"]:
         show_metrics(data["metrics"], instance)
         print()

@@ -368,6 +368,11 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     UsageError, InfeasibleError, InputError
         See `optsched.formulations.infermax.problem`.
     """
+    if (task.instance.arrival > task.instance.arrival.min()).any():
+        raise UsageError(
+            "export: the program has no arrivals, and these requests arrive at different times; "
+            "solve --method cpsat can"
+        )
     _, program, _ = _build(task, SolveOptions())
     write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
     write(str(path))
