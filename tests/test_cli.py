@@ -792,3 +792,14 @@ def test_tokens_per_second_are_no_seconds(run) -> None:
     last = found.stdout.strip().splitlines()[-1]
     assert "tokens/s, bound" in last
     assert "-0.00" not in last
+
+
+def test_another_solver_of_pulp_is_taken_by_name(run) -> None:
+    words = [
+        "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
+        "--time-limit", "2",
+    ]  # fmt: skip
+    unknown = run(*words, "--method", "pulp-bigm", "--pulp-solver", "NOSUCH")
+    assert "NOSUCH" in one_line_error(unknown, 2)
+    other = run(*words, "--method", "astar", "--pulp-solver", "PULP_CBC_CMD")
+    assert "pulp-bigm can" in one_line_error(other, 2)

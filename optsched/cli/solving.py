@@ -60,6 +60,10 @@ def solve(
     objective: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Lexicographic if several.")
     ] = None,
+    pulp_solver: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another solver of PuLP's, for method pulp-bigm."),
+    ] = None,
     eviction_free: Annotated[
         bool, typer.Option("--eviction-free", help="Allow no evictions.")
     ] = False,
@@ -99,6 +103,8 @@ def solve(
     options: dict[str, Any] = {}
     if eviction_free:
         _check_eviction_free(instance, formulation, options)
+    if pulp_solver is not None:
+        options["solver"] = pulp_solver
     start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed)
     question = None
     if below is not None and than is not None:
