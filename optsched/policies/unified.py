@@ -44,129 +44,76 @@ def _rules(
     )
 
 
-@policy("vllm", "prefill first, no hybrid batches, no chunking", paper="003, Table 1")
-def vllm(
+def _table_1(
+    name: str,
+    summary: str,
     *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """Groups: waiting, running. Evicts only for running candidates."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=PREFILL_FIRST, hybrid=False)
+    groups: tuple[Group, ...],
+    hybrid: bool,
+    chunked: bool = False,
+    prefill_tokens: int = TOKENS,
+) -> None:
+    """Register a scheduler of Table 1; all of them take the same parameters."""
+
+    @policy(name, summary, paper="003, Table 1")
+    def make(
+        *,
+        eviction_free: bool = False,
+        max_running: int | None = None,
+        max_prefill_tokens: int = prefill_tokens,
+        watermark: float = 0.0,
+        evicted_first: bool = False,
+    ) -> Rules:
+        options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
+        return _rules(*options, groups=groups, hybrid=hybrid, chunked=chunked)
 
 
-@policy("vllm-hy", "prefill first, hybrid batches, no chunking", paper="003, Table 1")
-def vllm_hy(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """As vLLM, with decodes beside the prefills."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=PREFILL_FIRST, hybrid=True)
+def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False) -> None:
+    """Register a ranking of appendix A.3: one group, hybrid batches, no chunking (ours).
+
+    The last in the order are evicted first, and wait at their place in it.
+    """
+
+    @policy(name, summary, clairvoyant=clairvoyant, paper="003, A.3")
+    def make(
+        *,
+        eviction_free: bool = False,
+        max_running: int | None = None,
+        max_prefill_tokens: int = TOKENS,
+        watermark: float = 0.0,
+    ) -> Rules:
+        options = eviction_free, max_running, max_prefill_tokens, watermark, True
+        return _rules(*options, groups=("all",), hybrid=True, order=order)
 
 
-@policy("sarathi", "decode first, hybrid batches, chunked prefill", paper="003, Table 1")
-def sarathi(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = 512,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """Groups: running decodes, running prefills, waiting. Evicts for decode candidates."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=DECODE_FIRST, hybrid=True, chunked=True)
+_table_1(
+    "vllm", "prefill first, no hybrid batches, no chunking", groups=PREFILL_FIRST, hybrid=False
+)
+_table_1("vllm-hy", "prefill first, hybrid batches, no chunking", groups=PREFILL_FIRST, hybrid=True)
+_table_1(
+    "sarathi",
+    "decode first, hybrid batches, chunked prefill",
+    groups=DECODE_FIRST,
+    hybrid=True,
+    chunked=True,
+    prefill_tokens=512,
+)
+_table_1("sarathi-pc", "sarathi with P = C = 4096", groups=DECODE_FIRST, hybrid=True, chunked=True)
+_table_1(
+    "sarathi-nocp", "decode first, hybrid batches, no chunking", groups=DECODE_FIRST, hybrid=True
+)
+_table_1(
+    "sarathi-nohy",
+    "decode first, no hybrid batches, no chunking",
+    groups=DECODE_FIRST,
+    hybrid=False,
+)
 
-
-@policy("sarathi-pc", "sarathi with P = C = 4096", paper="003, Table 1")
-def sarathi_pc(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """As Sarathi, with as many prefill tokens as the batch holds."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=DECODE_FIRST, hybrid=True, chunked=True)
-
-
-@policy("sarathi-nocp", "decode first, hybrid batches, no chunking", paper="003, Table 1")
-def sarathi_nocp(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """As Sarathi with P = C, whole prompts only."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=DECODE_FIRST, hybrid=True)
-
-
-@policy("sarathi-nohy", "decode first, no hybrid batches, no chunking", paper="003, Table 1")
-def sarathi_nohy(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-    evicted_first: bool = False,
-) -> Rules:
-    """Prefills only when no request decodes."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-    return _rules(*options, groups=DECODE_FIRST, hybrid=False)
-
-
-@policy("rank-org", "one line of all requests by arrival", paper="003, A.3")
-def rank_org(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-) -> Rules:
-    """Waiting and running requests in one group; hybrid batches, no chunking (ours)."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, True
-    return _rules(*options, groups=("all",), hybrid=True)
-
-
-@policy("rank-input", "one line of all requests, smallest prompt first", paper="003, A.3")
-def rank_input(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-) -> Rules:
-    """As `rank_org`, ordered by prompt tokens: the largest prompts are evicted first."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, True
-    return _rules(*options, groups=("all",), hybrid=True, order="prompt")
-
-
-@policy(
+_ranking("rank-org", "one line of all requests by arrival", order="arrival")
+_ranking("rank-input", "one line of all requests, smallest prompt first", order="prompt")
+_ranking(
     "rank-output",
     "one line of all requests, smallest predicted output first",
+    order="output",
     clairvoyant=True,
-    paper="003, A.3",
 )
-def rank_output(
-    *,
-    eviction_free: bool = False,
-    max_running: int | None = None,
-    max_prefill_tokens: int = TOKENS,
-    watermark: float = 0.0,
-) -> Rules:
-    """As `rank_org`, ordered by predicted output tokens: the largest are evicted first."""
-    options = eviction_free, max_running, max_prefill_tokens, watermark, True
-    return _rules(*options, groups=("all",), hybrid=True, order="output")
