@@ -85,6 +85,19 @@ def _drawn(length: int, generator: Any) -> int:
 
 
 @njit(cache=True)
+def _without_gone(running: Any, n_running: int, gone: Any) -> int:
+    """Drop the requests marked ``gone`` in place, order kept; return how many stay."""
+    kept = 0
+    for k in range(n_running):
+        if gone[running[k]]:
+            gone[running[k]] = False
+        else:
+            running[kept] = running[k]
+            kept += 1
+    return kept
+
+
+@njit(cache=True)
 def run(
     arrival: NDArray[np.float64],
     prompt: NDArray[np.int64],
@@ -270,14 +283,7 @@ def run(
             counter += 1
             waiting = _push(heap, waiting, key, i, keys)
         if n_leaving > 0:
-            kept = 0
-            for k in range(n_running):
-                if gone[running[k]]:
-                    gone[running[k]] = False
-                else:
-                    running[kept] = running[k]
-                    kept += 1
-            n_running = kept
+            n_running = _without_gone(running, n_running, gone)
         if clearing:
             clearings += 1
             if clearings > MAX_STALLED_CLEARINGS:
@@ -481,14 +487,7 @@ def run(
             counter += 1
             waiting = _push(heap, waiting, key, i, keys)
         if lost > 0:
-            kept = 0
-            for k in range(n_running):
-                if gone[running[k]]:
-                    gone[running[k]] = False
-                else:
-                    running[kept] = running[k]
-                    kept += 1
-            n_running = kept
+            n_running = _without_gone(running, n_running, gone)
 
         if total == 0:
             if next_arrival == n:
@@ -553,14 +552,7 @@ def run(
             done += finished
             since = 0
             clearings = 0
-            kept = 0
-            for k in range(n_running):
-                if gone[running[k]]:
-                    gone[running[k]] = False
-                else:
-                    running[kept] = running[k]
-                    kept += 1
-            n_running = kept
+            n_running = _without_gone(running, n_running, gone)
         else:
             since += 1
             if since > MAX_STALLED_BATCHES + longest:
