@@ -539,7 +539,14 @@ def _read_aiconfigurator(
     shape = architecture(model)
     rejected: list[Rejected] = []
     tables: list[Table] = []
-    notes: list[str] = []
+    notes = [
+        f"no {kind} table: {cost}"
+        for kind, cost in (
+            ("generation_attention", "attention of decodes costs nothing"),
+            ("context_attention", "attention of prefills costs nothing"),
+        )
+        if files[kind] is None
+    ]
     if files["gemm"] is not None:
         tables.append(_gemm_table(files["gemm"], shape, degree, peak, rejected))
         notes.append("the layer is its four matrix products; norms and activations are missing")

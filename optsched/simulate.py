@@ -278,6 +278,8 @@ def _simulate_open(
                 now += batch_time(
                     cost.array, count, count, int(cached[running].sum()), 0, 0, 0, 0, 0
                 )
+            elif batch.evict:
+                continue  # asked again at once: what it evicted precedes its next batch
             elif arrived < n:
                 now = float(arrival[by_arrival[arrived]])
             else:

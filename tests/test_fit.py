@@ -435,6 +435,14 @@ def test_command_writes_model_plot_and_report(
     assert [o["reached"] for o in data["operators"]] == [True] * len(data["operators"])
 
 
+def test_command_says_that_a_profile_has_no_attention(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (good / "attention.csv").unlink()
+    assert command("fit", good) == 0
+    assert capsys.readouterr().err == "fit: no attention*.csv: attention costs nothing\n"
+
+
 def test_command_reports_a_bad_profile_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -401,6 +401,26 @@ def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch, monkeyp
             simulate(instance, Idle(), cost)
 
 
+def test_a_policy_that_only_evicts_is_asked_again_at_the_same_time() -> None:
+    class TwoSteps:
+        """Evicts request 0 after its first token, and starts all over when asked again."""
+
+        evicted = False
+
+        def batch(self, view: View) -> Batch:
+            if view.now == 2 and not self.evicted:
+                self.evicted = True
+                return Batch(evict=[0])
+            chosen = (view.running or view.waiting)[0]
+            return Batch({chosen: view.rest(chosen)})
+
+    instance = Instance([0], [1], [2], kv_capacity=9, time_unit="second")
+    schedule = simulate(instance, TwoSteps(), LINEAR)
+    # Prefill of 1 token until 2 s; then a refill of 1 + 1 tokens yields the second: 3 s more.
+    assert schedule.evicted.tolist() == [0]
+    assert evaluate(instance, schedule, LINEAR).finish.tolist() == [5.0]
+
+
 def test_a_policy_that_processes_and_evicts_for_ever_is_stopped(monkeypatch) -> None:
     monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 1000)
 

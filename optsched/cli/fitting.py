@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,6 +82,8 @@ def fit(
         target=target,
         seed=seed,
     )
+    for note in found.profile.notes:
+        print(f"fit: {note}", file=sys.stderr)
     compared = errors_of(found, [found.cost_model, *others]) if others else []
     if out is not None:
         write_bytes(found.to_toml().encode(), out)

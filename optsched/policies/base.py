@@ -47,7 +47,8 @@ class Rules:
         and running requests in one line, both by ``order``; what does not fit is passed over,
         and after a waiting request that is refused only running ones go on.
     admission : {"present", "lookahead", "reserve", "protect"}
-        When a waiting request fits: its input fits beside what is held now; KV stays within
+        When a waiting request fits: its input fits beside what is held now (all of it is held
+        from the admission on, also where its prefill is split into chunks); KV stays within
         capacity at every predicted completion (002, inequality (5)); the predicted peaks of all
         running requests fit together (eviction-free, 003); or what is held stays within
         (1 - alpha) of the capacity (002, section 5.2).
