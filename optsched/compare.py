@@ -142,8 +142,7 @@ class Comparison:
     @property
     def predictor(self) -> str:
         """Where policies take output lengths from: the instance's predictions, or the oracle."""
-        told = self.instance.predicted is not None or self.instance.predicted_upper is not None
-        return "instance" if told else "oracle"
+        return "instance" if self.instance.has_predictions else "oracle"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a comparison file."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from optsched.columns import plain_numbers
 from optsched.errors import InputError
-from optsched.instance import plain_numbers
 
 FORMATS = ("instance", "schedule", "result", "comparison", "certificate")
 """Names of the file formats; a file's ``format`` is ``optsched-`` and one of them."""

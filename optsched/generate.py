@@ -18,8 +18,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from optsched.columns import MAX_TOKENS
 from optsched.errors import InputError
-from optsched.instance import MAX_TOKENS, Instance, KvAccounting
+from optsched.instance import Instance, KvAccounting
 
 MAX_REQUESTS = 10_000_000
 """Most requests that a generator makes."""

@@ -12,16 +12,26 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from optsched.columns import (
+    INT64_MAX,
+    MAX_TOKENS,
+    plain_numbers,
+    real_column,
+    whole_column,
+    whole_number,
+)
 from optsched.errors import InputError
+from optsched.forecast import Forecast
 
 TimeUnit = Literal["round", "second"]
 KvAccounting = Literal["generated", "cached"]
 
-MAX_TOKENS = 2**31 - 1
-"""Largest prompt or output of one request, in tokens."""
 MAX_ROUND = 2**53
 """Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
-_INT64_MAX = 2**63 - 1
+
+
+PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
+"""Fields of an `Instance` that are predictions."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Limits:
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _whole(value, f"limits.{name}", 1, _INT64_MAX))
+                object.__setattr__(self, name, whole_number(value, f"limits.{name}", 1, INT64_MAX))
 
     def as_dict(self) -> dict[str, int]:
         """Return the limits that are set, by name."""
@@ -79,6 +89,8 @@ class Instance:
         Predicted output tokens, >= 1.
     predicted_lower, predicted_upper : array_like of int, shape (n,), optional
         Prediction intervals; both or neither, and they contain the output.
+    forecast : Forecast, optional
+        Predictions of the output tokens that are left, as a request runs.
     name : str
     id : sequence of str or int, optional
         External names of the requests, unique.
@@ -104,6 +116,7 @@ class Instance:
     predicted: NDArray[np.float64] | None = None
     predicted_lower: NDArray[np.int64] | None = None
     predicted_upper: NDArray[np.int64] | None = None
+    forecast: Forecast | None = None
     name: str = ""
     id: tuple[str | int, ...] | None = None
     known: Mapping[str, Any] | None = None
@@ -123,7 +136,7 @@ class Instance:
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"{switch}: {value!r} is not true, false or null")
             put(switch, None if value is None else bool(value))
-        put("kv_capacity", _whole(self.kv_capacity, "kv_capacity", 1, _INT64_MAX))
+        put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         if self.time_unit == "round":
             put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
         else:
@@ -137,6 +150,10 @@ class Instance:
                 put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
         self._check_columns()
         self._check_intervals()
+        if self.forecast is not None:
+            if not isinstance(self.forecast, Forecast):
+                raise InputError(f"requests.forecast: {self.forecast!r:.80} is not a Forecast")
+            self.forecast.check(self.output_tokens)
         self._check_fit()
 
     def _check_columns(self) -> None:
@@ -246,6 +263,16 @@ class Instance:
         """Whether every batch takes one round."""
         return self.time_unit == "round"
 
+    @property
+    def has_predictions(self) -> bool:
+        """Whether it carries predictions of any kind; without them the oracle predicts."""
+        return not all(getattr(self, name) is None for name in PREDICTIONS)
+
+    def without_predictions(self) -> Instance:
+        """Return the same instance with no predictions."""
+        nothing: dict[str, Any] = dict.fromkeys(PREDICTIONS)
+        return replace(self, **nothing)
+
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
         """Most KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
@@ -275,6 +302,7 @@ class Instance:
             predicted=cut(self.predicted),
             predicted_lower=cut(self.predicted_lower),
             predicted_upper=cut(self.predicted_upper),
+            forecast=None if self.forecast is None else self.forecast.subset(pick),
             id=ids,
             known=None,
             name=self.name if name is None else name,
@@ -292,6 +320,8 @@ class Instance:
         if self.predicted_lower is not None and self.predicted_upper is not None:
             requests["predicted_lower"] = self.predicted_lower.tolist()
             requests["predicted_upper"] = self.predicted_upper.tolist()
+        if self.forecast is not None:
+            requests["forecast"] = self.forecast.to_dict()
         if self.id is not None:
             requests["id"] = list(self.id)
         data: dict[str, Any] = {
@@ -330,122 +360,3 @@ def canonical_json(data: Any) -> bytes:
     """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()
-
-
-def plain_numbers(column: NDArray[Any]) -> list[int | float]:
-    """Return a column as Python numbers, integral ones as ``int``."""
-    if column.dtype.kind in "iu":
-        return list(column.tolist())
-    return [int(v) if v.is_integer() else v for v in column.tolist()]
-
-
-def _whole(value: Any, field_name: str, low: int, high: int) -> int:
-    number = value.item() if isinstance(value, np.generic) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise InputError(f"{field_name}: {value!r} is not an integer")
-    if isinstance(number, float) and not number.is_integer():
-        raise InputError(f"{field_name}: {value!r} is not an integer")
-    if not low <= number <= high:
-        raise InputError(f"{field_name}: {value!r} is out of range; {low} to {high} is right")
-    return int(number)
-
-
-def whole_column(
-    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: str = "request"
-) -> NDArray[np.int64]:
-    """Return ``values`` as a read-only int64 column, or say which one is no integer in range.
-
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-    field_name : str
-        How the error names the column.
-    low, high : int
-        The smallest and largest value allowed.
-    item : str
-        How the error names one entry of the column.
-
-    Raises
-    ------
-    InputError
-        Not a flat list; a boolean, string, fraction, NaN or infinity; out of range.
-    """
-    array = _flat(values, field_name)
-    if array.dtype.kind not in "iu":
-        checked = [
-            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=True)
-            for i, v in enumerate(array.tolist())
-        ]
-        array = np.array(checked, dtype=np.int64)
-    elif array.size and not (array.min() >= low and array.max() <= high):
-        i = int(np.argmax((array < low) | (array > high)))
-        _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=True)
-    return _read_only(array.astype(np.int64))
-
-
-def real_column(
-    values: ArrayLike, field_name: str, low: float, high: float, *, item: str = "request"
-) -> NDArray[np.float64]:
-    """Return ``values`` as a read-only float64 column; see `whole_column`."""
-    array = _flat(values, field_name)
-    if array.dtype.kind not in "iuf":
-        checked = [
-            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=False)
-            for i, v in enumerate(array.tolist())
-        ]
-        array = np.array(checked, dtype=np.float64)
-    elif array.size:
-        bad = ~((array >= low) & (array <= high))
-        if bad.any():
-            i = int(np.argmax(bad))
-            _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=False)
-    return _read_only(array.astype(np.float64))
-
-
-def _flat(values: ArrayLike, field_name: str) -> NDArray[Any]:
-    column: Any = values
-    if isinstance(column, np.ndarray):
-        array = column
-    else:
-        if not isinstance(column, (list, tuple, range)):
-            if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
-                raise InputError(f"{field_name}: {values!r} is not a list of numbers")
-            column = list(column)
-        kinds = {type(v) for v in column}
-        if kinds <= {int}:
-            try:
-                array = np.array(column, dtype=np.int64)
-            except OverflowError:
-                array = np.array(column, dtype=object)
-        elif kinds == {float}:
-            array = np.array(column, dtype=np.float64)
-        else:
-            # One by one: numpy would spread nested lists over further dimensions.
-            array = np.empty(len(column), dtype=object)
-            for i, value in enumerate(column):
-                array[i] = value
-    if array.ndim != 1:
-        raise InputError(f"{field_name}: has {array.ndim} dimensions; a flat list is right")
-    return array
-
-
-def _request_number(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
-    where = f"{place}: {value!r}"
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where} is not {'an integer' if whole else 'a number'}")
-    if value != value or value in (float("inf"), float("-inf")):
-        raise InputError(f"{where} is not a finite number")
-    if whole and isinstance(value, float) and not value.is_integer():
-        raise InputError(f"{where} is not an integer")
-    if not low <= value <= high:
-        raise InputError(f"{where} is out of range; {low} to {high} is right")
-    return int(value) if whole else value
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    if array.flags.writeable:
-        array = array.copy() if array.base is not None else array
-        array.setflags(write=False)
-    return array

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.columns import real_column, whole_column
 from optsched.errors import InputError
 from optsched.files import (
     FORMATS,
@@ -31,13 +32,8 @@ from optsched.files import (
     write_bytes,
     write_json,
 )
-from optsched.instance import (
-    MAX_ROUND,
-    Instance,
-    Limits,
-    real_column,
-    whole_column,
-)
+from optsched.forecast import Forecast
+from optsched.instance import MAX_ROUND, Instance, Limits
 from optsched.schedule import COLUMNS, EvictMode, Schedule, check_columns
 
 __all__ = [
@@ -88,6 +84,7 @@ def read_instance(path: str | Path) -> Instance:
             predicted=requests.get("predicted"),
             predicted_lower=requests.get("predicted_lower"),
             predicted_upper=requests.get("predicted_upper"),
+            forecast=Forecast(**forecast) if (forecast := requests.get("forecast")) else None,
             name=stem(file) if data.get("name") is None else data["name"],
             id=requests.get("id"),
             known=data.get("known"),

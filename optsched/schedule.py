@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from optsched.columns import plain_numbers
 from optsched.errors import InputError
-from optsched.instance import Instance, plain_numbers
+from optsched.instance import Instance
 
 EvictMode = Literal["restart", "recompute"]
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
+from optsched.columns import MAX_TOKENS
 from optsched.errors import InputError
-from optsched.instance import MAX_ROUND, MAX_TOKENS
+from optsched.instance import MAX_ROUND
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -38,6 +39,19 @@ class LimitsFile(BaseModel):
     )
 
 
+class ForecastFile(BaseModel):
+    """Output tokens that requests have left, predicted again every few tokens."""
+
+    model_config = _STRICT
+    every: SkipValidation[_Count] = Field(description="tokens from one prediction to the next")
+    offsets: _Integers = Field(
+        description="request i has the entries remaining[offsets[i]:offsets[i+1]], one or more"
+    )
+    remaining: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]]] = Field(
+        description="tokens left; entry k of a request holds once it has produced every * k tokens"
+    )
+
+
 class RequestsFile(BaseModel):
     """Columns of equal length, one entry per request."""
 
@@ -54,6 +68,7 @@ class RequestsFile(BaseModel):
         None, description="lower ends of intervals that contain output_tokens"
     )
     predicted_upper: SkipValidation[_Counts | None] = Field(None, description="their upper ends")
+    forecast: ForecastFile | None = None
     id: SkipValidation[list[str | int] | None] = Field(
         None, description="external names, unique", json_schema_extra={"uniqueItems": True}
     )

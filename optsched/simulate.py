@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from optsched.errors import InputError, LoopError, PolicyError
 from optsched.instance import Instance
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Policy, Rules, View, interval_ratio, waiting_rank
-from optsched.predict import Predictor, estimates, predict
+from optsched.predict import Predictor, estimates, forecast_of, predict
 from optsched.schedule import EvictMode, Schedule, from_batches
 
 MAX_STALLED_BATCHES = 1_000_000
@@ -69,12 +68,10 @@ def simulate(
     else:
         made = policy
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
-    if isinstance(made, Rules):
-        schedule = _simulate_rules(told, made, cost, name, seed)
-    else:
-        schedule = _simulate_open(told, made, cost, name, seed)
     # What was predicted is no part of the problem that the schedule solves.
-    return schedule if told is instance else replace(schedule, instance_sha256=instance.sha256)
+    if isinstance(made, Rules):
+        return _simulate_rules(told, made, cost, name, seed, instance)
+    return _simulate_open(told, made, cost, name, seed, instance)
 
 
 def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
@@ -93,7 +90,7 @@ def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool,
 
 
 def _simulate_rules(
-    instance: Instance, rules: Rules, cost: CostModel, name: str, seed: int
+    instance: Instance, rules: Rules, cost: CostModel, name: str, seed: int, problem: Instance
 ) -> Schedule:
     from optsched import engine
     from optsched.replay import UNLIMITED
@@ -153,7 +150,7 @@ def _simulate_rules(
         offsets,
         request,
         tokens,
-        instance=instance,
+        instance=problem,
         evicted_offsets=evicted_offsets,
         evicted=evicted,
         start=start if late else None,
@@ -171,7 +168,7 @@ def _loop(
 
 
 def _simulate_open(
-    instance: Instance, policy: Policy, cost: CostModel, name: str, seed: int
+    instance: Instance, policy: Policy, cost: CostModel, name: str, seed: int, problem: Instance
 ) -> Schedule:
     """Ask a policy object before every batch; the twin of the compiled engine's loop."""
     n = instance.n
@@ -187,6 +184,9 @@ def _simulate_open(
     shown_arrival = np.full(n, -1.0)
     shown_prompt = np.full(n, -1, dtype=np.int64)
     shown_predicted = np.full(n, -1, dtype=np.int64)
+    shown_remaining = np.full(n, -1.0)
+    forecast = forecast_of(instance)
+    seen = np.zeros(n, dtype=np.int64)  # most tokens that each request has ever produced
     generated = np.zeros(n, dtype=np.int64)
     cached = np.zeros(n, dtype=np.int64)
     decoding = np.zeros(n, dtype=np.bool_)
@@ -200,6 +200,7 @@ def _simulate_open(
         shown_arrival,
         shown_prompt,
         shown_predicted,
+        shown_remaining,
         generated,
         cached,
         decoding,
@@ -226,6 +227,7 @@ def _simulate_open(
             shown_arrival[i] = arrival[i]
             shown_prompt[i] = instance.prompt_tokens[i]
             shown_predicted[i] = predicted[i]
+            shown_remaining[i] = forecast.left(i, 0, 0)
             if shown_lower is not None and shown_upper is not None:
                 assert instance.predicted_lower is not None
                 assert instance.predicted_upper is not None
@@ -243,9 +245,10 @@ def _simulate_open(
             arrival=public[0],
             prompt_tokens=public[1],
             predicted=public[2],
-            generated=public[3],
-            cached=public[4],
-            decoding=public[5],
+            remaining=public[3],
+            generated=public[4],
+            cached=public[5],
+            decoding=public[6],
             kv_capacity=instance.kv_capacity,
             kv_offset=instance.kv_offset,
             limits=instance.limits,
@@ -254,8 +257,8 @@ def _simulate_open(
             evict_mode=mode,
             generator=generator,
             cost=cost,
-            predicted_lower=public[6],
-            predicted_upper=public[7],
+            predicted_lower=public[7],
+            predicted_upper=public[8],
         )
         batch = _ask(policy, view, name, len(offsets) - 1)
         _check(batch, running, waiting, name, len(offsets) - 1)
@@ -267,6 +270,7 @@ def _simulate_open(
             decoding[i] = False
             if mode == "restart":
                 generated[i] = 0
+                shown_remaining[i] = forecast.left(i, seen[i], 0)
         since += 1
         if since > MAX_STALLED_BATCHES + longest:
             about = (running or waiting)[0]
@@ -308,12 +312,15 @@ def _simulate_open(
                     running.remove(i)
                     done += 1
                     since = 0
+                    continue
+                seen[i] = max(seen[i], generated[i])
+                shown_remaining[i] = forecast.left(i, seen[i], generated[i])
         running.sort(key=place.__getitem__)
     return from_batches(
         offsets,
         request,
         tokens,
-        instance=instance,
+        instance=problem,
         evicted_offsets=evicted_offsets,
         evicted=evicted,
         start=start if off_default else None,

@@ -23,8 +23,9 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.columns import MAX_TOKENS
 from optsched.errors import InputError
-from optsched.instance import MAX_TOKENS, Instance, KvAccounting
+from optsched.instance import Instance, KvAccounting
 
 DEFAULT_KV_CAPACITY = 100_000
 """KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100 (003)."""

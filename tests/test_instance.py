@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 
+from optsched.columns import MAX_TOKENS, real_column, whole_column
 from optsched.errors import InputError
-from optsched.instance import MAX_TOKENS, Instance, Limits, real_column, whole_column
+from optsched.instance import Instance, Limits
 from optsched.io import example_instances, read_instance
 
 

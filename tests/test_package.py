@@ -19,6 +19,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("least_squares",),
     ("hardware",),
+    ("columns",),
+    ("forecast",),
     ("instance", "version"),
     ("cost", "schedule"),
     ("schemas",),

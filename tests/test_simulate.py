@@ -15,6 +15,7 @@ from slow_judge import TIMED, batches, random_instance
 from optsched.cost import BatchCost
 from optsched.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
 from optsched.evaluate import evaluate
+from optsched.forecast import Forecast
 from optsched.instance import Instance, Limits
 from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
 from optsched.policies.base import Batch, View
@@ -51,18 +52,31 @@ RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)
 
 
 def random_predictions(rng: Random, instance: Instance) -> Instance:
-    """Return the instance with no predictions, wrong ones, or intervals."""
+    """Return the instance with no predictions, wrong ones, intervals, or a forecast."""
     outputs = instance.output_tokens.tolist()
-    kind = rng.randrange(3)
+    kind = rng.randrange(4)
     if kind == 0:
         return instance
     if kind == 1:
         return replace(instance, predicted=[max(1, o + rng.randint(-3, 3)) for o in outputs])
+    if kind == 2:
+        return replace(instance, forecast=random_forecast(rng, outputs))
     return replace(
         instance,
         predicted_lower=[rng.randint(1, o) for o in outputs],
         predicted_upper=[o + rng.randint(0, 4) for o in outputs],
     )
+
+
+def random_forecast(rng: Random, outputs: list[int]) -> Forecast:
+    """Return what is predicted every 1 to 3 tokens, for up to 9 tokens more than there are."""
+    every = rng.randint(1, 3)
+    left = [
+        [max(0, o - k + rng.randint(-3, 3)) for k in range(0, o + rng.randint(0, 9), every)]
+        for o in outputs
+    ]
+    offsets = np.cumsum([0, *map(len, left)])
+    return Forecast(every, offsets, np.concatenate(left).astype(float))
 
 
 def random_cases(seed: int, count: int) -> list[Instance]:

@@ -86,7 +86,7 @@ def simulate(
     emit_json(data, json_out)
     if json_out != "-":
         show_metrics(metrics, instance)
-        if instance.predicted is None:
+        if not instance.has_predictions:
             print("\npredictor: oracle (the instance carries no predictions)")
             note = lengths_note(made, info, instance)
             if note is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optsched.cli.options import InstanceFile, Seed, check_outputs
+
+if TYPE_CHECKING:
+    from optsched.instance import Instance
 
 
 def predict(
@@ -35,12 +38,11 @@ def predict(
     check_outputs(out)
     told = run(instance, predictor, seed=seed)
     write_instance(told, out)
-    print(f"{out}: {told.n} requests; {summary(told.predicted, told.predicted_lower)}")
+    print(f"{out}: {told.n} requests; {summary(told)}")
 
 
-def summary(points: object, lower: object) -> str:
-    """Return in words which columns there are."""
-    kinds = [
-        name for name, column in (("points", points), ("intervals", lower)) if column is not None
-    ]
+def summary(instance: Instance) -> str:
+    """Return in words which predictions there are."""
+    names = {"points": "predicted", "intervals": "predicted_lower", "a forecast": "forecast"}
+    kinds = [name for name, key in names.items() if getattr(instance, key) is not None]
     return " and ".join(kinds) or "no predictions"

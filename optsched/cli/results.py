@@ -49,7 +49,7 @@ def result_dict(
         "gap_definition": "(objective - bound) / objective",
         "certificate": None,
         "policy": policy,
-        "predictor": "oracle" if instance.predicted is None else "instance",
+        "predictor": "instance" if instance.has_predictions else "oracle",
         "cost_model": None
         if cost_model is None
         else {"name": cost_model.name, "sha256": cost_model.sha256},

@@ -140,7 +140,7 @@ def is_clairvoyant(made: Rules | Policy, info: PolicyInfo, instance: Instance) -
     Rules say so themselves, in the form that applies to the instance's time unit; for a policy
     object the registry does. Nothing is clairvoyant where predictions are given.
     """
-    if instance.predicted is not None or instance.predicted_upper is not None:
+    if instance.has_predictions:
         return False
     if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
         return False

@@ -174,6 +174,9 @@ class View:
     arrival : ndarray of float64
     prompt_tokens, predicted : ndarray of int64
         Prompt, and predicted output tokens (the true ones when nothing was predicted).
+    remaining : ndarray of float64
+        Predicted output tokens left, >= 1: what the instance's forecast says of a request now, or
+        ``predicted`` less the tokens produced.
     generated, cached : ndarray of int64
         Output tokens produced so far, and KV tokens stored.
     decoding : ndarray of bool
@@ -199,6 +202,7 @@ class View:
     arrival: NDArray[np.float64]
     prompt_tokens: NDArray[np.int64]
     predicted: NDArray[np.int64]
+    remaining: NDArray[np.float64]
     generated: NDArray[np.int64]
     cached: NDArray[np.int64]
     decoding: NDArray[np.bool_]

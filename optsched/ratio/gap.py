@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -111,7 +111,7 @@ def gap_breakdown(
         raise UsageError("gap_breakdown: an instance in rounds is right; it needs the optimum")
     if instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError("gap_breakdown: an instance without limits on batches is right")
-    truth = replace(instance, predicted=None, predicted_lower=None, predicted_upper=None)
+    truth = instance.without_predictions()
     name, bare = _without_predictor(policy)
     told = [_latency(instance, policy, seed + k) for k in range(seeds)]
     oracle = [_latency(truth, bare, seed + k) for k in range(seeds)]

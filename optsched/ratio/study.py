@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -397,7 +397,7 @@ def _references(
 ) -> tuple[float | None, float | None]:
     """Return two values between which the reference lies; None where there is none."""
     if reference == "h-sf":
-        truth = replace(instance, predicted=None, predicted_lower=None, predicted_upper=None)
+        truth = instance.without_predictions()
         value = _tel(truth, "h-sf", cost_model, 1, seed)
         return value, value
     if reference == "bound":
