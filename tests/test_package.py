@@ -41,7 +41,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("solve", "bound"),
     ("compare",),
     ("ratio",),
-    ("experiments", "plot", "report", "trace"),
+    ("plot",),
+    ("experiments", "report", "trace"),
     ("cli",),
     ("__main__",),
 )

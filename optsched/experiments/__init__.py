@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from optsched.errors import InputError
 
@@ -53,6 +53,54 @@ class Claim:
 
 
 @dataclass(frozen=True, eq=False)
+class Figure:
+    """A picture of an experiment's rows, drawn by `optsched.plot.rows`.
+
+    Parameters
+    ----------
+    name : str
+        Of the file, and of ``optsched plot --kind``.
+    x : str
+        Column; unused by histograms.
+    y : str or sequence of str
+        Columns: means over the rows that agree in ``x`` and series.
+    kind : {"line", "bar", "histogram"}
+    series, panel : str, optional
+        Columns whose values are a line or bar each, and a panel each.
+    over : object, optional
+        A value of ``series`` by which the others are divided.
+    where : mapping
+        Values of columns that a row must have.
+    labels : mapping
+        Words for columns and for values of series and panels.
+    published : mapping
+        For bars: a paper's value by value of ``x``.
+    reference : mapping of str to float
+        Lines at values that a paper states.
+    title, x_label, y_label : str
+        With units; default: what the experiment's ``columns`` say.
+    log : str
+        Axes with logarithmic scales: "", "x", "y" or "xy".
+    """
+
+    name: str
+    x: str
+    y: str | Sequence[str]
+    kind: Literal["line", "bar", "histogram"] = "line"
+    series: str | None = None
+    panel: str | None = None
+    over: Any = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[Any, str] = field(default_factory=dict)
+    published: Mapping[Any, float] = field(default_factory=dict)
+    reference: Mapping[str, float] = field(default_factory=dict)
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """A named experiment.
 
@@ -75,6 +123,8 @@ class Experiment:
         How many trials run unless told; None: all.
     columns : mapping of str to str
         What the columns of the results mean.
+    figures : sequence of Figure
+        Pictures written beside the results.
     """
 
     name: str
@@ -86,6 +136,7 @@ class Experiment:
     summarize: Callable[[Sequence[Row]], list[Claim]]
     default_trials: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    figures: Sequence[Figure] = ()
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters with those given (texts are converted) in place.

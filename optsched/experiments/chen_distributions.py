@@ -9,11 +9,13 @@ import numpy as np
 
 from optsched import theory
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 from optsched.instance import Instance
 from optsched.ratio.families import from_shares, two_point
 from optsched.simulate import simulate
+
+SIDES = {"ratio": "simulated", "closed_form": "closed form", "bound": "bound"}
 
 
 def _two_points(policy: str, capacities: Sequence[int]) -> Iterable[Row]:
@@ -154,4 +156,29 @@ EXPERIMENT = Experiment(
         "bound": "the theorem's bound; for worst, the largest Rayleigh quotient (s = 0)",
         "error": "why there is no schedule",
     },
-)
+    figures=[
+        *(
+            Figure(
+                family, "q", ("ratio", "closed_form", "bound"), panel="policy",
+                where={"family": family, "kv_capacity": 8000}, labels=SIDES,
+                title=f"outputs of a {family} distribution, M = 8000",
+                x_label="q", y_label="total latency over H-SF's",
+            )
+            for family in ("geometric", "weighted-geometric")
+        ),
+        Figure(
+            "worst", "long", ("ratio", "closed_form", "bound"), panel="policy", log="x",
+            where={"family": "worst", "kv_capacity": 8000}, labels=SIDES,
+            title="worst shares of outputs, M = 8000",
+            x_label="longest output [tokens]", y_label="total latency over H-SF's",
+        ),
+        Figure(
+            "two-point", "share", ("ratio", "bound"), series="policy", panel="long",
+            where={"family": "two-point", "kv_capacity": 8000},
+            labels={**SIDES, 20: "10 and 20 tokens", 30: "10 and 30 tokens",
+                    100: "10 and 100 tokens"},
+            title="outputs of two lengths, M = 8000",
+            x_label="share of the short outputs", y_label="total latency over H-SF's",
+        ),
+    ],
+)  # fmt: skip

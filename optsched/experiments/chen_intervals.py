@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.predict import predict
@@ -135,4 +135,12 @@ EXPERIMENT = Experiment(
         "mean_kv": "mean KV held, tokens",
         "error": "why there is no schedule",
     },
-)
+    figures=[
+        Figure(
+            "latency", "requests", "mean_latency_s", series="policy", panel="prediction",
+            labels={"1000": "one interval [1, 1000]", "classes": "ten classes of 100 tokens",
+                    **{x: f"relative intervals, {x}" for x in ("x=0.1", "x=0.95", "x=0.99")}},
+            x_label="requests, all at 0", y_label="mean latency [s]",
+        )
+    ],
+)  # fmt: skip

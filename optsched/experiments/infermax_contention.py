@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import (
     COLUMNS,
     MODEL,
@@ -18,6 +18,7 @@ from optsched.experiments.offline import (
     worst_case,
 )
 
+OUTPUTS = {o: f"output O = {o} tokens" for o in (1, 32, 1024)}
 LIMITED = "sarathi:max_running=128"
 """Sarathi with the batch size that its simulator has by default."""
 SCHEDULERS = [
@@ -116,4 +117,15 @@ EXPERIMENT = Experiment(
     run=run_fixed,
     summarize=summarize,
     columns=COLUMNS,
-)
+    figures=[
+        Figure("tps-1024", "prompt", "tps", series="scheduler", panel="output", log="x",
+               over="vllm", where={"requests": 1024, "variant": "text"}, labels=OUTPUTS,
+               reference={"least published for Sarathi": 1 - 0.409},
+               title="1024 requests: throughput", x_label="prompt I [tokens]",
+               y_label="tokens per second over vLLM's"),
+        Figure("makespan-32", "prompt", "makespan_s", series="scheduler", panel="output", log="x",
+               over="vllm", where={"requests": 32, "variant": "text"}, labels=OUTPUTS,
+               title="32 requests: makespan", x_label="prompt I [tokens]",
+               y_label="makespan over vLLM's"),
+    ],
+)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from optsched.cost import load_cost_model
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import MODEL, POWERS, quiet
 from optsched.experiments.runner import measured
 from optsched.generate import generate
@@ -129,4 +129,13 @@ EXPERIMENT = Experiment(
         "evictions": "of the optimum",
         "vllm_ms": "makespan of vLLM; likewise eviction-free and Sarathi",
     },
-)
+    figures=[
+        Figure(
+            "makespan", "prompt", ("optimum_ms", "ef_optimum_ms", *SCHEDULERS), log="xy",
+            labels={"optimum_ms": "optimum", "ef_optimum_ms": "optimum without evictions",
+                    "vllm_ms": "vLLM", "vllm_ef_ms": "vLLM without evictions",
+                    "sarathi_ms": "Sarathi"},
+            x_label="prompt I [tokens]", y_label="makespan [ms]",
+        )
+    ],
+)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import (
     COLUMNS,
     MODEL,
@@ -99,4 +99,14 @@ EXPERIMENT = Experiment(
     run=run_fixed,
     summarize=summarize,
     columns=COLUMNS,
-)
+    figures=[
+        Figure(name, "prompt", column, series="eviction_free", over=False, panel="scheduler",
+               log=log, where={"variant": "text"}, labels={True: "eviction-free"},
+               x_label="prompt I [tokens]", y_label=f"{words} over the original's")
+        for name, column, words, log in (
+            ("tps", "tps", "tokens per second", "x"),
+            ("ttft", "mean_ttft_s", "mean TTFT", "xy"),
+            ("tpot", "mean_tpot_s", "mean TPOT", "xy"),
+        )
+    ],
+)  # fmt: skip

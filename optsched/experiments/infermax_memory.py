@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import (
     COLUMNS,
     MODEL,
@@ -96,4 +96,12 @@ EXPERIMENT = Experiment(
     run=run_fixed,
     summarize=summarize,
     columns=COLUMNS,
-)
+    figures=[
+        Figure(f"tps-{scheduler}", "prompt", "tps", series="eviction_free", over=False,
+               panel="kv_capacity", log="x", where={"variant": "text", "scheduler": scheduler},
+               labels={True: "eviction-free", "kv_capacity": "M ="},
+               title=f"{scheduler} without evictions over itself",
+               x_label="prompt I [tokens]", y_label="tokens per second over the original's")
+        for scheduler in SCHEDULERS
+    ],
+)  # fmt: skip

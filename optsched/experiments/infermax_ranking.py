@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import (
     COLUMNS,
     MODEL,
@@ -120,4 +120,13 @@ EXPERIMENT = Experiment(
     run=run,
     summarize=summarize,
     columns={**COLUMNS, "mix": "two groups, each of short or long input and output"},
-)
+    figures=[
+        Figure(name, "requests", column, series="scheduler", panel="mix", log="x",
+               over="rank-input", where={"variant": "text"},
+               x_label="requests", y_label=f"{words} over rank-input's")
+        for name, column, words in (
+            ("ttft", "mean_ttft_s", "mean TTFT"), ("tpot", "mean_tpot_s", "mean TPOT"),
+            ("makespan", "makespan_s", "makespan"),
+        )
+    ],
+)  # fmt: skip

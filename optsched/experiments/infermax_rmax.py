@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.offline import COLUMNS, MODEL, POWERS, SCHEDULERS, grid, run_fixed
 
 BEST = {32: 512, 1024: 128}
@@ -70,4 +70,12 @@ EXPERIMENT = Experiment(
     run=run_fixed,
     summarize=summarize,
     columns=COLUMNS,
-)
+    figures=[
+        Figure(f"tps-o{output}", "max_running", "tps", series="prompt", panel="scheduler", log="x",
+               where={"variant": "text", "output": output},
+               labels={i: f"I = {i}" for i in POWERS},
+               title=f"throughput by R_max, output O = {output} tokens",
+               x_label="R_max [requests]", y_label="tokens per second")
+        for output in BEST
+    ],
+)  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.simulate import simulate
@@ -43,6 +43,10 @@ COLUMNS = {
     "busy_share": "mean KV held in the second half of the arrivals, over M",
     "error": "why there is no schedule: a loop",
 }
+
+
+LATENCY = "mean latency [s]"
+RATES = {HIGH: "50 requests per second", LOW: "10 requests per second"}
 
 
 def trial(parameters: Mapping[str, Any], seed: int, draw: int, **more: Any) -> Row:
@@ -133,6 +137,9 @@ TABLE = Experiment(
     run=run,
     summarize=_table_summary,
     columns=COLUMNS,
+    figures=[
+        Figure("latency", "policy", "mean_latency_s", "bar", published=TABLE_1, x_label=LATENCY)
+    ],
 )
 
 
@@ -200,7 +207,11 @@ SLOPES = Experiment(
     run=run,
     summarize=_slope_summary,
     columns=COLUMNS,
-)
+    figures=[
+        Figure("latency", "requests", "mean_latency_s", series="policy", panel="rate",
+               labels=RATES, y_label=LATENCY)
+    ],
+)  # fmt: skip
 
 
 # --- Figures 6 to 11 ----------------------------------------------------------------------------
@@ -295,7 +306,12 @@ ALPHA = Experiment(
     run=run,
     summarize=_alpha_summary,
     columns=COLUMNS,
-)
+    figures=[
+        Figure("latency", "alpha", "mean_latency_s", series="beta", panel="rate",
+               labels={**RATES, 1.0: "clear all", 0.1: "beta 0.1", 0.2: "beta 0.2"},
+               y_label=LATENCY)
+    ],
+)  # fmt: skip
 
 
 def _beta_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
@@ -350,7 +366,12 @@ BETA = Experiment(
     run=run,
     summarize=_beta_summary,
     columns=COLUMNS,
-)
+    figures=[
+        Figure("latency", "beta", "mean_latency_s", series="alpha", panel="rate",
+               labels={**RATES, 0.06: "alpha 0.06", 0.07: "alpha 0.07", 0.1: "alpha 0.1"},
+               y_label=LATENCY)
+    ],
+)  # fmt: skip
 
 
 def _memory_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
@@ -393,4 +414,9 @@ MEMORY = Experiment(
     run=run,
     summarize=_memory_summary,
     columns=COLUMNS,
-)
+    figures=[
+        Figure("shares", "rate", ("peak_share", "busy_share"), "bar", reference={"M": 1.0},
+               labels={**RATES, "peak_share": "peak", "busy_share": "mean, second half"},
+               x_label="KV held over M")
+    ],
+)  # fmt: skip

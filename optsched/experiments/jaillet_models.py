@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.simulate import simulate
@@ -115,6 +115,24 @@ def _experiment(model: str, summary: str) -> Experiment:
             "ratio_to_best_known": "the ratio to the optimum is at least this",
             "ratio_to_bound": "and at most this",
         },
+        figures=[
+            Figure(
+                name="ratios",
+                x="seed",
+                y=("ratio_to_best_known", "ratio_to_bound"),
+                kind="histogram",
+                labels={
+                    "ratio_to_best_known": "over the best known",
+                    "ratio_to_bound": "over the bound",
+                },
+                reference={
+                    f"published {name}": ratio
+                    for name, ratio in PRINTED[model].items()
+                    if name != "optimal"
+                },
+                x_label="total latency of MC-SF over the optimum's, which lies between",
+            )
+        ],
     )
 
 

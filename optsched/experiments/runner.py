@@ -17,6 +17,7 @@ from typing import Any
 from optsched import __version__
 from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments import Claim, Experiment, Row, get_experiment
+from optsched.experiments.figures import write_figures
 from optsched.experiments.store import Store, trial_key
 from optsched.files import json_text, write_bytes
 
@@ -96,7 +97,8 @@ def run_experiment(
         Where the processes are: here, or on the Dask cluster that the environment configures.
     seed : int
     out : path, optional
-        Folder for ``results.sqlite``, ``results.csv``, ``timings.csv`` and ``summary.json``.
+        Folder for ``results.sqlite``, ``results.csv``, ``timings.csv``, ``summary.json``
+        and the figures.
     resume : bool
         Take trials that the folder's store has; else run all again.
     progress : callable, optional
@@ -158,6 +160,7 @@ def run_experiment(
         timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(outcome.wall_s)]
         write_bytes(csv_text(timings).encode(), folder / "timings.csv")
         write_bytes(json_text(outcome.summary()).encode(), folder / "summary.json")
+        write_figures(experiment, rows, outcome.claims, folder)
     return outcome
 
 
