@@ -373,9 +373,10 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
 
 
 def _load_engine() -> None:
-    """Run one request, so that no policy's clock sees the engine being compiled or loaded."""
+    """Run one request, so that no policy's clock sees its engine being compiled or loaded."""
     one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
     simulate(one, "fcfs")
+    simulate(one, "trail")
 
 
 def _feature_notes(made: object, instance: Instance) -> tuple[str, ...]:

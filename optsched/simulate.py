@@ -71,6 +71,11 @@ def simulate(
     # What was predicted is no part of the problem that the schedule solves.
     if isinstance(made, Rules):
         return _simulate_rules(told, made, cost, name, seed, instance)
+    if hasattr(made, "compiled"):
+        mode: EvictMode = "restart" if instance.in_rounds else _evict_mode(made, name)
+        found = made.compiled(told, cost, mode)
+        chunked = instance.chunked_prefill is not False
+        return _schedule_of(found, instance, name, mode, cost, chunked)
     return _simulate_open(told, made, cost, name, seed, instance)
 
 
@@ -133,6 +138,15 @@ def _simulate_rules(
         mode == "restart",
         np.random.default_rng(seed),
     )
+    return _schedule_of(found, problem, name, mode, cost, chunked)
+
+
+def _schedule_of(
+    found: Any, instance: Instance, name: str, mode: EvictMode, cost: CostModel, chunked: bool
+) -> Schedule:
+    """Return the schedule that a compiled loop made, or raise why it made none."""
+    from optsched import engine
+
     outcome, about, size, batches, now = (v for v in found[:5])
     offsets, request, tokens, evicted_offsets, evicted, start, late = found[5:]
     if outcome != engine.DONE:
@@ -142,7 +156,7 @@ def _simulate_rules(
             engine.STALLED: "no request completed for too long",
         }[int(outcome)]
         if outcome == engine.STUCK and not chunked:
-            for limit, value in limits.as_dict().items():
+            for limit, value in instance.limits.as_dict().items():
                 if limit != "max_running" and size > value:
                     reason = f"its input of {size} tokens exceeds {limit} {value}, and is not split"
         raise _loop(instance, name, int(about), int(batches), float(now), reason)
@@ -150,7 +164,7 @@ def _simulate_rules(
         offsets,
         request,
         tokens,
-        instance=problem,
+        instance=instance,
         evicted_offsets=evicted_offsets,
         evicted=evicted,
         start=start if late else None,
@@ -172,9 +186,7 @@ def _simulate_open(
 ) -> Schedule:
     """Ask a policy object before every batch; the twin of the compiled engine's loop."""
     n = instance.n
-    mode: EvictMode = getattr(policy, "evict_mode", "recompute")
-    if mode not in ("restart", "recompute"):
-        raise InputError(f"policy {name!r}: evict_mode {mode!r}; restart or recompute is right")
+    mode = _evict_mode(policy, name)
     if instance.in_rounds:
         mode = "restart"
     predicted, _ = estimates(instance)
@@ -327,6 +339,13 @@ def _simulate_open(
         evict_mode=mode,
         cost_model_sha256=cost.sha256,
     )
+
+
+def _evict_mode(policy: Policy, name: str) -> EvictMode:
+    mode: EvictMode = getattr(policy, "evict_mode", "recompute")
+    if mode not in ("restart", "recompute"):
+        raise InputError(f"policy {name!r}: evict_mode {mode!r}; restart or recompute is right")
+    return mode
 
 
 def _ask(policy: Policy, view: View, name: str, batch: int) -> Batch:

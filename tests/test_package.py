@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specs",),
     ("replay", "predict", "theory", "validity"),
     ("evaluate", "engine"),
+    ("rerank",),
     ("policies",),
     ("simulate",),
     ("policies.readable",),

@@ -37,6 +37,9 @@ VALUES = {
     "window": ["2"],
     "batch_size": ["2"],
     "c": ["0.3", "1"],
+    "keep": ["true"],
+    "refine": ["false"],
+    "max_batch_tokens": ["3"],
 }
 """Values to try for parameters of this name, whichever policy has them."""
 

@@ -246,7 +246,9 @@ class Policy(Protocol):
     Two attributes are optional. ``evict_mode`` says what an eviction loses (default
     ``"recompute"``). ``clairvoyant = False`` says that the policy never reads the view's
     ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
-    it, and without predictions, results say that it may use them.
+    it, and without predictions, results say that it may use them. A shipped policy may also bring
+    ``compiled(instance, cost, mode)``, a loop that decides as `batch` would and returns what
+    `optsched.rerank.run` does.
     """
 
     def batch(self, view: View) -> Batch:

@@ -1,0 +1,273 @@
+"""Policies of TRAIL (000): shortest predicted remaining work first, with limited preemption.
+
+They read what an instance predicts: the first prediction of a request, and, where it carries a
+forecast, what is left as it runs. Without predictions the oracle predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from optsched.cost import CostModel
+from optsched.errors import InputError
+from optsched.instance import Instance
+from optsched.policies import policy
+from optsched.policies.base import Batch, Rules, View
+from optsched.predict import estimates, forecast_of
+from optsched.schedule import EvictMode
+
+BATCH_TOKENS = 512
+"""Tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
+
+
+class Trail:
+    """All requests in one line, ranked anew before every batch (000, section 3.3).
+
+    Parameters
+    ----------
+    c : float
+        C in [0, 1]: a request that holds KV and has produced floor(C r) tokens or more, r its
+        first prediction, can no longer be preempted. 1 is SRPT.
+    refine : bool
+        Whether the rank is what the latest prediction leaves; else the first prediction less the
+        tokens produced.
+    keep : bool
+        Whether a preempted request's KV stays until somebody needs the memory; else it is
+        discarded at once.
+    max_running, max_batch_tokens : int, optional
+        Requests and tokens of a batch.
+
+    Notes
+    -----
+    The paper's text says of preempted requests both that "the cache must keep the intermediate
+    state" (section 2) and that they are discarded and recomputed when memory is out (section 4):
+    that is ``keep``. FORMULATIONS of optsched and its default discard at once.
+    """
+
+    evict_mode: EvictMode = "recompute"
+
+    def __init__(
+        self,
+        *,
+        c: float = 0.8,
+        refine: bool = True,
+        keep: bool = False,
+        max_running: int | None = None,
+        max_batch_tokens: int | None = BATCH_TOKENS,
+    ) -> None:
+        if not 0 <= c <= 1:
+            raise InputError(f"c: {c!r}; 0 <= c <= 1 is right")
+        for name, value in (("max_running", max_running), ("max_batch_tokens", max_batch_tokens)):
+            if value is not None and value < 1:
+                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+        self.c, self.refine, self.keep = c, refine, keep
+        self.max_running, self.max_batch_tokens = max_running, max_batch_tokens
+
+    def place(self, view: View, i: int) -> tuple[bool, float, float, int]:
+        """Return a request's place in the line: ascending, first those beyond preemption."""
+        beyond = i in view.running and view.generated[i] >= math.floor(self.c * view.predicted[i])
+        left = max(1.0, float(view.predicted[i] - view.generated[i]))
+        if self.refine:
+            left = float(view.remaining[i])
+        return not beyond, left, float(view.arrival[i]), i
+
+    def batch(self, view: View) -> Batch:
+        """Return the next batch.
+
+        In the order of the line each request takes a seat, of which there are ``max_running``,
+        and the KV that it will hold, a whole input from its admission on. Whoever finds no room
+        loses its seat, and nobody behind is admitted. Decodes have the batch's tokens first, all
+        but those that a prefill at the head of the line needs, then prefills in the order of
+        the line.
+
+        Notes
+        -----
+        Where an instance keeps phases apart, the head of the line decides which one runs; where
+        it forbids chunks, a prefill beyond ``max_batch_tokens`` runs alone once it is the head.
+        """
+        limits = view.limits
+        own_batch = self.max_batch_tokens or math.inf
+        hard_batch = limits.max_batch_tokens or math.inf
+        hard_prefill = limits.max_prefill_tokens or math.inf
+        hard_running = limits.max_running or math.inf
+        most_batch = min(own_batch, hard_batch)
+        seats = min(self.max_running or math.inf, hard_running)
+        line = sorted([*view.running, *view.waiting], key=lambda i: self.place(view, i))
+        head = line[0]
+
+        room = min(hard_batch, hard_prefill)
+        need: float = 0 if view.decoding[head] else view.rest(head)
+        if view.chunked:
+            need = min(need, 1)
+        elif need > room:
+            need = 0  # this head will never run
+        alone = need > own_batch
+        n_decoding = sum(bool(view.decoding[i]) for i in view.running)
+        decodes = 0 if alone else min(n_decoding, most_batch - need)
+        prefills = room if alone else min(most_batch - decodes, hard_prefill)
+        if not view.hybrid and need > 0:
+            decodes = 0
+            prefills = room if alone else min(most_batch, hard_prefill)
+        if not view.hybrid and need == 0:
+            prefills = 0
+
+        tokens: dict[int, int] = {}
+        lost: list[int] = []
+        used = holders = 0
+        refused = False
+        for i in line:
+            fresh = i in view.waiting
+            if fresh and refused:
+                continue
+            work: float = 0
+            if view.decoding[i]:
+                work = 1 if decodes >= 1 else 0
+                kv = int(view.cached[i] + work)
+            else:
+                if not alone or i == head:
+                    rest = view.rest(i)
+                    work = min(rest, prefills) if view.chunked or rest <= prefills else 0
+                kv = int(view.prompt_tokens[i] + view.generated[i])
+            kv += view.kv_offset
+            if (fresh and work == 0) or holders + 1 > seats or used + kv > view.kv_capacity:
+                refused = True
+                if not fresh:
+                    lost.append(i)
+                continue
+            holders += 1
+            used += kv
+            if work == 0:
+                continue
+            tokens[i] = int(work)
+            if view.decoding[i]:
+                decodes -= 1
+            else:
+                prefills -= work
+        if not tokens:
+            return Batch()
+        evicted = []
+        for i in lost:
+            kv = view.held([i])
+            if self.keep and holders < hard_running and used + kv <= view.kv_capacity:
+                holders += 1
+                used += kv
+            else:
+                evicted.append(i)
+        return Batch(tokens=tokens, evict=evicted)
+
+    def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
+        """Run to the end as `batch` would; see `optsched.rerank.run`."""
+        from optsched import rerank
+        from optsched.replay import UNLIMITED
+
+        forecast = forecast_of(instance)
+        arrival = np.asarray(instance.arrival, dtype=np.float64)
+        limits = instance.limits
+        return rerank.run(
+            arrival,
+            instance.prompt_tokens,
+            instance.output_tokens,
+            estimates(instance)[0],
+            forecast.every,
+            forecast.offsets,
+            forecast.remaining,
+            instance.kv_capacity,
+            instance.kv_offset,
+            limits.max_batch_tokens or UNLIMITED,
+            limits.max_prefill_tokens or UNLIMITED,
+            limits.max_running or UNLIMITED,
+            cost.array,
+            np.lexsort((np.arange(instance.n), arrival)),
+            self.c,
+            self.refine,
+            self.keep,
+            self.max_batch_tokens or UNLIMITED,
+            self.max_running or UNLIMITED,
+            instance.hybrid_batching is not False,
+            instance.chunked_prefill is not False,
+            mode == "restart",
+        )
+
+
+@policy(
+    "trail",
+    "least predicted remaining output first, preempting requests early in their run",
+    clairvoyant=True,
+    paper="000, section 3.3",
+)
+def trail(
+    *,
+    c: float = 0.8,
+    refine: bool = True,
+    keep: bool = False,
+    max_running: int | None = None,
+    max_batch_tokens: int | None = BATCH_TOKENS,
+) -> Trail:
+    """See `Trail`; ``refine=false`` is the paper's Trail-BERT."""
+    return Trail(
+        c=c, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
+    )
+
+
+@policy(
+    "srpt",
+    "least predicted remaining output first, preempting at any time",
+    clairvoyant=True,
+    paper="000, section 3.3 (C = 1)",
+)
+def srpt(
+    *,
+    refine: bool = True,
+    keep: bool = False,
+    max_running: int | None = None,
+    max_batch_tokens: int | None = BATCH_TOKENS,
+) -> Trail:
+    """`trail` with C = 1.
+
+    Notes
+    -----
+    Up to its first prediction a request may be preempted; one that outlives it is not, since it
+    may end with any token.
+    """
+    return Trail(
+        c=1.0, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
+    )
+
+
+@policy(
+    "vllm-sjf",
+    "vLLM with chunked prefill: new requests first, by predicted output",
+    clairvoyant=True,
+    paper="000, section 4",
+)
+def vllm_sjf(*, max_running: int | None = None) -> Rules:
+    """Shortest first prediction among those that wait; they go before running requests.
+
+    Running requests are never preempted for a shorter one; for want of KV the latest arrival is
+    evicted, and waits at its place in the order.
+    """
+    return Rules(
+        order="output",
+        groups=("waiting", "running"),
+        chunked=True,
+        max_prefill_tokens=BATCH_TOKENS,
+        max_running=max_running,
+    )
+
+
+@policy(
+    "vllm-fcfs",
+    "vLLM with chunked prefill: new requests first, by arrival",
+    paper="000, section 4",
+)
+def vllm_fcfs(*, max_running: int | None = None) -> Rules:
+    """The paper's baseline: as `vllm_sjf`, first come first served."""
+    return Rules(
+        groups=("waiting", "running"),
+        chunked=True,
+        max_prefill_tokens=BATCH_TOKENS,
+        max_running=max_running,
+    )

@@ -1,0 +1,249 @@
+"""TRAIL: preemption by hand, compiled against readable, and its predictor."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from slow_judge import TIMED, random_instance
+from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
+
+from optsched.cost import BatchCost
+from optsched.errors import InputError, LoopError, OptschedError
+from optsched.evaluate import evaluate
+from optsched.forecast import Forecast
+from optsched.instance import Instance, Limits
+from optsched.policies import is_clairvoyant, make_policy
+from optsched.policies.base import Batch, View
+from optsched.policies.trail import Trail
+from optsched.simulate import simulate
+
+MODULE = importlib.import_module("optsched.simulate")  # the package names its function so
+LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
+"""A batch of c tokens takes c + 1 seconds."""
+STEP = BatchCost("step", 1, {"base": "1000"})
+"""Every batch takes a second."""
+
+
+class Open:
+    """A policy without its compiled loop."""
+
+    evict_mode = "recompute"
+
+    def __init__(self, policy: Trail) -> None:
+        self.policy = policy
+
+    def batch(self, view: View) -> Batch:
+        return self.policy.batch(view)
+
+
+# --- the compiled loop and its twin -------------------------------------------------------------
+
+SPECS = [
+    f"trail:c={c},refine={refine},keep={keep}"
+    for c in (0, 0.4, 1)
+    for refine in ("true", "false")
+    for keep in ("true", "false")
+]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "srpt"])
+def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 300)
+    policy = make_policy(spec)[0]
+    rng = Random(spec)
+    finished = evicting = pausing = 0
+    for number in range(60):
+        instance = random_predictions(rng, random_instance(rng, most=8))
+        # The shipped 512 tokens would never bind here.
+        policy.max_batch_tokens = rng.choice([None, rng.randint(1, 12)])
+        policy.max_running = rng.choice([None, 1, 2, 3])
+        fast = run_or_error(instance, policy, seed=number)
+        slow = run_or_error(instance, Open(policy), seed=number)
+        if isinstance(fast, OptschedError) or isinstance(slow, OptschedError):
+            assert type(fast) is type(slow) is LoopError, (fast, slow, instance.to_dict())
+            continue
+        assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
+        judged = evaluate(instance, fast, cost_of(instance))
+        finished += 1
+        evicting += len(fast.evicted) > 0
+        pausing += bool(judged.pauses.sum() > 0)
+    assert finished >= 45
+    assert evicting >= 5
+    if "c=1" in spec and "keep=true" in spec:
+        assert pausing >= 5
+
+
+def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
+    rng = Random(3)
+    for _ in range(100):
+        instance = random_instance(rng, unit="second", most=8, limits=Limits())
+        policy = Trail(max_batch_tokens=rng.randint(1, 9), max_running=rng.randint(1, 3))
+        evaluate(instance, simulate(instance, policy, TIMED), TIMED)
+    # Refilling 3 + 3 tokens in one piece, where the machine takes 4, is impossible.
+    fixed = {"limits": Limits(4), "chunked_prefill": False, "time_unit": "second"}
+    instance = Instance([0, 2.5], [3, 1], [9, 1], kv_capacity=12, **fixed)
+    with pytest.raises(LoopError, match="request 0: its input of 6 tokens exceeds max_batch"):
+        simulate(instance, Trail(c=1, max_running=1), STEP)
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def two(second_output: int, **fields) -> Instance:
+    """A of 3 + 6 tokens at 0, and B of 1 + ``second_output`` that comes in A's third batch."""
+    return Instance(
+        [0, 2.5], [3, 1], [6, second_output], kv_capacity=100, time_unit="second", **fields
+    )
+
+
+def test_a_shorter_request_preempts_and_the_longer_one_is_computed_again() -> None:
+    # After three batches A has 3 of 6 tokens: 3 left, B has 2. One seat: A goes, and comes back
+    # with its 3 + 3 tokens to refill, which produces the fourth.
+    found = simulate(two(2), "srpt:max_running=1", STEP)
+    assert rows_of(found) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 6}, {0: 1}, {0: 1}]
+    assert evicted_of(found) == {3: [0]}
+    # With 3 left each, the earlier arrival stays.
+    assert not len(simulate(two(3), "srpt:max_running=1", STEP).evicted)
+
+
+@pytest.mark.parametrize(("c", "preempted"), [(1, True), (0.67, True), (0.66, False), (0, False)])
+def test_beyond_floor_c_r_tokens_nobody_is_preempted(c: float, preempted: bool) -> None:
+    # r = 6 and 3 tokens produced: floor(0.67 * 6) = 4 is beyond them, floor(0.66 * 6) = 3 not.
+    found = simulate(two(2), f"trail:c={c},max_running=1", STEP)
+    assert bool(len(found.evicted)) is preempted
+
+
+def test_kv_may_stay_until_it_is_in_the_way() -> None:
+    kept = simulate(two(2), "srpt:max_running=1,keep=true", STEP)
+    assert rows_of(kept) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 1}, {0: 1}, {0: 1}]
+    assert not len(kept.evicted)
+    assert evaluate(two(2), kept, STEP).pauses.tolist() == [1, 0]
+    # A holds 5 cached tokens and the newest one. A B of 3 prompt tokens holds 3 + 1, then 4 + 1: 10
+    # tokens hold both at first, and A goes when B grows.
+    tight = replace(two(2), prompt_tokens=[3, 3], kv_capacity=10)
+    gone = simulate(tight, "srpt:max_running=1,keep=true", STEP)
+    assert evicted_of(gone) == {4: [0]}
+
+
+def test_refined_predictions_reorder_running_requests() -> None:
+    # Both are thought to be 4 long, A first. After a token A turns out to have 9 left, so that B
+    # goes on; refine=false believes the 3 that are left of the first prediction.
+    forecast = Forecast(1, [0, 3, 5], [4.0, 9.0, 1.0, 4.0, 1.0])
+    instance = Instance(
+        [0, 0.5], [1, 1], [3, 2], kv_capacity=50, time_unit="second", forecast=forecast
+    )
+    one = "max_running=1,c=1"
+    again = rows_of(simulate(instance, f"trail:{one}", STEP))
+    assert again == [{0: 1}, {1: 1}, {1: 1}, {0: 2}, {0: 1}]
+    first = rows_of(simulate(instance, f"trail:{one},refine=false", STEP))
+    assert first == [{0: 1}, {0: 1}, {0: 1}, {1: 1}, {1: 1}]
+
+
+def test_memory_evicts_the_longest_even_beyond_preemption() -> None:
+    # Generated accounting: 2 + 1 and 2 + 1 at first, one more each per batch, M = 9: at 4 + 4
+    # after two batches, then 5 + 5 do not fit and B, later in the line, goes, c = 0 or not.
+    instance = Instance(
+        [0, 0], [2, 2], [4, 5], kv_capacity=9, time_unit="second", kv_accounting="generated"
+    )
+    found = simulate(instance, "trail:c=0", STEP)
+    assert rows_of(found)[:4] == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1}, {0: 1}]
+    assert evicted_of(found) == {2: [1]}
+
+
+def test_decodes_have_the_tokens_of_a_batch_before_prefills() -> None:
+    # Three tokens a batch. A decodes, so that B's prompt of 5 comes in 2, 2 and 1 beside it.
+    instance = Instance([0, 0.5], [1, 5], [5, 6], kv_capacity=99, time_unit="second")
+    found = rows_of(simulate(instance, "trail:max_batch_tokens=3", STEP))
+    assert found[:4] == [{0: 1}, {0: 1, 1: 2}, {0: 1, 1: 2}, {0: 1, 1: 1}]
+    # A shorter B is at the head of the line: a token of each batch is its own in any case.
+    short = replace(instance, output_tokens=[5, 2])
+    found = rows_of(simulate(short, "trail:max_batch_tokens=1,c=1", STEP))
+    assert found[:7] == [{0: 1}, *[{1: 1}] * 6]
+
+
+def test_without_hybrid_batches_the_head_of_the_line_decides_the_phase() -> None:
+    instance = Instance(
+        [0, 0.5], [1, 2], [5, 2], kv_capacity=99, time_unit="second", hybrid_batching=False
+    )
+    found = rows_of(simulate(instance, "srpt", STEP))
+    assert found[:4] == [{0: 1}, {1: 2}, {1: 1, 0: 1}, {0: 1}]
+
+
+def test_a_prompt_that_may_not_be_split_runs_alone() -> None:
+    instance = Instance(
+        [0, 0.5], [1, 4], [5, 2], kv_capacity=99, time_unit="second", chunked_prefill=False
+    )
+    found = rows_of(simulate(instance, "trail:max_batch_tokens=3,c=1", STEP))
+    assert found[:3] == [{0: 1}, {1: 4}, {1: 1, 0: 1}]
+
+
+def test_in_rounds_a_preempted_request_starts_again() -> None:
+    instance = Instance([0, 3], [3, 1], [6, 2], kv_capacity=100)
+    found = simulate(instance, "srpt:max_running=1", None)
+    assert found.evict_mode == "restart"
+    assert rows_of(found) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 3}, *[{0: 1}] * 5]
+
+
+def test_wrong_forecasts_make_no_endless_loop_in_rounds() -> None:
+    # Every request is thought to be nearly done until it runs, then to be endless: who forgot
+    # that when it starts again would be preempted by the other for ever.
+    left = [1.0, 50.0, 50.0, 50.0]
+    forecast = Forecast(1, [0, 4, 8], left * 2)
+    instance = Instance([0, 0], [1, 1], [4, 4], kv_capacity=20, forecast=forecast)
+    found = simulate(instance, "srpt:max_running=1")
+    evaluate(instance, found)
+    assert len(found.evicted) <= 8
+
+
+# --- vLLM's variants ----------------------------------------------------------------------------
+
+
+def test_vllm_sjf_takes_the_shortest_that_waits_and_never_preempts() -> None:
+    instance = Instance([0, 0, 1.5], [2, 2, 2], [3, 9, 1], kv_capacity=99, time_unit="second")
+    found = simulate(instance, "vllm-sjf:max_running=1", STEP)
+    order = np.argsort(evaluate(instance, found, STEP).first_start)
+    assert order.tolist() == [0, 2, 1]
+    found = simulate(instance, "vllm-fcfs:max_running=1", STEP)
+    order = np.argsort(evaluate(instance, found, STEP).first_start)
+    assert order.tolist() == [0, 1, 2]
+
+
+def test_new_requests_have_the_tokens_of_a_batch_first() -> None:
+    # 300 tokens of A's second prompt are left after 512; B's 400 go first, and 112 of A.
+    instance = Instance([0, 0.5], [812, 400], [2, 2], kv_capacity=9999, time_unit="second")
+    for spec in ("vllm-sjf", "vllm-fcfs"):
+        found = rows_of(simulate(instance, spec, STEP))
+        assert found[:2] == [{0: 512}, {1: 400, 0: 112}]
+
+
+# --- specifications -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("trail:c=1.5", "c: 1.5; 0 <= c <= 1"),
+        ("trail:c=-0.1", "c: -0.1"),
+        ("trail:c=x", "c: 'x' is not a number"),
+        ("trail:refine=1", "refine: '1'; true or false"),
+        ("trail:max_running=0", "max_running: 0; an integer >= 1"),
+        ("trail:max_batch_tokens=0", "max_batch_tokens: 0; an integer >= 1"),
+        ("srpt:c=1", "parameter 'c' is unknown; known are refine, keep"),
+        ("vllm-sjf:c=1", "parameter 'c' is unknown; known are max_running"),
+    ],
+)
+def test_a_bad_specification_says_what_would_be_right(spec: str, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        make_policy(spec)
+
+
+def test_trail_is_clairvoyant_only_without_predictions() -> None:
+    for spec in ("trail", "srpt", "vllm-sjf"):
+        instance = two(2)
+        assert is_clairvoyant(*make_policy(spec), instance)
+        assert not is_clairvoyant(*make_policy(spec), replace(instance, predicted=[5, 5]))
+    assert not is_clairvoyant(*make_policy("vllm-fcfs"), two(2))
