@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 
-.PHONY: demo test test-slow bench check clean
+.PHONY: demo docs test test-slow bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
@@ -13,6 +13,9 @@ test: $(STAMP) check
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -m ''
@@ -28,4 +31,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache build dist

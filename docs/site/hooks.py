@@ -1,0 +1,69 @@
+"""What the site does beyond mkdocs: formulas without scripts, facts about policies."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+NAMES = re.compile(r"\A---\npolicies: \[(.*?)\]\n---\n")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Put what the registry knows of a page's policies (front matter) into it."""
+    names = page.meta.get("policies", [])
+    if not names:
+        return markdown
+    if names == "all":
+        return f"{markdown}\n\n{facts(list(pages()), pages())}\n"
+    title, _, rest = markdown.lstrip().partition("\n")
+    return f"{title}\n\n{facts(names, {})}\n{rest}"
+
+
+def pages() -> dict[str, str]:
+    """Return the page of each policy that has one, by name."""
+    found = {}
+    for page in sorted((Path(__file__).parent.parent / "policies").glob("*.md")):
+        match = NAMES.match(page.read_text(encoding="utf-8"))
+        for name in match[1].split(",") if match else []:
+            found[name.strip()] = page.name
+    return dict(sorted(found.items()))
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Turn formulas into MathML, which browsers show without a script."""
+
+    def mathml(match: re.Match[str]) -> str:
+        display = "block" if match[2] == "[" else "inline"
+        return convert(html.unescape(match[3]), display=display)
+
+    return FORMULA.sub(mathml, content)
+
+
+def facts(names: list[str], links: dict[str, str]) -> str:
+    """Return a table of policies as Markdown: rule, parameters, lengths, source."""
+    from optsched.policies import policies
+
+    lines = ["| policy | rule | parameters | output lengths | source |", "|---|---|---|---|---|"]
+    for name in names:
+        info = policies()[name]
+        parameters = ", ".join(
+            f"`{key}`" if p.default is inspect.Parameter.empty else f"`{key}={_text(p.default)}`"
+            for key, p in info.parameters.items()
+        )
+        lengths = "used" if info.clairvoyant else "not used"
+        title = f"[`{name}`]({links[name]})" if name in links else f"`{name}`"
+        cells = (title, info.summary, parameters or "-", lengths, info.paper or "ours")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
