@@ -19,7 +19,7 @@ import numpy as np
 from optsched.columns import plain_numbers
 from optsched.errors import InputError
 
-FORMATS = ("instance", "schedule", "result", "comparison", "certificate")
+FORMATS = ("instance", "schedule", "result", "comparison", "certificate", "measured")
 """Names of the file formats; a file's ``format`` is ``optsched-`` and one of them."""
 
 VERSION = 1

@@ -270,12 +270,29 @@ class CertificateFile(BaseModel):
     sha256: Sha256 = Field(description="digest of the rest of the file in canonical JSON")
 
 
+class MeasuredFile(BaseModel):
+    """What a real server took for an instance's requests, in the instance's order."""
+
+    model_config = _STRICT
+    format: Literal["optsched-measured"]
+    version: Literal[1]
+    name: str | None = Field(None, description="what tables call the server")
+    instance_sha256: Sha256 | None = None
+    ttft: SkipValidation[list[Annotated[float, Field(ge=0)]] | None] = Field(
+        None, description="seconds from each arrival to the first token; null: not measured"
+    )
+    latency: SkipValidation[list[Annotated[float, Field(gt=0)]]] = Field(
+        description="seconds from each arrival to the last token", json_schema_extra={"minItems": 1}
+    )
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "instance": InstanceFile,
     "schedule": ScheduleFile,
     "result": ResultFile,
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
+    "measured": MeasuredFile,
 }
 """The model of each file format."""
 

@@ -96,12 +96,18 @@ def test_windows_side_by_side_cover_the_file_once(tmp_path):
 
 def test_rows_without_tokens_are_dropped_and_counted(tmp_path):
     file = put(tmp_path, OLD.replace(",10,2", ",10,0").replace(",30,4", ",-1,4"))
-    with pytest.warns(TraceWarning, match=r"dropped 2 of 4 rows for zero .* the first in line 2"):
+    with pytest.warns(
+        TraceWarning, match=r"dropped 2 of 4 rows \(2 with zero .* the first in line 2"
+    ):
         instance = read_trace("azure", file)
     assert instance.prompt_tokens.tolist() == [20, 40]
     assert instance.arrival.tolist() == [0.0, 2.75]  # from the first row kept
-    assert read_trace_report("azure", file)[1] == TraceReport(4, 2, 2, True)
-    with pytest.raises(InputError, match="line 2: zero or negative tokens; at least 1"):
+    report = read_trace_report("azure", file)[1]
+    assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (4, 2, 0, 2)
+    with pytest.raises(
+        InputError,
+        match="line 2: 10 prompt and 0 output tokens: zero or negative tokens; at least 1",
+    ):
         read_trace("azure", file, strict=True)
 
 
@@ -127,11 +133,25 @@ def test_rounds_are_floors_and_exact(tmp_path):
     assert odd.arrival.tolist() == [3 * k for k in range(10)]
 
 
-def test_time_going_backwards_keeps_the_file_s_order(tmp_path):
+def test_time_going_backwards_is_sorted_and_reported(tmp_path):
     rows = OLD.split("\r\n")
-    instance, report = read_trace_report("azure", put(tmp_path, "\n".join([HEADER, *rows[:0:-1]])))
-    assert instance.arrival.tolist() == [3.0, 1.5, 0.25, 0.0]
-    assert report.sorted is False
+    # Times 3.0, 1.5, 0.25, 0 s: three rows are earlier than the one above them, first in line 3.
+    file = put(tmp_path, "\n".join([HEADER, *rows[:0:-1]]))
+    instance, report = read_trace_report("azure", file)
+    assert instance.arrival.tolist() == [0.0, 0.25, 1.5, 3.0]
+    assert instance.prompt_tokens.tolist() == [10, 20, 30, 40]
+    assert (report.backwards, report.first_backwards_line) == (3, 3)
+    with pytest.warns(TraceWarning, match="backwards at 3 rows, the first in line 3: sorted"):
+        read_trace("azure", file)
+    with pytest.raises(InputError, match="line 3: the time is before that of the row above"):
+        read_trace("azure", file, strict=True)
+
+
+def test_requests_of_one_time_keep_the_file_s_order(tmp_path):
+    times = ["00:00:02", "00:00:01", "00:00:02", "00:00:01"]
+    rows = [f"2024-05-10 {time},{k + 1},1" for k, time in enumerate(times)]
+    instance, _ = read_trace_report("azure", put(tmp_path, "\n".join([HEADER, *rows])))
+    assert instance.prompt_tokens.tolist() == [2, 4, 1, 3]
 
 
 def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
@@ -158,8 +178,12 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
         ("2023-11-16 18:16:00.0", "2023-02-30 18:16:00.0", "line 3: TIMESTAMP: '2023-02-30"),
         ("2023-11-16 18:16:00.0", "2999-11-16 18:16:00.0", "line 3: TIMESTAMP: '2999-11-16"),
         ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: 'NaT' is not a date"),
-        ("GeneratedTokens", "Generated", "line 1: GeneratedTokens: missing in the header"),
-        (OLD, "", "line 1: TIMESTAMP: missing in the header ''"),
+        (
+            "GeneratedTokens",
+            "Generated",
+            "line 1: 'GeneratedTokens': no such column; the file has 'TIMESTAMP', 'ContextTokens'",
+        ),
+        (OLD, "", "line 1: 'TIMESTAMP': no such column; the file has an empty first line"),
         (OLD, HEADER, "no requests: 0 rows; rows with"),
     ],
 )
@@ -242,7 +266,7 @@ def test_the_azure_conversations_of_2023():
     if not file.is_file():
         pytest.skip(f"{file} is not there")
     instance, report = read_trace_report("azure", file)
-    assert report == TraceReport(19_366, 0, None, True)
+    assert report == TraceReport(19_366)
     # From 18:15:46.6805900 to 19:14:08.4025270; the second row at 18:15:50.9951690.
     assert instance.arrival[[0, 1, -1]].tolist() == [0.0, 4.314579, 3501.721937]
     assert (instance.prompt_tokens > 4096).sum() == 402

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from optsched.cli.options import (
     check_rounds,
     key_values,
 )
-from optsched.cli.output import emit_json, unit
+from optsched.cli.output import LiveLine, emit_json, unit
 from optsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,14 +61,24 @@ def import_trace(
         typer.Argument(
             metavar="FORMAT",
             show_default=False,
-            help="A trace format, for example azure.",
+            help="azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur, vllm.",
         ),
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The trace.")],
-    offset: Annotated[int, typer.Option(metavar="N", help="Requests to skip.")] = 0,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Requests to take.")] = None,
+    offset: Annotated[int, typer.Option(metavar="N", help="Rows to skip.")] = 0,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Rows to take.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", help="Keep N of them, drawn at random.")
+    ] = None,
+    seed: Seed = 0,
     kv_capacity: Annotated[
         int | None, typer.Option(metavar="N", help="KV capacity in tokens.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R", help="Poisson arrivals of R per second; inf: all at 0. Default: its own."
+        ),
     ] = None,
     rate_scale: Annotated[
         float, typer.Option(metavar="X", help="Arrivals come X times as fast.")
@@ -77,9 +87,32 @@ def import_trace(
         float | None,
         typer.Option(metavar="SECONDS", help="Make an instance in rounds of this length."),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=NAME",
+            help="csv: the column of arrival, prompt_tokens, output_tokens, ttft, latency.",
+        ),
+    ] = None,
+    unit_name: Annotated[
+        str | None,
+        typer.Option("--unit", metavar="UNIT", help="csv: of times: s, ms, us, ns, datetime."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="sharegpt, lmsys: file.py:NAME, tokenizer.json, or a Hugging Face name. "
+            "Default: words.",
+        ),
+    ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="A row that cannot be a request is an error.")
+        bool, typer.Option("--strict", help="A row that must be dropped or moved is an error.")
     ] = False,
+    measured_out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the server's measured times: `compare`."),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Turn a trace into an instance."""
@@ -87,23 +120,43 @@ def import_trace(
     check_number(rounds, "--rounds", 0.0, strict=True)
     check_number(offset, "--offset", 0)
     check_number(limit, "--limit", 1)
-    from optsched.traces import read_trace
+    check_number(sample, "--sample", 1)
+    if rate != math.inf:
+        check_number(rate, "--rate", 0.0, strict=True)
+    columns = key_values(column, "--column")
+    check_outputs(out, measured_out)
+    from optsched.traces import read_trace_report
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        instance = read_trace(
+    with LiveLine() as line:
+        instance, report = read_trace_report(
             format_name,
             file,
             offset=offset,
             limit=limit,
+            sample=sample,
+            seed=seed,
             kv_capacity=kv_capacity,
+            rate=rate,
             rate_scale=rate_scale,
             round_seconds=rounds,
+            columns=columns,
+            unit=unit_name,
+            tokenizer=tokenizer,
             strict=strict,
+            progress=lambda rows: line.show(f"{rows} rows"),
         )
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+    for note in report.notes:
+        print(f"warning: {file}: {note}", file=sys.stderr)
+    if measured_out is not None and report.measured is None:
+        raise UsageError(
+            "--measured-out: there are measured times only where the trace carries them (vllm; "
+            "csv with a column of latency) and is read whole, at its own arrivals, in seconds"
+        )
     _write(instance, out)
+    if measured_out is not None and report.measured is not None:
+        from optsched.measured import write_measured
+
+        write_measured(report.measured, measured_out)
 
 
 def export(

@@ -168,8 +168,8 @@ def check_rounds(instance: Instance, formulation: str | None) -> None:
         )
 
 
-def key_values(pairs: list[str] | None) -> dict[str, str]:
-    """Return ``--set key=value`` options as a dict.
+def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]:
+    """Return ``--set key=value`` options, or another's, as a dict.
 
     Raises
     ------
@@ -180,8 +180,8 @@ def key_values(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--set: {pair!r}; key=value is right")
+            raise UsageError(f"{option}: {pair!r}; key=value is right")
         if key.strip() in found:
-            raise UsageError(f"--set: {key.strip()!r} is given twice")
+            raise UsageError(f"{option}: {key.strip()!r} is given twice")
         found[key.strip()] = value.strip()
     return found

@@ -1,0 +1,356 @@
+"""Traces: every format beside Azure's, what it reads, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError, UsageError
+from optsched.traces import read_trace_report, trace_formats
+
+
+def put(folder, text, name="trace.csv"):
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def read(format, file, **options):
+    """Return arrivals, prompts and outputs of a trace, and the report."""
+    instance, report = read_trace_report(format, file, **options)
+    columns = (instance.arrival, instance.prompt_tokens, instance.output_tokens)
+    return *(column.tolist() for column in columns), report
+
+
+def refused(words, format, file, **options):
+    with pytest.raises((InputError, UsageError), match=re.escape(words)) as caught:
+        read_trace_report(format, file, **options)
+    assert "\n" not in str(caught.value)
+
+
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,GPT-4,1087,0,1087,API log
+118.5,GPT-4,417,276,693,"API log, batched"
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 3052, "input_length": 7, "output_length": 4, "hash_ids": []}
+{"output_length": 3, "timestamp": 3052.25, "input_length": 8}
+"""
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n5.8926549999999995,396,109\n"
+CHAT = [
+    {"id": "a", "conversations": [
+        {"from": "human", "value": "How are you today?"}, {"from": "gpt", "value": "Well, thanks."},
+        {"from": "human", "value": "And now?"}, {"from": "gpt", "value": "Still well."},
+    ]},
+    {"id": "b", "conversations": [{"from": "gpt", "value": "An answer to nothing"}]},
+    {"id": "c", "conversations": [
+        {"from": "system", "value": "Be brief."}, {"from": "human", "value": "Is it\nso?"},
+        {"from": "gpt", "value": "Yes"},
+    ]},
+]  # fmt: skip
+LMSYS = [
+    {"conversation": [{"role": r, "content": c} for r, c in turns]}
+    for turns in (
+        [("user", "one two three"), ("assistant", "four")],
+        [("user", "one"), ("assistant", "2 3 4")],
+    )
+]  # fmt: skip
+
+
+def test_burstgpt_drops_failed_requests_and_counts_them(tmp_path):
+    *columns, report = read("burstgpt", put(tmp_path, BURSTGPT))
+    # 118.5 - 5 = 113.5 s; the comma inside quotes ends no field.
+    assert columns == [[0.0, 113.5], [472, 417], [18, 276]]
+    assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (3, 1, 1, 3)
+    assert report.notes == ("dropped 1 of 3 rows (1 failed), the first in line 3",)
+    refused("line 3: a failed request", "burstgpt", tmp_path / "trace.csv", strict=True)
+
+
+def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path):
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+        "Log Type\n0,,3.2,GPT-4,10,2,12,API log\n1,7,0.1,GPT-4,11,3,14,Conversation log\n"
+    )
+    assert read("burstgpt", put(tmp_path, text))[:3] == ([0.0, 1.0], [10, 11], [2, 3])
+
+
+def test_mooncake_times_are_milliseconds(tmp_path):
+    *columns, report = read("mooncake", put(tmp_path, MOONCAKE, "m.jsonl"))
+    assert columns == [[0.0, 3.052, 3.05225], [6, 7, 8], [5, 4, 3]]
+    assert report.notes == ()
+    window = read("mooncake", tmp_path / "m.jsonl", offset=1, limit=1)
+    assert window[:3] == ([0.0], [7], [4])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"input_length": 7', '"input": 7', "line 2: input_length: missing; the object has timest"),
+        ('"input_length": 7', '"input_length": "7"', "line 2: input_length: \"<'7'>\" is not an"),
+        ('"input_length": 7', '"input_length": null', "line 2: input_length: '' is not an integer"),
+        ('"input_length": 7', '"input_length": true', "line 2: input_length: '<True>' is not an"),
+        ('"input_length": 7', '"input_length": 7.5', "line 2: input_length: '7.5' is not an"),
+        ('"input_length": 7', '"input_length": 1e99', "line 2: input_length: '1E+99' is not an"),
+        ('"timestamp": 3052,', '"timestamp": NaN,', "line 2: not JSON: NaN is no number of JSON"),
+        ('{"timestamp": 3052,', "[1, 2]\n{", "line 2: '[1, 2]' is not an object with named fields"),
+        (', "input_length": 8}\n', ', "inp', "line 3: not JSON: the file is cut short"),
+        (', "input_length": 8}\n', "", "line 3: not JSON: the file is cut short"),
+        ('": 3052,', '" 3052,', "line 2: not JSON: expecting ':' delimiter"),
+        (MOONCAKE, "\n \n", "no requests: 0 rows"),
+    ],
+)
+def test_a_malformed_object_is_named_with_its_line(tmp_path, old, new, words):
+    refused(words, "mooncake", put(tmp_path, MOONCAKE.replace(old, new), "m.jsonl"))
+
+
+def test_vidur_traces_have_either_name_of_arrivals(tmp_path):
+    # 5.8926549999999995 is a float's print of 5.892655 and rounds to it in nanoseconds.
+    right = ([0.0, 5.892655], [374, 396], [44, 109])
+    assert read("vidur", put(tmp_path, VIDUR))[:3] == right
+    infermax = VIDUR.replace("arrived_at", "arrival_time")
+    assert read("vidur", put(tmp_path, infermax))[:3] == right
+
+
+def test_a_trace_without_arrivals_says_so_and_how_to_give_them(tmp_path):
+    text = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n" + "9,3,12,3.0\n" * 4
+    file = put(tmp_path, text)
+    arrival, *_, report = read("vidur", file)
+    assert arrival == [0.0] * 4
+    assert report.arrivals is False
+    assert report.notes[0].startswith("the trace has no arrivals: all requests arrive at 0; a rate")
+    refused("the trace has no arrivals; a rate of Poisson arrivals", "vidur", file, strict=True)
+    assert read("vidur", file, rate=math.inf, strict=True)[0] == [0.0] * 4
+
+
+def test_drawn_arrivals_are_poisson_and_depend_on_the_seed_alone(tmp_path):
+    file = put(tmp_path, "num_prefill_tokens,num_decode_tokens\n" + "9,3\n" * 10_000)
+    arrival = np.array(read("vidur", file, rate=4.0, seed=1)[0])
+    gaps = np.diff(arrival)
+    assert arrival[0] == 0.0
+    # Exponential gaps: mean and standard deviation 1/4 s, within 4 standard errors (1/100 each).
+    assert gaps.mean() == pytest.approx(0.25, rel=0.04)
+    assert gaps.std() == pytest.approx(0.25, rel=0.06)
+    assert arrival.tolist() == read("vidur", file, rate=4.0, seed=1)[0]
+    assert arrival.tolist() != read("vidur", file, rate=4.0, seed=2)[0]
+    # They replace a trace's own, whatever its order.
+    own = put(tmp_path, VIDUR.replace("0.0,", "9.0,"), "own.csv")
+    arrival, prompt, _, report = read("vidur", own, rate=1.0)
+    assert arrival[0] == 0.0 < arrival[1]
+    assert (prompt, report.notes) == ([374, 396], ())
+
+
+def chat_files(folder, rows):
+    """Yield the same conversations as a list, as lines, compressed, and as Parquet."""
+    yield put(folder, json.dumps(rows, indent=1), "list.json")
+    yield put(folder, "".join(json.dumps(row) + "\n" for row in rows), "lines.jsonl")
+    yield put(folder, gzip.compress(json.dumps(rows).encode()), "list.json.gz")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    yield folder / "rows.parquet"
+
+
+def test_sharegpt_takes_the_first_question_and_its_answer_in_words(tmp_path):
+    for file in chat_files(tmp_path, CHAT):
+        *columns, report = read("sharegpt", file)
+        # "How are you today?" 4 words, "Well, thanks." 2; "Is it so?" 3, "Yes" 1.
+        assert columns == [[0.0, 0.0], [4, 3], [2, 1]], file.name
+        assert (report.read, report.dropped, report.arrivals) == (3, 1, False)
+        assert any("tokens are words" in note for note in report.notes)
+
+
+def test_lmsys_conversations_are_read_the_same_way(tmp_path):
+    for file in chat_files(tmp_path, LMSYS):
+        assert read("lmsys", file)[1:3] == ([3, 1], [1, 3]), file.name
+
+
+def test_a_tokenizer_may_be_a_function_or_a_file(tmp_path):
+    file = put(tmp_path, json.dumps(CHAT), "chat.json")
+    # "How are you today?" has 18 letters, "Well, thanks." 13; "Is it\nso?" 9, "Yes" 3.
+    right = ([18, 9], [13, 3])
+    *_, prompt, output, report = read("sharegpt", file, tokenizer=len)
+    assert (prompt, output) == right
+    assert not any("words" in note for note in report.notes)
+    code = put(tmp_path, "def letters(text):\n    return list(text)\n", "mine.py")
+    assert read("sharegpt", file, tokenizer=f"{code}:letters")[1:3] == right
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def count(text):\n    return text", "returns 'How are you today?'; a list of tokens or"),
+        ("def count(text):\n    return True", "returns 'True'; a list of tokens"),
+        ("def count(text):\n    1 / 0", "fails on 'How are you today?': ZeroDivisionError"),
+        ("count = 3", "defines no class or function 'count'"),
+        ("import nothing_of_this_name", "fails to load"),
+    ],
+)
+def test_a_tokenizer_that_does_not_count_is_named(tmp_path, code, words):
+    file = put(tmp_path, json.dumps(CHAT), "chat.json")
+    mine = put(tmp_path, code, "mine.py")
+    refused(words, "sharegpt", file, tokenizer=f"{mine}:count")
+
+
+def test_a_hugging_face_tokenizer_needs_its_package(tmp_path, monkeypatch):
+    file = put(tmp_path, json.dumps(CHAT), "chat.json")
+    for package in ("tokenizers", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)
+    words = "tokenizer 'gpt2': needs the package tokenizers or transformers; install one"
+    refused(words, "sharegpt", file, tokenizer="gpt2")
+
+
+def test_a_tokenizer_file_of_hugging_face_counts(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    words = {"[UNK]": 0, "How": 1, "are": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    file = put(tmp_path, json.dumps(CHAT), "chat.json")
+    # "How are you today ?" and "Well , thanks ." are 5 and 4 pieces; "Is it so ?" 4, "Yes" 1.
+    name = str(tmp_path / "tokenizer.json")
+    assert read("sharegpt", file, tokenizer=name)[1:3] == ([5, 4], [4, 1])
+    put(tmp_path, "{}", "tokenizer.json")
+    refused("cannot be loaded", "sharegpt", file, tokenizer=name)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"id": 1}, "line 1: conversations: missing; the object has id"),
+        ({"conversations": "hello"}, "line 1: 'hello' is not a list of turns"),
+        ({"conversations": ["hello"]}, "line 1: turn 'hello' is not an object"),
+        ({"conversations": [{"from": "human", "value": 3}]}, "turn of 'human': '3' is no text"),
+    ],
+)
+def test_a_malformed_conversation_is_named_with_its_line(tmp_path, row, words):
+    refused(words, "sharegpt", put(tmp_path, json.dumps([row]), "chat.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"conversations": []} {"conversations": []}]', "line 1: not JSON: a comma between"),
+        ('[{"conversations": []},\n{"conversations": []}', "line 2: not JSON: the file is cut sh"),
+        ('[{"conversations": []},\n{"conver', "line 2: not JSON: the file is cut short"),
+        ("[]", "no requests: 0 rows"),
+        ('"text"', "line 1: 'text' is not an object with named fields"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(tmp_path, text, words):
+    refused(words, "sharegpt", put(tmp_path, text, "chat.json"))
+
+
+def test_long_lists_are_read_in_pieces(tmp_path):
+    # 3,000 conversations of 1,000 letters are 3 MB, three pieces; lines are counted across them.
+    turns = [{"from": "human", "value": "a" * 500}, {"from": "gpt", "value": "b " * 250}]
+    rows = [{"conversations": turns} for _ in range(3000)]
+    file = put(tmp_path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]", "long.json")
+    arrival, prompt, output, _ = read("sharegpt", file)
+    assert (len(arrival), set(prompt), set(output)) == (3000, {1}, {250})
+    text = file.read_text().replace("}\n]", "}, 3\n]")
+    refused("line 3001: '3' is not an object", "sharegpt", put(tmp_path, text, "long.json"))
+
+
+NAMED = "when,in,out,first,total\n0.5,10,3,0.1,0.4\n1.0,20,4,0.2,0.5\n"
+COLUMNS = {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"}
+
+
+def test_columns_of_any_csv_are_named_by_the_user(tmp_path):
+    file = put(tmp_path, NAMED)
+    *columns, report = read("csv", file, columns=COLUMNS)
+    assert columns == [[0.0, 0.5], [10, 20], [3, 4]]
+    assert report.measured is None
+    all_five = {**COLUMNS, "ttft": "first", "latency": "total"}
+    measured = read("csv", file, columns=all_five)[3].measured
+    assert measured.ttft.tolist() == [0.1, 0.2]
+    assert measured.latency.tolist() == [0.4, 0.5]
+    assert read("csv", file, columns=all_five, unit="ms")[0] == [0.0, 0.0005]
+    assert read("csv", file, columns=all_five, unit="ms")[3].measured.ttft.tolist() == [1e-4, 2e-4]
+
+
+def test_columns_of_their_own_name_need_no_option(tmp_path):
+    text = "id;arrival;Prompt Tokens;output-tokens;ttft\na;3;10;2;0.1\nb;4;11;3;0.1\n"
+    *columns, report = read("csv", put(tmp_path, text))
+    assert columns == [[0.0, 1.0], [10, 11], [2, 3]]
+    assert report.measured is None  # without a latency there is nothing to compare
+
+
+def test_dates_are_a_unit_of_named_columns(tmp_path):
+    text = NAMED.replace("0.5,", "2024-05-10T00:00:00Z,").replace("1.0,", "2024-05-10 00:01:00,")
+    file = put(tmp_path, text)
+    assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 60.0]
+    refused("is not a number of seconds; the unit 'datetime' reads", "csv", file, columns=COLUMNS)
+
+
+def test_parquet_meets_the_same_checks(tmp_path):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    file = tmp_path / "trace.parquet"
+    frame = pd.DataFrame({"when": [0.5, 1.0], "in": [10, 20], "out": [3, 4]})
+    frame.to_parquet(file)
+    assert read("csv", file, columns=COLUMNS)[:3] == ([0.0, 0.5], [10, 20], [3, 4])
+    assert read("csv", file, columns=COLUMNS, offset=1)[1] == [20]
+    frame.assign(**{"in": [10.0, None]}).to_parquet(file)
+    refused("line 2: in: '' is not an integer", "csv", file, columns=COLUMNS)
+    frame.assign(when=pd.to_datetime(["2024-05-10", "2024-05-11"])).to_parquet(file)
+    assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 86_400.0]
+    refused("'inn': no such column; the file has 'when', 'in', 'out'", "csv", file,
+            columns={**COLUMNS, "prompt_tokens": "inn"})  # fmt: skip
+    file.write_bytes(file.read_bytes()[:-30])
+    refused("trace.parquet: is not a Parquet file", "csv", file, columns=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"columns": {"prompt": "in"}}, "columns: 'prompt' is no field; arrival, prompt_tokens, o"),
+        ({"columns": {}}, "'prompt_tokens': no such column; the file has 'when', 'in', 'out'"),
+        ({"columns": {**COLUMNS, "latency": "x"}}, "'x': no such column"),
+        ({"columns": COLUMNS, "unit": "hours"}, "unit: 'hours'; one of s, ms, us, ns, datetime"),
+        ({"columns": COLUMNS, "tokenizer": "a.py:b"}, "tokenizer: the format 'csv' takes none; lm"),
+        ({"columns": COLUMNS, "rate": 0.0}, "rate: 0.0; a finite number above 0 is right"),
+        ({"columns": COLUMNS, "rate": math.nan}, "rate: nan; a finite number above 0 is right"),
+        ({"columns": COLUMNS, "sample": 0}, "sample: 0; an integer >= 1 is right"),
+        ({"columns": COLUMNS, "seed": -1}, "seed: -1; an integer >= 0 is right"),
+    ],
+)
+def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
+    refused(words, "csv", put(tmp_path, NAMED), **options)
+
+
+@pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake", "vidur", "vllm", "lmsys"])
+def test_only_named_columns_take_names_and_units(tmp_path, format):
+    words = f"columns: the format {format!r} takes none; csv can"
+    refused(words, format, tmp_path / "any", columns=COLUMNS)
+
+
+def test_every_format_of_the_contract_is_there():
+    assert list(trace_formats()) == [
+        "azure", "burstgpt", "csv", "lmsys", "mooncake", "sharegpt", "vidur", "vllm"
+    ]  # fmt: skip
+    assert all(trace_formats().values())
+
+
+def test_the_mooncake_conversations():
+    folder = os.environ.get("OPTSCHED_DATA")
+    if not folder:
+        pytest.skip("OPTSCHED_DATA is not set: it names the folder of the public traces")
+    file = Path(folder) / "mooncake" / "conversation_trace_head2000.jsonl"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there")
+    arrival, prompt, output, report = read("mooncake", file, kv_capacity=200_000)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert (report.read, report.notes) == (2000, ())
+    assert prompt == [line["input_length"] for line in lines]
+    assert output == [line["output_length"] for line in lines]
+    assert arrival == [line["timestamp"] / 1000 for line in lines]

@@ -1,0 +1,289 @@
+"""Traces: bad files, encodings and headers, fast numbers against exact ones, samples."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import re
+from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.errors import InputError
+from optsched.traces import delimited, read_trace_report
+from optsched.traces.base import PLACES, Window
+from optsched.traces.delimited import from_texts
+from optsched.traces.numbers import exact_ns, nanoseconds, timestamps, whole_numbers
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+ROWS = [f"2023-11-16 18:16:0{k}.0000000,{10 + k},{1 + k}" for k in range(4)]
+TEXT = "\n".join([HEADER, *ROWS]) + "\n"
+
+
+def put(folder, text, name="trace.csv"):
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def prompts(file, **options):
+    return read_trace_report("azure", file, **options)[0].prompt_tokens.tolist()
+
+
+def refused(words, file, **options):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        read_trace_report("azure", file, **options)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "timestamp,contexttokens,generatedtokens",
+        "Timestamp, Context Tokens , Generated_Tokens",
+        '"TIMESTAMP","ContextTokens","GeneratedTokens"',
+        "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens",
+    ],
+)
+def test_headers_may_differ_in_case_spaces_quotes_and_mark(tmp_path, header):
+    assert prompts(put(tmp_path, TEXT.replace(HEADER, header))) == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_semicolons_and_tabs_separate_too(tmp_path, delimiter):
+    assert prompts(put(tmp_path, TEXT.replace(",", delimiter))) == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("final", [True, False])
+def test_lines_may_end_in_any_way(tmp_path, end, final):
+    text = TEXT if final else TEXT.rstrip("\n")
+    assert prompts(put(tmp_path, text.replace("\n", end))) == [10, 11, 12, 13]
+
+
+def test_an_ambiguous_header_is_refused(tmp_path):
+    text = TEXT.replace("TIMESTAMP", "time stamp,Timestamp").replace("2023", "x,2023")
+    refused(
+        "line 1: TIMESTAMP: 2 columns have this name: 'time stamp', 'Timesta", put(tmp_path, text)
+    )
+
+
+def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
+    file = put(tmp_path, TEXT[:-4])
+    assert TEXT[:-4].endswith("18:16:03.0000000,1")
+    words = "line 5: the last line is cut short: 2 of 3 fields in '2023-11-16 18:16:03.0000000,1'; "
+    refused(words + "the whole file is right, or limit 3 reads the 3 rows before it", file)
+    assert prompts(file, limit=3) == [10, 11, 12]
+    words = "line 5: the last line is cut short: 2 of 3 fields"
+    refused(words, file, offset=1)
+    assert prompts(file, offset=1, limit=2) == [11, 12]
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-32"])
+def test_wide_characters_are_named(tmp_path, code):
+    name = code.upper()
+    words = f"is {name} text; UTF-8 is right (iconv -f {name} -t UTF-8)"
+    refused(words, put(tmp_path, TEXT.encode(code)))
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    refused("holds zero bytes and is no UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
+    latin = TEXT.replace("12,3", "é12,3").encode("latin-1")
+    refused(
+        "line 4: is not UTF-8 text (byte 0xe9, invalid continuation byte)", put(tmp_path, latin)
+    )
+    refused("line 1: is not UTF-8 text", put(tmp_path, b"\xe9" + TEXT.encode()))
+    refused("no such column", put(tmp_path, codecs.BOM_UTF8))
+    refused("no such column", put(tmp_path, b""))
+
+
+def test_gzip_is_told_by_its_bytes(tmp_path):
+    packed = gzip.compress(TEXT.encode())
+    assert prompts(put(tmp_path, packed, "trace.csv.gz")) == [10, 11, 12, 13]
+    assert prompts(put(tmp_path, packed, "trace.csv")) == [10, 11, 12, 13]
+    assert prompts(put(tmp_path, TEXT, "trace.csv.gz")) == [10, 11, 12, 13]
+    refused("the gzip file is cut short", put(tmp_path, packed[:-12]))
+    refused("cannot be read", put(tmp_path, packed[:12] + b"xxxx" + packed[16:]))
+
+
+def test_quotes_change_nothing(tmp_path):
+    plain = "\n".join([HEADER + ",note", *(row + ",a" for row in ROWS)])
+    quoted = plain.replace(",a", ',"a, ""b""\nc"')
+    assert prompts(put(tmp_path, quoted)) == prompts(put(tmp_path, plain)) == [10, 11, 12, 13]
+    assert prompts(put(tmp_path, quoted), offset=1, limit=2) == [11, 12]
+    # Each row takes two lines: row 2 begins in line 6.
+    refused("line 6: ContextTokens: 'x2'", put(tmp_path, quoted.replace(",12,", ",x2,")))
+    refused("line 6: has 3 fields", put(tmp_path, quoted.replace(",12,", ",")))
+    refused("not CSV: a quote is never closed", put(tmp_path, plain + ',"'))
+
+
+def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
+    rows = [f"2023-11-16 18:{k // 60:02}:{k % 60:02},{k + 1},{k % 7}" for k in range(300)]
+    file = put(tmp_path, "\n".join([HEADER, *rows]))
+    whole, report = read_trace_report("azure", file)
+    thin, _ = read_trace_report("azure", file, sample=20, seed=3)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 100)
+    pieces, again = read_trace_report("azure", file)
+    assert pieces.sha256 == whole.sha256
+    assert (again.read, again.dropped) == (report.read, report.dropped) == (300, 43)
+    assert read_trace_report("azure", file, sample=20, seed=3)[0].sha256 == thin.sha256
+    refused("line 302: has 1 fields", put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]])))
+
+
+def test_a_sample_is_a_set_of_rows_in_their_order(tmp_path):
+    file = put(tmp_path, TEXT)
+    for size in (1, 3, 4, 99):
+        sample = prompts(file, sample=size)
+        assert len(sample) == min(size, 4)
+        assert sample == sorted(set(sample))
+        assert set(sample) <= {10, 11, 12, 13}
+    assert prompts(file, sample=2, seed=5) == prompts(file, sample=2, seed=5)
+    assert set(prompts(file, sample=2, offset=1, limit=2)) == {11, 12}
+
+
+def test_every_row_is_as_likely_in_a_sample(tmp_path):
+    # 400 samples of 2 of 4: each row is in 200 on average, standard deviation sqrt(400 / 4) = 10.
+    file = put(tmp_path, TEXT)
+    counts = dict.fromkeys((10, 11, 12, 13), 0)
+    for seed in range(400):
+        for prompt in prompts(file, sample=2, seed=seed):
+            counts[prompt] += 1
+    assert sum(counts.values()) == 800
+    assert all(150 <= count <= 250 for count in counts.values())
+
+
+def test_a_sample_of_many_rows_keeps_no_more_than_it_needs(tmp_path):
+    rows = "\n".join(f"2023-11-16 18:00:{k % 60:02},{k + 1},1" for k in range(200_000))
+    file = put(tmp_path, HEADER + "\n" + rows)
+    instance, report = read_trace_report("azure", file, sample=1000, kv_capacity=10**6)
+    assert (instance.n, report.read) == (1000, 200_000)
+    # The mean of 1,000 of 1..200,000: 100,000, standard error 57,735 / sqrt(1,000) = 1,826.
+    assert abs(instance.prompt_tokens.mean() - 100_000) < 4 * 1826
+    assert len(set(instance.prompt_tokens.tolist())) == 1000
+
+
+def fields(texts, path="x.csv"):
+    return from_texts(path, range(2, 2 + len(texts)), {"field": "Field"}, {"field": texts})
+
+
+NUMBERS = st.one_of(
+    st.decimals(-(10**8), 10**8, places=12).map(str),
+    st.decimals(-(10**8), 10**8, allow_nan=False, allow_infinity=False).map(str),
+    st.integers(-(10**9), 10**9).map(str),
+    st.floats(0, 1e9).map(repr),
+    st.from_regex(r"[0-9]{1,9}(\.[0-9]{0,14})?", fullmatch=True),
+)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=30), st.sampled_from(sorted(PLACES)))
+@settings(deadline=None)
+def test_times_are_the_exact_decimals_rounded(texts, unit):
+    found = nanoseconds(fields(texts), "field", unit).tolist()
+    exact = [
+        int((Decimal(text) * 10 ** PLACES[unit]).quantize(Decimal(1), ROUND_HALF_UP))
+        for text in texts
+    ]
+    assert found == exact == [exact_ns(text, unit) for text in texts]
+
+
+def test_times_at_the_edges():
+    texts = [
+        "0.0000000005",
+        "0.00000000049",
+        "3999999999.999999999",
+        "4000000000",
+        "1e3",
+        "+.5",
+        "5.",
+    ]
+    found = nanoseconds(fields(texts), "field", "s").tolist()
+    assert found == [1, 0, 3999999999999999999, 4 * 10**18, 10**12, 5 * 10**8, 5 * 10**9]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "nan", "inf", "1_0", "1,5", "--1", ".", "1e", "1e9999", "\u0661"]
+)
+def test_what_is_no_time_is_named(text):
+    words = f"x.csv: line 3: Field: {text!r} is not a number of seconds"
+    with pytest.raises(InputError, match=re.escape(words)):
+        nanoseconds(fields(["1.5", text]), "field", "s")
+
+
+def test_a_time_beyond_64_bits_is_out_of_range():
+    for text in ("9" * 20, "1e999", "-1e10", "4611686019"):
+        words = f"line 2: Field: {text!r} is out of range; at most 146 years are right"
+        with pytest.raises(InputError, match=words):
+            nanoseconds(fields([text]), "field", "s")
+
+
+@given(
+    st.lists(st.integers(-5, 2**31 - 1), min_size=1, max_size=30), st.sampled_from(["", ".0", "."])
+)
+@settings(deadline=None)
+def test_tokens_are_integers(numbers, tail):
+    assert whole_numbers(fields([f"{k}{tail}" for k in numbers]), "field").tolist() == numbers
+
+
+def test_huge_tokens_are_out_of_range():
+    with pytest.raises(
+        InputError, match=r"line 2: Field: 2147483648 is out of range; at most 21474"
+    ):
+        whole_numbers(fields(["2147483648"]), "field")
+    with pytest.raises(InputError, match=r"line 3: Field: '9{30}' is not an integer"):
+        whole_numbers(fields(["1", "9" * 30]), "field")
+
+
+STAMPS = st.builds(
+    lambda day, ns, form: (day, ns, form),
+    st.integers(-80_000, 80_000),
+    st.integers(0, 86_400 * 10**9 - 1),
+    st.sampled_from(["", "Z", "+00:00", "-00:00", "+0000", "+05:30", "-11:00"]),
+)
+
+
+@given(st.lists(STAMPS, min_size=1, max_size=20), st.integers(0, 9))
+@settings(deadline=None)
+def test_timestamps_are_those_of_the_calendar(stamps, digits):
+    texts, right = [], []
+    for day, ns, zone in stamps:
+        ns -= ns % 10 ** (9 - digits)
+        second, fraction = divmod(ns, 10**9)
+        date = str(np.datetime64(day, "D"))
+        time = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+        point = "." + f"{fraction:09}"[:digits] if digits else ""
+        texts.append(f"{date} {time}{point}{zone}")
+        minutes = {"+05:30": 330, "-11:00": -660}.get(zone, 0)
+        right.append(day * 86_400 * 10**9 + ns - minutes * 60 * 10**9)
+    assert timestamps(fields(texts), "field").tolist() == right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2023-02-29 00:00:00", "2023-13-01 00:00:00", "2023-00-01 00:00:00", "2023-01-00 00:00:00",
+        "2023-01-01 24:00:00", "2023-01-01 00:60:00", "2023-01-01 00:00:60", "2023-01-01",
+        "2023-01-01 00:00:00.", "2023-01-01 00:00:00.1234567890", "2023-01-01 00:00:00x",
+        "2023-01-01x00:00:00", "2023/01/01 00:00:00", "1500-01-01 00:00:00", "2300-01-01 00:00:00",
+        "2023-01-01 00:00:00+00:0", "", "NaT",
+    ],
+)  # fmt: skip
+def test_what_is_no_timestamp_is_named(text):
+    with pytest.raises(InputError, match=re.escape(f"line 3: Field: {text!r} is not a date and")):
+        timestamps(fields(["2024-02-29 23:59:59", text]), "field")
+
+
+@given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 40), st.none() | st.integers(1, 40))
+def test_a_window_takes_the_same_rows_however_they_come(sizes, offset, limit):
+    window, taken, at = Window(offset, limit), [], 0
+    for size in sizes:
+        inside = window.take(size)
+        taken += list(range(at, at + size))[inside]
+        at += size
+    end = None if limit is None else offset + limit
+    assert taken == list(range(at))[offset:end]
+    assert window.taken == len(taken)
+    assert window.done == (limit is not None and at >= offset + limit)
