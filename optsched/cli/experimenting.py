@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from types import TracebackType
+from typing import Annotated, Any
 
 import typer
 
 from optsched.cli.options import JsonOut, Seed, check_folder, check_outputs, key_values
-from optsched.cli.output import LiveLine, emit_json, show_table
+from optsched.cli.output import emit_json, show_table
 
 
 def experiment(
@@ -26,6 +29,18 @@ def experiment(
     engine: Annotated[
         str, typer.Option("--engine", metavar="local|dask", help="Where the processes are.")
     ] = "local",
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", metavar="ADDRESS", help="A running Dask cluster's scheduler."),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option("--memory-limit", metavar="SIZE", help="Per trial, such as 4GiB."),
+    ] = None,
+    isolate: Annotated[
+        bool,
+        typer.Option("--isolate/--in-process", help="Trials in processes of their own, or here."),
+    ] = True,
     seed: Seed = 0,
     out: Annotated[
         str | None,
@@ -34,47 +49,149 @@ def experiment(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Keep or forget finished trials in --out.")
     ] = True,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run failed trials again.")
+    ] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Write results.parquet too.")] = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Run a paper's experiment and print its statements beside ours."""
+    """Run a paper's experiment and print its statements beside ours.
+
+    Finished trials are stored in --out at once: the same command goes on after whatever ended it.
+    """
     if name == "list":
         _list()
         return
     given = key_values(settings)
     check_folder(out)
     check_outputs(json_out)
-    from optsched.errors import InputError
+    from optsched.errors import InputError, SolverError, UsageError
+    from optsched.experiments.isolation import memory_bytes
     from optsched.experiments.runner import run_experiment
 
-    with LiveLine() as line:
-        outcome = run_experiment(
-            name,
-            given,
-            trials=trials,
-            jobs=jobs,
-            engine=engine,
-            seed=seed,
-            out=out,
-            resume=resume,
-            progress=lambda done, of: line.show(f"{done} of {of} trials"),
-        )
+    if memory_limit is not None and not isolate:
+        raise UsageError("--in-process: has no --memory-limit; --isolate is right")
+    bar = TrialBar()
+    try:
+        with bar:
+            outcome = run_experiment(
+                name,
+                given,
+                trials=trials,
+                jobs=jobs,
+                engine=engine,
+                scheduler=scheduler,
+                isolate=isolate,
+                memory_limit=None if memory_limit is None else memory_bytes(memory_limit),
+                seed=seed,
+                out=out,
+                resume=resume,
+                retry_failed=retry_failed,
+                parquet=parquet,
+                progress=bar.show,
+            )
+    except KeyboardInterrupt:
+        kept = f"stored in {out}; the same command goes on" if out else "lost without --out"
+        print(f"error: interrupted: {bar.done} of {bar.of} trials are {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
     emit_json(outcome.summary(), json_out)
+    rows = outcome.rows
+    failed = [row for row in rows if row["failed"] is not None]
+    if failed:
+        again = "; --retry-failed runs them again" if out else ""
+        print(
+            f"warning: {len(failed)} of {len(rows)} trials failed, the first, trial "
+            f"{failed[0]['trial']}: {failed[0]['failed']}{again}",
+            file=sys.stderr,
+        )
+    if len(failed) == len(rows):
+        raise SolverError(f"experiment {name}: no trial succeeded: {failed[0]['failed']}")
     if json_out == "-":
         return
-    errors = sorted({str(row["error"]) for row in outcome.rows if row.get("error")})
+    errors = sorted({str(row["error"]) for row in rows if row.get("error")})
     if errors and not outcome.claims:
-        raise InputError(f"experiment {outcome.experiment.name}: no trial succeeded: {errors[0]}")
+        raise InputError(f"experiment {name}: no trial succeeded: {errors[0]}")
     words = {True: "yes", False: "NO", None: ""}
     show_table(
         ("statement", "paper", "ours", "within 15 %"),
         [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims],
         text_columns=range(4),
     )
-    failed = sum(1 for row in outcome.rows if row.get("error"))
-    print(
-        f"\n{len(outcome.rows)} trials ({outcome.resumed} from the store, {failed} without a "
-        f"schedule), {outcome.experiment.paper}"
-    )
+    impossible = sum(1 for row in rows if row.get("error"))
+    counts = f"{outcome.resumed} from the store, {impossible} without a schedule"
+    if failed:
+        counts += f", {len(failed)} failed"
+    print(f"\n{len(rows)} trials ({counts}), {outcome.experiment.paper}")
+
+
+class TrialBar:
+    """How far the trials are, on standard error: a bar, or now and then a line.
+
+    Parameters
+    ----------
+    every_s : float
+        Seconds between lines where standard error is no terminal.
+    """
+
+    def __init__(self, every_s: float = 30.0) -> None:
+        self.done = 0
+        self.of = 0
+        self._every_s = every_s
+        self._first = 0
+        self._began = self._last = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> TrialBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, done: int, of: int) -> None:
+        """Take note of how many trials have finished; the first time none has run yet."""
+        begin, self.done, self.of = self.of == 0, done, of
+        now = time.monotonic()
+        if begin:
+            self._first, self._began, self._last = done, now, now
+            if sys.stderr.isatty() and done < of:
+                self._start()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, pace=self.pace(now))
+        elif not begin and now - self._last >= self._every_s:
+            self._last = now
+            print(f"{done} of {of} trials, {self.pace(now)}", file=sys.stderr, flush=True)
+
+    def pace(self, now: float) -> str:
+        """Return the rate of trials that ran and the time that the rest will take at it."""
+        ran, elapsed = self.done - self._first, now - self._began
+        if ran == 0 or elapsed <= 0:
+            return ""
+        rate = ran / elapsed
+        left = round((self.of - self.done) / rate)
+        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+        speed = f"{rate:.3g}/s" if rate >= 0.1 else f"{60 * rate:.3g}/min"
+        return f"{speed}, {hours}:{minutes:02d}:{seconds:02d} left"
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("trials  {task.fields[pace]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=self.of, completed=self.done, pace="")
+        self._bar.start()
 
 
 def _list() -> None:

@@ -1,7 +1,8 @@
 """Named experiments, one file each, found by a registry.
 
 A file defines one `Experiment` at its top level; nothing else needs editing. `run_experiment`
-(in `optsched.experiments.runner`) runs it trial by trial into a durable, resumable store.
+(in `optsched.experiments.runner`) runs it trial by trial into a durable, resumable store, which
+`load` reads.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Row = dict[str, Any]
 """A trial's parameters or results by column: numbers, texts, booleans or None."""
@@ -203,3 +208,33 @@ def get_experiment(name: str) -> Experiment:
             f"experiment {name!r} is unknown; known are {', '.join(experiments())}, or list"
         )
     return experiments()[name]
+
+
+def load(folder: str | Path) -> DataFrame:
+    """Return the finished trials of an experiment's folder, also while it runs.
+
+    Parameters
+    ----------
+    folder : path
+        What ``--out`` named.
+
+    Returns
+    -------
+    DataFrame
+        One row per finished trial, in their order: ``trial``, its parameters, its results,
+        ``failed`` (why it has no results, else None) and ``wall_s``, seconds.
+
+    Raises
+    ------
+    InputError
+        No store of trials there, another program's or version's, or a damaged one.
+    """
+    from pandas import DataFrame
+
+    from optsched.experiments.runner import columns_of, row_of
+    from optsched.experiments.store import read
+
+    _, records = read(folder)
+    rows = [row_of(record) for record in records]
+    table = DataFrame.from_records(rows, columns=columns_of(rows) or ["trial", "failed"])
+    return table.assign(wall_s=[record.wall_s for record in records])

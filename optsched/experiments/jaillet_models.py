@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +39,14 @@ def run(trial: Row) -> Row:
         instance = generate(trial["model"], seed=trial["seed"], **fixed)
         greedy = evaluate(instance, simulate(instance, "mc-sf"))
         mc_sf = greedy.metrics["tel"]
-        found = solve(instance, method=trial["method"], time_limit_s=trial["time_limit"], threads=1)
+        with cpu_limit(trial["cpu_limit"]) as stop:
+            found = solve(
+                instance,
+                method=trial["method"],
+                time_limit_s=trial["time_limit"],
+                threads=1,
+                stop=stop,
+            )
         assert mc_sf is not None
         assert found.objective is not None
         assert found.bound is not None
@@ -52,6 +62,25 @@ def run(trial: Row) -> Row:
         }
 
     return measured(results)
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[threading.Event]:
+    """Yield an event that is set when this process has used so many seconds of CPU from now."""
+    stop, done = threading.Event(), threading.Event()
+    used = time.process_time()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            if time.process_time() - used >= seconds:
+                stop.set()
+
+    if seconds:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield stop
+    finally:
+        done.set()
 
 
 def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
@@ -99,13 +128,20 @@ def _experiment(model: str, summary: str) -> Experiment:
         name=model,
         summary=summary,
         paper="002, section 5.1 (Figure 2)",
-        parameters={"n": 0, "kv_capacity": 0, "time_limit": 60.0, "method": "ramp"},
+        parameters={
+            "n": 0,
+            "kv_capacity": 0,
+            "time_limit": 60.0,
+            "cpu_limit": 0.0,
+            "method": "ramp",
+        },
         trials=partial(trials, model),
         run=run,
         summarize=partial(summarize, model),
         default_trials=200,
         columns={
             "n": "requests, 0: drawn as in the paper; likewise kv_capacity",
+            "time_limit": "seconds for a proof; likewise cpu_limit, of CPU, 0: none",
             "requests": "number of requests drawn",
             "capacity": "KV capacity drawn, tokens",
             "mc_sf": "total latency of MC-SF, rounds",

@@ -1,12 +1,12 @@
-"""Runs an experiment: trials in any order and number of processes, results in one order."""
+"""Runs an experiment: trials in any order, wherever they run, results in one order."""
 
 from __future__ import annotations
 
 import csv
 import io
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,11 +17,18 @@ from typing import Any
 from optsched import __version__
 from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments import Claim, Experiment, Row, get_experiment
+from optsched.experiments.engines import in_processes, in_this_process, on_dask
 from optsched.experiments.figures import write_figures
-from optsched.experiments.store import Store, trial_key
-from optsched.files import json_text, write_bytes
+from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
+from optsched.files import json_text, reason, write_bytes
 
 MAX_TRIALS = 1_000_000
+MAX_JOBS = 1024
+
+COMMON_COLUMNS = {
+    "trial": "number of the trial, from 0",
+    "failed": "why the trial has no results (a crash, too much memory); empty if it has",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +41,8 @@ class Outcome:
     parameters : dict
     seed : int
     rows : list of dict
-        One per trial, in the order of trials.
+        One per trial, in the order of trials; ``failed`` says why a trial has no results, None
+        if it has.
     claims : list of Claim
     ran, resumed : int
         Trials run now, and taken from the store.
@@ -62,31 +70,42 @@ class Outcome:
             "parameters": self.parameters,
             "seed": self.seed,
             "trials": len(self.rows),
+            "failed": [
+                {"trial": row["trial"], "why": row["failed"]}
+                for row in self.rows
+                if row["failed"] is not None
+            ],
             "claims": [
                 {"what": c.what, "paper": c.paper, "ours": c.ours, "holds": c.verdict}
                 for c in self.claims
             ],
-            "columns": dict(self.experiment.columns),
+            "columns": {**self.experiment.columns, **COMMON_COLUMNS},
         }
 
 
 def run_experiment(
-    name: str,
+    experiment: str | Experiment,
     settings: Mapping[str, Any] | None = None,
     *,
     trials: int | None = None,
     jobs: int = 1,
     engine: str = "local",
+    scheduler: str | None = None,
+    isolate: bool = False,
+    memory_limit: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = True,
+    retry_failed: bool = False,
+    parquet: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Run a named experiment.
+    """Run an experiment, or what is left of it.
 
     Parameters
     ----------
-    name : str
+    experiment : str or Experiment
+        A registered one's name, or one of your own.
     settings : mapping, optional
         Parameters that differ from the default; texts are converted.
     trials : int, optional
@@ -94,113 +113,193 @@ def run_experiment(
     jobs : int
         Processes; more than 1 needs joblib.
     engine : {"local", "dask"}
-        Where the processes are: here, or on the Dask cluster that the environment configures.
+        Processes of this machine, or workers of a Dask cluster.
+    scheduler : str, optional
+        Address of a Dask scheduler, ``"tcp://host:8786"``, whose workers all take part. None: a
+        cluster of ``jobs`` workers on this machine is started for the experiment.
+    isolate : bool
+        Run the trials in another process also with one job, so that one that crashes is recorded
+        as failed. More jobs and Dask's always run so.
+    memory_limit : int, optional
+        Bytes per trial, solvers' processes included; a trial that uses more is ended and
+        recorded as failed. Linux only; implies ``isolate``.
     seed : int
     out : path, optional
-        Folder for ``results.sqlite``, ``results.csv``, ``timings.csv``, ``summary.json``
-        and the figures.
+        Folder for ``results.sqlite``, ``results.csv``, ``timings.csv``, ``summary.json`` and the
+        figures. It belongs to this experiment, these parameters, this seed and this version of
+        the code; ``trials`` may grow.
     resume : bool
-        Take trials that the folder's store has; else run all again.
+        Take trials that the folder's store has; else forget them first.
+    retry_failed : bool
+        Run the trials again that are recorded as failed.
+    parquet : bool
+        Write ``results.parquet`` too; needs pyarrow.
     progress : callable, optional
-        Called with the number of finished trials and of all.
+        Called with the number of finished trials and of all, before the first and after each.
 
     Raises
     ------
     InputError, UsageError
-        An unknown name, parameter or value; too few jobs; a missing package.
+        An unknown name, parameter or value; too few jobs; a missing package; a folder that
+        belongs to another experiment, cannot be written, is in use or damaged; a full disk.
+    KeyboardInterrupt
+        Ctrl-C; finished trials are stored.
     """
-    experiment = get_experiment(name)
+    if isinstance(experiment, str):
+        experiment = get_experiment(experiment)
     parameters = experiment.settings(settings or {})
     count = trials if trials is not None else experiment.default_trials
-    if count is not None and not 1 <= count <= MAX_TRIALS:
-        raise InputError(f"trials: {count!r}; 1 to {MAX_TRIALS} is right")
-    if jobs < 1:
-        raise InputError(f"jobs: {jobs!r}; an integer >= 1 is right")
-    if engine not in ("local", "dask"):
-        raise InputError(f"engine: {engine!r}; local or dask is right")
+    _check(experiment, count, jobs, engine, scheduler, memory_limit, parquet)
     wanted = list(islice(experiment.trials(parameters, seed), count or MAX_TRIALS))
     if not wanted:
-        raise InputError(f"experiment {name}: these parameters leave no trial")
-    keys = [trial_key(name, trial) for trial in wanted]
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, tuple[Row, float]] = {}
-    with Store(None if folder is None else folder / "results.sqlite") as store:
-        if not resume:
-            store.forget(name)
-        for key in keys:
-            stored = store.get(key)
-            if stored is not None:
-                found[key] = stored
-        resumed = len(found)
-        todo = {key: trial for key, trial in zip(keys, wanted, strict=True) if key not in found}
-        for key, result, wall_s in _finished(experiment.name, todo, jobs, engine):
-            store.put(key, name, todo[key], result, wall_s)
-            # Read back, so that a resumed run sees the very same values.
-            found[key] = store.get(key) or (result, wall_s)
-            if progress is not None:
-                progress(len(found), len(wanted))
-    rows = [
-        {"trial": k, **trial, **found[key][0]}
-        for k, (key, trial) in enumerate(zip(keys, wanted, strict=True))
-    ]
+        raise InputError(f"experiment {experiment.name}: these parameters leave no trial")
+    folder = None if out is None else _made(Path(out))
+    identity = Identity(experiment.name, parameters, seed, code_version(), libraries())
+    with Store(None if folder is None else folder / FILE, identity, fresh=not resume) as store:
+        if retry_failed:
+            store.forget_failed()
+        if store.libraries != identity.libraries:
+            warnings.warn(
+                f"{out}: its trials were begun with {store.libraries}, these run with "
+                f"{identity.libraries}",
+                stacklevel=2,
+            )
+        found = {k: record for k, record in store.records().items() if k < len(wanted)}
+        for k, record in found.items():
+            if record.key != identity.key(wanted[k]):
+                raise InputError(
+                    f"{out}: trial {k} is another one now than when it ran (a file that it is "
+                    "drawn from has changed?); another --out is right, or --fresh"
+                )
+        todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
+        if progress is not None:
+            progress(len(found), len(wanted))
+        where: dict[str, Any] = {"code": identity.code, "memory_limit": memory_limit, "jobs": jobs}
+        finished = (
+            on_dask(experiment.run, todo, scheduler=scheduler, **where)
+            if engine == "dask"
+            else in_processes(experiment.run, todo, **where)
+            if jobs > 1 or isolate or memory_limit is not None
+            else in_this_process(experiment.run, todo)
+        )
+        with closing(finished):
+            for k, (kind, content, wall_s) in finished:
+                if kind == "refused":
+                    raise content
+                result, failed = (content, None) if kind == "result" else (None, content)
+                store.put(k, wanted[k], result, failed, wall_s)
+                # Read back, so that a resumed run sees the very same values.
+                found[k] = store.get(k)
+                if progress is not None:
+                    progress(len(found), len(wanted))
+    records = [found[k] for k in range(len(wanted))]
+    rows = [row_of(record) for record in records]
     outcome = Outcome(
         experiment=experiment,
         parameters=parameters,
         seed=seed,
         rows=rows,
-        claims=experiment.summarize(rows),
+        claims=experiment.summarize([row for row in rows if row["failed"] is None]),
         ran=len(todo),
-        resumed=resumed,
-        wall_s=[found[key][1] for key in keys],
+        resumed=len(wanted) - len(todo),
+        wall_s=[record.wall_s for record in records],
     )
     if folder is not None:
-        write_bytes(csv_text(rows).encode(), folder / "results.csv")
-        timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(outcome.wall_s)]
-        write_bytes(csv_text(timings).encode(), folder / "timings.csv")
-        write_bytes(json_text(outcome.summary()).encode(), folder / "summary.json")
-        write_figures(experiment, rows, outcome.claims, folder)
+        _export(outcome, folder, parquet)
+        write_figures(experiment, outcome.rows, outcome.claims, folder)
     return outcome
 
 
-def _one(name: str, key: str, trial: Row) -> tuple[str, Row, float]:
-    begin = time.perf_counter()
-    result = get_experiment(name).run(trial)
-    return key, result, time.perf_counter() - begin
+def _check(
+    experiment: Experiment,
+    count: int | None,
+    jobs: int,
+    engine: str,
+    scheduler: str | None,
+    memory_limit: int | None,
+    parquet: bool,
+) -> None:
+    if count is not None and not 1 <= count <= MAX_TRIALS:
+        raise InputError(f"trials: {count!r}; 1 to {MAX_TRIALS} is right")
+    if not 1 <= jobs <= MAX_JOBS:
+        raise InputError(f"jobs: {jobs!r}; 1 to {MAX_JOBS} is right")
+    if engine not in ("local", "dask"):
+        raise InputError(f"engine: {engine!r}; local or dask is right")
+    if scheduler is not None and engine != "dask":
+        raise UsageError(f"scheduler: {scheduler!r} is for the engine dask, not {engine}")
+    if memory_limit is not None and memory_limit < 1:
+        raise InputError(f"memory_limit: {memory_limit!r}; bytes, 1 or more, is right")
+    if parquet and find_spec("pyarrow") is None:
+        raise UsageError("parquet: needs the package pyarrow; install it, or leave it out")
+    home = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
+    if home == "__main__" and (jobs > 1 or engine == "dask"):
+        raise UsageError(
+            f"jobs: {jobs} in other processes need the function of experiment "
+            f"{experiment.name} in a module that they can import, not in a script or notebook"
+        )
 
 
-def _finished(
-    name: str, todo: Mapping[str, Row], jobs: int, engine: str
-) -> Iterator[tuple[str, Row, float]]:
-    """Yield finished trials as they come."""
-    if jobs == 1 and engine == "local":
-        for key, trial in todo.items():
-            yield _one(name, key, trial)
-        return
-    if find_spec("joblib") is None:
-        raise UsageError("jobs: more than 1 needs the package joblib; install it, or use 1")
-    joblib: Any = import_module("joblib")
-    place: AbstractContextManager[Any] = nullcontext()
-    if engine == "dask":
-        if find_spec("distributed") is None:
-            raise UsageError("engine: dask needs the package dask[distributed]; install it")
-        client = import_module("distributed").Client()
-        place = joblib.parallel_config(backend="dask", scheduler_host=client.scheduler.address)
-    with place:
-        pool = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-        yield from pool(joblib.delayed(_one)(name, key, trial) for key, trial in todo.items())
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{folder}: is a file; a folder is right") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({reason(error)})") from None
+    return folder
+
+
+def row_of(record: Record) -> Row:
+    """Return a finished trial as a row of results: its number, parameters, results, failure."""
+    return {
+        "trial": record.trial, **record.parameters, **record.result, "failed": record.failed,
+    }  # fmt: skip
+
+
+def _export(outcome: Outcome, folder: Path, parquet: bool) -> None:
+    write_bytes(csv_text(outcome.rows).encode(), folder / "results.csv")
+    timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(outcome.wall_s)]
+    write_bytes(csv_text(timings).encode(), folder / "timings.csv")
+    if parquet:
+        write_bytes(parquet_bytes(outcome.rows), folder / "results.parquet")
+    write_bytes(json_text(outcome.summary()).encode(), folder / "summary.json")
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns in order of first appearance, ``failed`` last."""
+    return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Return rows as CSV: columns in order of first appearance, floats with all their digits."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Return rows as CSV: columns in order of first appearance, floats with all their digits.
+
+    A column ``failed`` comes last.
+    """
+    columns = columns_of(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         writer.writerow(["" if row.get(c) is None else row[c] for c in columns])
     return text.getvalue()
+
+
+def parquet_bytes(rows: Sequence[Row]) -> bytes:
+    """Return rows as a Parquet file with the columns of `csv_text`.
+
+    A column that holds values of several kinds (numbers and texts) becomes one of texts.
+    """
+    arrow: Any = import_module("pyarrow")
+    content: dict[str, Any] = {}
+    for column in columns_of(rows):
+        values = [row.get(column) for row in rows]
+        try:
+            content[column] = arrow.array(values)
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+            content[column] = arrow.array([None if v is None else str(v) for v in values])
+    file = io.BytesIO()
+    import_module("pyarrow.parquet").write_table(arrow.table(content), file)
+    return file.getvalue()
 
 
 def measured(run: Callable[[], Row]) -> Row:

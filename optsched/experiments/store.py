@@ -1,69 +1,216 @@
-"""The durable store of finished trials: one SQLite file, one row per trial."""
+"""The durable store of finished trials: one SQLite file per experiment, one row per trial.
+
+A store belongs to one experiment, its parameters, its seed and the code that ran it; whoever asks
+for another of these is refused, so that results of different kinds never stand in one table.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from optsched import __version__
+from optsched.cost import models_folder
 from optsched.errors import InputError
 from optsched.instance import canonical_json
+from optsched.io import example_instances
+
+FILE = "results.sqlite"
+"""Name of the store in an experiment's folder."""
+
+APPLICATION_ID = 0x6F707473
+"""Says in the file's header whose database it is: ``opts``."""
+
+VERSION = 1
+"""Version of the tables, in the header's ``user_version``."""
+
+WITHOUT_EFFECT = ("cli", "plot", "report", "trace.py", "experiments/figures.py")
+"""Folders and files whose code no trial runs: they may change while an experiment goes on."""
+
+LIBRARIES = ("highspy", "numba", "numpy", "ortools")
+
+_BUSY_S = 10.0
 
 
 @cache
 def code_version() -> str:
-    """Return the version and a digest of the package's sources: results belong to their code."""
+    """Return the version and a digest of all that a trial's result may depend on.
+
+    These are the package's sources but for `WITHOUT_EFFECT`, the shipped cost models and the
+    shipped instances.
+    """
     root = Path(__file__).resolve().parent.parent
+    sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
+    files = {
+        name: file
+        for name, file in sources.items()
+        if name not in WITHOUT_EFFECT and name.split("/")[0] not in WITHOUT_EFFECT
+    }
+    files |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
+    files |= {f"instances/{file.name}": file for file in example_instances().values()}
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode())
-        digest.update(file.read_bytes())
+    for name, file in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
-def trial_key(experiment: str, trial: dict[str, Any]) -> str:
-    """Return what identifies a trial: experiment, its parameters and seed, and the code."""
-    data = {"experiment": experiment, "trial": trial, "code": code_version()}
-    return hashlib.sha256(canonical_json(data)).hexdigest()
+def libraries() -> str:
+    """Return the versions of the libraries that a result may depend on."""
+    return ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
 
 
-class Store:
-    """Finished trials by key; a killed process loses none that `put` has stored.
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """What the trials of one store have in common.
 
     Parameters
     ----------
-    path : path or None
+    experiment : str
+    parameters : mapping
+    seed : int
+    code : str
+        See `code_version`.
+    libraries : str
+        See `libraries`.
+    """
+
+    experiment: str
+    parameters: Mapping[str, Any]
+    seed: int
+    code: str
+    libraries: str
+
+    def key(self, trial: Mapping[str, Any]) -> str:
+        """Return what identifies a trial: experiment, its parameters and seed, and the code."""
+        data = {"experiment": self.experiment, "trial": trial, "code": self.code}
+        return hashlib.sha256(canonical_json(data)).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A finished trial.
+
+    Parameters
+    ----------
+    trial : int
+        Its number.
+    key : str
+        See `Identity.key`.
+    parameters : dict
+    result : dict
+        Empty if it failed.
+    failed : str or None
+        Why it has no result.
+    wall_s : float
+        Seconds that it took.
+    """
+
+    trial: int
+    key: str
+    parameters: dict[str, Any]
+    result: dict[str, Any]
+    failed: str | None
+    wall_s: float
+
+
+class Store:
+    """Finished trials by number; whoever kills the process loses none that `put` has stored.
+
+    Every trial is a transaction in write-ahead-log mode, on disk before `put` returns. While a
+    store is open no second process can open the same one, but `read` and other readers can look
+    at it.
+
+    Parameters
+    ----------
+    path : Path or None
         None keeps the trials in memory.
+    identity : Identity
+    fresh : bool
+        Forget all trials, of whatever experiment, that the store has.
 
     Raises
     ------
     InputError
-        A file that is no store of trials.
+        Another program's database or another version's; one that is damaged, in use or cannot be
+        written; trials of another experiment, of other parameters or of other code.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
         self._path = path
-        try:
-            self._connection = sqlite3.connect(path or ":memory:", timeout=60)
+        self._identity = identity
+        with ExitStack() as opened:
             if path is not None:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, experiment TEXT NOT "
-                "NULL, code TEXT NOT NULL, trial TEXT NOT NULL, result TEXT NOT NULL, wall_s "
-                "REAL NOT NULL)"
+                opened.callback(_lock(path).close)
+            with _one_line(path):
+                self._connection = sqlite3.connect(
+                    path or ":memory:", timeout=_BUSY_S, isolation_level=None
+                )
+                opened.callback(self._connection.close)
+                self._open(fresh)
+            self._opened = opened.pop_all()
+
+    def _open(self, fresh: bool) -> None:
+        connection = self._connection
+        new = _check_header(self._path, connection)
+        connection.execute("PRAGMA journal_mode=WAL")
+        # Each transaction is on disk when it ends, also where the power fails.
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        if new:
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+            connection.execute("CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            connection.execute(
+                "CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters "
+                "TEXT NOT NULL, result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL)"
             )
-            self._connection.execute("SELECT key, result, wall_s FROM trials LIMIT 1")
-            self._connection.commit()
-        except sqlite3.DatabaseError as error:
-            raise InputError(f"{path}: no store of trials ({error}); another --out is right") from (
-                None
+        if fresh:
+            connection.execute("DELETE FROM trials")
+        # One that was begun and holds nothing yet belongs to nobody.
+        if connection.execute("SELECT count(*) FROM trials").fetchone()[0] == 0:
+            for name, value in vars(self._identity).items():
+                text = json.dumps(value, sort_keys=True)
+                connection.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, text))
+        connection.execute("COMMIT")
+        self._compare(_identity(connection))
+
+    def _compare(self, stored: Identity) -> None:
+        """Refuse to go on with trials that are not of this kind."""
+        wanted = self._identity
+        right = "another --out is right, or --fresh to forget its trials"
+        if stored.experiment != wanted.experiment:
+            raise InputError(
+                f"{self._path}: holds trials of {stored.experiment}, this asks for "
+                f"{wanted.experiment}; {right}"
             )
+        theirs = {"seed": stored.seed, **stored.parameters}
+        ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
+        for name in (*ours, *theirs):
+            if theirs.get(name) != ours.get(name):
+                raise InputError(
+                    f"{self._path}: holds trials with {name} = {theirs.get(name)}, this asks for "
+                    f"{ours.get(name)}; {right}"
+                )
+        if stored.code != wanted.code:
+            raise InputError(
+                f"{self._path}: its trials were run by optsched {stored.code}, this is "
+                f"{wanted.code}; that version goes on with them, --fresh forgets them, another "
+                "--out keeps both"
+            )
+
+    @property
+    def libraries(self) -> str:
+        """Versions of libraries under which the store was begun."""
+        return _identity(self._connection).libraries
 
     def __enter__(self) -> Store:
         return self
@@ -74,33 +221,155 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._connection.close()
+        self._opened.close()
 
-    def get(self, key: str) -> tuple[dict[str, Any], float] | None:
-        """Return a finished trial's result and wall time, or None."""
-        row = self._connection.execute(
-            "SELECT result, wall_s FROM trials WHERE key = ?", (key,)
-        ).fetchone()
-        return None if row is None else (json.loads(row[0]), float(row[1]))
+    def records(self) -> dict[int, Record]:
+        """Return the finished trials by number."""
+        with _one_line(self._path):
+            return _records(self._connection)
+
+    def get(self, trial: int) -> Record:
+        """Return a finished trial."""
+        with _one_line(self._path):
+            rows = self._connection.execute(f"{_SELECT} WHERE trial = ?", (trial,))
+            return _record(rows.fetchone())
 
     def put(
         self,
-        key: str,
-        experiment: str,
-        trial: dict[str, Any],
-        result: dict[str, Any],
+        trial: int,
+        parameters: Mapping[str, Any],
+        result: Mapping[str, Any] | None,
+        failed: str | None,
         wall_s: float,
     ) -> None:
-        """Store a finished trial."""
-        with self._connection:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    key, experiment, code_version(), json.dumps(trial), json.dumps(result), wall_s,
-                ),
-            )  # fmt: skip
+        """Store a finished trial.
 
-    def forget(self, experiment: str) -> None:
-        """Delete an experiment's trials."""
-        with self._connection:
-            self._connection.execute("DELETE FROM trials WHERE experiment = ?", (experiment,))
+        Raises
+        ------
+        InputError
+            The disk is full, the file cannot be written, or another process keeps it locked.
+        """
+        row = (
+            trial, self._identity.key(parameters), json.dumps(parameters),
+            json.dumps(result or {}), failed, wall_s,
+        )  # fmt: skip
+        with _one_line(self._path):
+            self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def forget_failed(self) -> None:
+        """Delete the trials that failed, so that they run again."""
+        with _one_line(self._path):
+            self._connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
+
+
+def read(folder: str | Path) -> tuple[Identity, list[Record]]:
+    """Return what an experiment's folder holds, also while the experiment runs.
+
+    Raises
+    ------
+    InputError
+        No store, another program's or version's, or a damaged one.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: no experiment's folder ({FILE} is missing)")
+    # Without a log nobody writes, and then a folder that is read-only is no obstacle.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    with _one_line(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        try:
+            if _check_header(path, connection):
+                raise InputError(f"{path}: is empty; no experiment has begun there")
+            found = _records(connection)
+            return _identity(connection), [found[number] for number in sorted(found)]
+        finally:
+            connection.close()
+
+
+_SELECT = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    number, key, parameters, result, failed, wall_s = row
+    return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
+
+
+def _records(connection: sqlite3.Connection) -> dict[int, Record]:
+    return {row[0]: _record(row) for row in connection.execute(_SELECT)}
+
+
+def _identity(connection: sqlite3.Connection) -> Identity:
+    rows = connection.execute("SELECT name, value FROM identity")
+    return Identity(**{name: json.loads(value) for name, value in rows})
+
+
+def _lock(path: Path) -> sqlite3.Connection:
+    """Hold a lock that ends with this process, however it ends.
+
+    It is the lock of an empty database beside the store: that works wherever the store does.
+    """
+    file = path.with_suffix(".lock")
+    with _one_line(file):
+        connection = sqlite3.connect(file, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
+    """Return whether the database is still empty; refuse any that is not a store.
+
+    Raises
+    ------
+    InputError
+        Another program's, another version's, or damaged.
+    """
+
+    def value(statement: str) -> Any:
+        return connection.execute(statement).fetchone()[0]
+
+    program, version = value("PRAGMA application_id"), value("PRAGMA user_version")
+    tables = value("SELECT count(*) FROM sqlite_master")
+    if (program, version, tables) == (0, 0, 0):
+        return True
+    if program != APPLICATION_ID:
+        raise InputError(f"{path}: is another program's database; another --out is right")
+    if version != VERSION:
+        raise InputError(
+            f"{path}: is a store of version {version}, this optsched writes version {VERSION}; "
+            "another --out is right"
+        )
+    damage = value("PRAGMA quick_check(1)")
+    if damage != "ok":
+        raise InputError(_damaged(path, str(damage)))
+    return False
+
+
+def _damaged(path: Path | None, how: str) -> str:
+    return f"{path}: is damaged ({how}); a copy of it, or another --out, is right"
+
+
+@contextmanager
+def _one_line(path: Path | None) -> Iterator[None]:
+    """Turn what SQLite raises into one line that says what to do."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        name = str(getattr(error, "sqlite_errorname", ""))
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            text = f"{path}: another process is using it; wait for its end, or another --out"
+        elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            text = (
+                f"{path}: {error}; what it holds is safe, and the same command goes on once there "
+                "is space on the disk"
+            )
+        elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+            text = f"{path}: cannot be written ({error}); another --out is right"
+        elif name.startswith("SQLITE_NOTADB"):
+            text = f"{path}: is no SQLite database; another --out is right"
+        else:
+            text = _damaged(path, str(error))
+        raise InputError(" ".join(text.split())) from None

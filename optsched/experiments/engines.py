@@ -1,0 +1,198 @@
+"""Where trials run: in this process, in processes beside it, or on a Dask cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+from optsched.errors import InputError, SolverError, UsageError
+from optsched.experiments.isolation import Answer, Isolation, Row, attempt
+
+Finished = Generator[tuple[int, Answer]]
+"""Trials' numbers and answers, as they come."""
+
+_CONNECT_S = 10.0
+
+
+def in_this_process(run: Callable[[Row], Row], todo: Mapping[int, Row]) -> Finished:
+    """Run one trial after the other here: a crash ends the experiment."""
+    for number, trial in todo.items():
+        yield number, attempt(run, trial)
+
+
+def in_processes(
+    run: Callable[[Row], Row],
+    todo: Mapping[int, Row],
+    *,
+    jobs: int,
+    code: str,
+    memory_limit: int | None = None,
+) -> Finished:
+    """Run trials in processes of this machine.
+
+    Parameters
+    ----------
+    run : callable
+    todo : mapping
+        Trials by number.
+    jobs : int
+        How many processes.
+    code : str
+        The version of the code that they must run.
+    memory_limit : int, optional
+        Bytes per process.
+
+    Raises
+    ------
+    UsageError
+        More than one job without joblib; a memory limit where there can be none.
+    """
+    if jobs > 1 and find_spec("joblib") is None:
+        raise UsageError("jobs: more than 1 needs the package joblib; install it, or use 1")
+    with Isolation(code, memory_limit) as isolation:
+        if jobs == 1:
+            for number, trial in todo.items():
+                yield number, isolation.run(run, trial)
+            return
+
+        def one(number: int, trial: Row) -> tuple[int, Answer]:
+            return number, isolation.run(run, trial)
+
+        joblib: Any = import_module("joblib")
+        # One trial to a batch: a trial that waits for others of its batch would not be durable.
+        pool = joblib.Parallel(
+            n_jobs=jobs, backend="threading", batch_size=1, return_as="generator_unordered"
+        )
+        answers = pool(joblib.delayed(one)(number, trial) for number, trial in todo.items())
+        try:
+            yield from answers
+        finally:
+            isolation.close()  # or joblib would wait for the trials that run
+
+
+def on_dask(
+    run: Callable[[Row], Row],
+    todo: Mapping[int, Row],
+    *,
+    jobs: int,
+    code: str,
+    memory_limit: int | None = None,
+    scheduler: str | None = None,
+) -> Finished:
+    """Run trials on a Dask cluster, each in a process beside the worker's.
+
+    A worker that is lost has its trials run by others; Dask gives a trial up when it has lost
+    four workers (``distributed.scheduler.allowed-failures``), and then the trial has failed.
+    joblib's Dask engine is not used: it waits for ever for a task that was given up.
+
+    Parameters
+    ----------
+    run, todo, code, memory_limit
+        As for `in_processes`.
+    jobs : int
+        Workers of the cluster that is started where no scheduler is given.
+    scheduler : str, optional
+        Address of a running cluster; all its workers are used.
+
+    Raises
+    ------
+    UsageError
+        No package dask[distributed]; no such scheduler, or no workers there.
+    InputError
+        The cluster is lost, or its workers have other code.
+    """
+    if find_spec("distributed") is None:
+        raise UsageError("engine: dask needs the package dask[distributed]; install it")
+    distributed: Any = import_module("distributed")
+    with ExitStack() as stack:
+        address: Any = scheduler
+        if scheduler is None:
+            address = stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
+                )
+            )
+        try:
+            client = stack.enter_context(
+                distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+            )
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"--scheduler: no Dask scheduler answers at {scheduler!r} "
+                f"({type(error).__name__}); the address that `dask scheduler` prints is right"
+            ) from None
+        try:
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+        except TimeoutError:
+            raise UsageError(
+                f"--scheduler: {scheduler!r} has no workers; start `dask worker` first"
+            ) from None
+        yield from _through(client, distributed, run, todo, code, memory_limit)
+
+
+def _through(
+    client: Any,
+    distributed: Any,
+    run: Callable[[Row], Row],
+    todo: Mapping[int, Row],
+    code: str,
+    memory_limit: int | None,
+) -> Finished:
+    left = iter(todo.items())
+    running: dict[Any, int] = {}
+    answers = distributed.as_completed(loop=client.loop)
+
+    def feed() -> None:
+        # A trial more than there are threads for each, so that none waits for the network.
+        room = 2 * max(1, sum(client.ncores().values())) - len(running)
+        for number, trial in islice(left, max(0, room)):
+            future = client.submit(_remote, run, trial, code, memory_limit, pure=False)
+            running[future.key] = number
+            answers.add(future)
+
+    try:
+        feed()
+        for future in answers:
+            number = running.pop(future.key)
+            if future.status == "finished":
+                yield number, future.result()
+            elif future.status == "error":
+                error = future.exception()
+                if isinstance(error, distributed.scheduler.KilledWorker):
+                    yield number, ("failed", "the Dask workers that ran it died", 0.0)
+                else:
+                    raise _lost(error)
+            else:
+                raise _lost(future.status)
+            feed()
+    except OSError as error:
+        raise _lost(error) from None
+    finally:
+        with suppress(Exception):
+            client.cancel(list(answers.futures))
+
+
+def _lost(why: Any) -> Exception:
+    if isinstance(why, (InputError, UsageError, SolverError)):
+        return why
+    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return InputError(
+        f"--engine dask: the cluster does not go on ({text}); what has finished is stored, and "
+        "the same command goes on with the rest"
+    )
+
+
+_here: dict[tuple[str, int | None], Isolation] = {}
+_one_at_a_time = threading.Lock()
+
+
+def _remote(run: Callable[[Row], Row], trial: Row, code: str, memory_limit: int | None) -> Answer:
+    """Run a trial beside the Dask worker that this is."""
+    with _one_at_a_time:
+        isolation = _here.setdefault((code, memory_limit), Isolation(code, memory_limit))
+    return isolation.run(run, trial)

@@ -1,0 +1,283 @@
+"""Runs trials in processes of their own, one per thread: a crash costs one trial.
+
+Joblib's and Dask's workers are shared by all trials: one that crashes takes the others' work with
+it, and nobody can say which trial it was. So their workers are threads that only wait, each on a
+process that belongs to it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from optsched.errors import InputError, OptschedError, SolverError, UsageError
+
+ATTEMPTS = 2
+"""A trial whose process dies runs once more: it may have been ended from outside."""
+
+Row = dict[str, Any]
+
+Answer = tuple[str, Any, float]
+"""``("result", row, wall_s)``, ``("failed", why, wall_s)`` or ``("refused", error, wall_s)``."""
+
+_LOOK_S = 0.1
+_ONE_THREAD = dict.fromkeys(
+    ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
+"""Processes share the cores; the caller's own settings go first."""
+
+
+def attempt(run: Callable[[Row], Row], trial: Row) -> Answer:
+    """Run a trial in this process.
+
+    A request that no trial could answer (`InputError`, `UsageError`) is refused; any other
+    exception fails this trial alone.
+    """
+    begin = time.perf_counter()
+
+    def seconds() -> float:
+        return time.perf_counter() - begin
+
+    try:
+        return "result", run(trial), seconds()
+    except (InputError, UsageError) as error:
+        return "refused", error, seconds()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+        return "failed", why, seconds()
+
+
+class Isolation:
+    """Processes for trials, one per thread that asks.
+
+    Parameters
+    ----------
+    code : str
+        The version of the code that the processes must run.
+    memory_limit : int, optional
+        Bytes of memory in use (with the processes that a solver starts) beyond which a trial is
+        ended. Looked at ten times a second.
+
+    Raises
+    ------
+    UsageError
+        A memory limit where the system does not tell what a process uses.
+    """
+
+    def __init__(self, code: str, memory_limit: int | None = None) -> None:
+        if memory_limit is not None and not Path("/proc/self/statm").exists():
+            raise UsageError("--memory-limit: needs the /proc of Linux; leave it out here")
+        self._code = code
+        self._limit = memory_limit
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._children: list[_Child] = []
+        self._closed = False
+
+    def __enter__(self) -> Isolation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(self, run: Callable[[Row], Row], trial: Row) -> Answer:
+        """Run a trial in this thread's process.
+
+        Parameters
+        ----------
+        run : callable
+            At the top level of its module, or a partial of such a one.
+        trial : dict
+
+        Raises
+        ------
+        OptschedError
+            The process does not start, or runs other code than this one.
+        """
+        begin = time.perf_counter()
+        order = pickle.dumps((pickle.dumps(run), trial))
+        why = ""
+        for _ in range(ATTEMPTS):
+            child = self._child()
+            try:
+                return child.ask(order, self._limit)
+            except _TooMuchError:
+                why = f"more memory than the limit of {memory_text(self._limit or 0)}"
+                break
+            except _DiedError as died:
+                why = f"its process {died}, {ATTEMPTS} times"
+        return "failed", why, time.perf_counter() - begin
+
+    def _child(self) -> _Child:
+        child: _Child | None = getattr(self._own, "child", None)
+        how = ""
+        for _ in range(ATTEMPTS):
+            if child is not None and child.alive():
+                return child
+            with self._lock:
+                if self._closed:
+                    raise OptschedError("the experiment has ended")
+                child = _Child()
+                self._children = [c for c in self._children if c.alive()] + [child]
+            self._own.child = child
+            try:
+                found = child.begin()
+            except _DiedError as died:
+                how = str(died)
+                continue
+            if found != self._code:
+                raise OptschedError(
+                    f"a process for trials runs optsched {found}, the experiment {self._code}; "
+                    "the same code everywhere, unchanged while it runs, is right"
+                )
+            return child
+        raise SolverError(f"a process for trials does not start: it {how}")
+
+    def close(self) -> None:
+        """End the processes, and with them the trials that run."""
+        with self._lock:
+            self._closed = True
+            for child in self._children:
+                child.end()
+
+
+class _DiedError(Exception):
+    """A process ended without an answer; the message says how."""
+
+
+class _TooMuchError(Exception):
+    """A process used more memory than allowed."""
+
+
+class _Child:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("worker.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C is for the parent; a group of its own ends as one, solvers' processes too.
+            start_new_session=True,
+            env={**_ONE_THREAD, **os.environ},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._answers = self._process.stdin, self._process.stdout
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def begin(self) -> str:
+        self._send(pickle.dumps(os.getpid()) + pickle.dumps(sys.path))
+        return str(self._receive())
+
+    def ask(self, order: bytes, limit: int | None) -> Answer:
+        self._send(order)
+        while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
+            if memory_in_use(self._process.pid) > limit:
+                self.end()
+                raise _TooMuchError
+        answer: Answer = self._receive()
+        return answer
+
+    def _send(self, content: bytes) -> None:
+        try:
+            self._orders.write(content)
+            self._orders.flush()
+        except OSError:
+            raise _DiedError(self._fate()) from None
+
+    def _receive(self) -> Any:
+        try:
+            return pickle.load(self._answers)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            raise _DiedError(self._fate()) from None
+
+    def _fate(self) -> str:
+        status = self._process.wait()
+        if status >= 0:
+            return f"ended with status {status}"
+        return f"was ended by {signal.Signals(-status).name}"
+
+    def end(self) -> None:
+        if self.alive():
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._orders, self._answers):
+            with suppress(OSError, ValueError):
+                pipe.close()
+
+
+def memory_in_use(process: int) -> int:
+    """Return the bytes of memory that a process and those that it started have in use.
+
+    Parameters
+    ----------
+    process : int
+        Its id. One that has ended uses none.
+    """
+    folder = Path(f"/proc/{process}")
+    try:
+        total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for thread in (folder / "task").iterdir():
+            for child in (thread / "children").read_text().split():
+                total += memory_in_use(int(child))
+    except OSError:
+        return 0
+    return total
+
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+def memory_bytes(text: str) -> int:
+    """Return an amount of memory in bytes.
+
+    Parameters
+    ----------
+    text : str
+        A number and a unit, ``4GiB`` or ``500MB``; a number alone is bytes.
+
+    Raises
+    ------
+    InputError
+        Anything else, and what is less than one byte.
+    """
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = text.strip()[len(number) :].lower()
+    try:
+        value = int(float(number) * _UNITS[unit])
+    except (KeyError, OverflowError, ValueError):
+        value = 0
+    if value < 1:
+        raise InputError(f"--memory-limit: {text!r}; an amount such as 4GiB or 500MB is right")
+    return value
+
+
+def memory_text(value: int) -> str:
+    """Return an amount of memory for people."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        size = _UNITS[unit.lower()]
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value} bytes"
