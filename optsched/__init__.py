@@ -10,6 +10,7 @@ Solvers, numba, pandas and matplotlib are imported on first use, so that importi
 is cheap. The functions are bound eagerly because some share their module's name.
 """
 
+from optsched import queueing
 from optsched.compare import Comparison, compare
 from optsched.cost import BatchCost, UnitCost, load_cost_model, shipped_models
 from optsched.errors import OptschedError, ViolationError
@@ -45,6 +46,7 @@ __all__ = [
     "from_starts",
     "generate",
     "load_cost_model",
+    "queueing",
     "read_instance",
     "read_schedule",
     "read_trace",

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("io", "generate", "traces", "profiles"),
     ("roofline",),
     ("fit",),
-    ("replay", "predict", "theory", "validity"),
+    ("replay", "predict", "theory", "validity", "queueing"),
     ("evaluate", "engine"),
     ("rerank",),
     ("policies",),

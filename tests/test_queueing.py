@@ -1,0 +1,390 @@
+"""Queueing theory of TRAIL: formulas against classic results, enumeration and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from optsched.errors import InputError
+from optsched.queueing import (
+    Jobs,
+    exponential,
+    exponential_predictions,
+    joint,
+    learned,
+    mean_memory,
+    mean_response_time,
+    perfect,
+    refined_jobs,
+    refined_response_time,
+    response_time,
+    simulate_queue,
+    simulate_refined,
+    weibull,
+)
+from optsched.queueing.events import limited_preemption, stepwise_ranks
+from optsched.queueing.refined import components
+from optsched.queueing.simulation import estimate
+
+Floats = NDArray[np.float64]
+
+PERFECT = perfect(exponential())
+NOISY = exponential_predictions(exponential())
+
+
+def independent(mean: float) -> Jobs:
+    """Exponential sizes; predictions that tell nothing."""
+    return joint(lambda x, r: np.exp(-x - r / mean) / mean)
+
+
+# --- formulas -----------------------------------------------------------------------------------
+
+
+def test_with_perfect_predictions_c_1_is_srpt() -> None:
+    # Schrage and Miller for exponential sizes: rho_x = lambda (1 - (1 + x) e^-x), and
+    # E[T(x)] = lambda (int_0^x t^2 e^-t dt + x^2 e^-x) / (2 (1 - rho_x)^2)
+    #           + int_0^x dt / (1 - rho_t).
+    rate = 0.8
+    x = np.linspace(0, 40, 400_001)
+    slower = 1 / (1 - rate * (1 - (1 + x) * np.exp(-x)))
+    served = np.append(0, np.cumsum((slower[1:] + slower[:-1]) / 2 * np.diff(x)))
+    second = 2 - (x * x + 2 * x + 2) * np.exp(-x)
+    total = rate * (second + x * x * np.exp(-x)) / 2 * slower**2 + served
+    known = np.trapezoid(total * np.exp(-x), x)
+    assert mean_response_time(PERFECT, rate=rate, c=1) == pytest.approx(known, rel=1e-6)
+    at = response_time([0.5, 2.0], [0.5, 2.0], PERFECT, rate=rate, c=1)
+    assert at == pytest.approx(np.interp([0.5, 2.0], x, total), rel=1e-6)
+
+
+def test_with_perfect_predictions_c_0_is_shortest_job_first() -> None:
+    # Phipps: E[T] = lambda E[X^2] / 2 * int f / (1 - rho_x)^2 + E[X].
+    rate = 0.8
+    x = np.linspace(0, 40, 400_001)
+    rho = rate * (1 - (1 + x) * np.exp(-x))
+    known = rate * np.trapezoid(np.exp(-x) / (1 - rho) ** 2, x) + 1
+    assert mean_response_time(PERFECT, rate=rate, c=0) == pytest.approx(known, rel=1e-6)
+
+
+@pytest.mark.parametrize("mean", [0.1, 1.0, 5.0])
+def test_without_preemption_uninformative_predictions_are_as_good_as_fcfs(mean: float) -> None:
+    # The order does not depend on the sizes, so that Pollaczek-Khinchine gives the mean:
+    # 1 + lambda E[X^2] / (2 (1 - rho)) = 1 + 0.8 * 2 / 0.4 = 5.
+    assert mean_response_time(independent(mean), rate=0.8, c=0) == pytest.approx(5, rel=1e-5)
+
+
+def test_the_mean_is_the_response_times_weighted_with_the_density() -> None:
+    # Another route: E[T(x, r)] on a grid of sizes and predictions.
+    r = NOISY.predictions[:, None]
+    x = np.exp(np.arange(-10, 4, 0.05))
+    weight = np.exp(-x - r / x) * r * 0.1 * 0.05
+    for printed in (False, True):
+        times = response_time(x, r, NOISY, rate=0.7, c=0.5, printed=printed)
+        mean = mean_response_time(NOISY, rate=0.7, c=0.5, printed=printed)
+        assert mean == pytest.approx((weight * times).sum(), rel=1e-4)
+
+
+def test_a_callers_density_and_finer_grids_give_the_same() -> None:
+    ours = mean_response_time(NOISY, rate=0.9, c=0.8)
+    for step in (0.06, 0.1):
+        theirs = joint(lambda x, r: np.exp(-x - r / x) / x, step=step)
+        assert mean_response_time(theirs, rate=0.9, c=0.8) == pytest.approx(ours, rel=1e-5)
+
+
+def test_predictions_with_little_noise_approach_perfect_ones() -> None:
+    def off(sigma: float) -> float:
+        jobs = joint(
+            lambda x, r: (
+                np.exp(-x - (np.log(r / x) / sigma) ** 2 / 2) / (r * sigma * math.sqrt(2 * math.pi))
+            ),
+            step=sigma / 2,
+        )
+        found = mean_response_time(jobs, rate=0.8, c=0.5)
+        return found / mean_response_time(PERFECT, rate=0.8, c=0.5) - 1
+
+    assert 0 < off(0.2) < off(0.4) / 2 < 0.05
+
+
+def test_the_unit_of_time_scales_everything() -> None:
+    jobs = exponential_predictions(exponential(mean=700.0))
+    mean = mean_response_time(jobs, rate=0.8 / 700, c=0.5)
+    assert mean / 700 == pytest.approx(mean_response_time(NOISY, rate=0.8, c=0.5), rel=1e-6)
+    memory = mean_memory(jobs, rate=0.8 / 700, c=0.5) / 700
+    assert memory == pytest.approx(mean_memory(NOISY, rate=0.8, c=0.5), rel=1e-6)
+
+
+def test_without_preemption_only_the_running_job_holds_memory() -> None:
+    # Rate lambda times E[integral of its age] = lambda E[X^2] / 2 = 0.8.
+    assert mean_memory(NOISY, rate=0.8, c=0) == pytest.approx(0.8, rel=1e-6)
+    found = [mean_memory(NOISY, rate=0.8, c=c) for c in (0.2, 0.5, 1.0)]
+    assert 0.8 < found[0] < found[1] < found[2]
+
+
+# --- simulation ---------------------------------------------------------------------------------
+
+
+def least_rank_first(
+    arrival: Floats, size: Floats, rank: Callable[[int, float], float], unit: bool = False
+) -> Floats:
+    """Serve the job of least (rank, arrival) at every event; a unit of service is one, if told."""
+    n = len(arrival)
+    age, response = np.zeros(n), np.zeros(n)
+    present: list[int] = []
+    clock, known = 0.0, 0
+    while present or known < n:
+        job = min(present, key=lambda i: (rank(i, age[i]), i), default=None)
+        until = arrival[known] if known < n else math.inf
+        if job is not None:
+            step = size[job] - age[job]
+            if unit:
+                step = min(step, math.floor(age[job] + 1e-9) + 1 - age[job])
+            until = min(until, clock + step)
+            age[job] += until - clock
+        clock = until
+        if job is not None and age[job] > size[job] - 1e-9:
+            response[job] = clock - arrival[job]
+            present.remove(job)
+        elif known < n and clock == arrival[known]:
+            present.append(known)
+            known += 1
+    return response
+
+
+@pytest.mark.parametrize("c", [0.0, 0.3, 0.8, 1.0])
+def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
+    rng = np.random.default_rng(0)
+    n = 600
+    arrival = np.cumsum(rng.exponential(1 / 0.9, n))
+    size = rng.exponential(size=n)
+    prediction = size * rng.exponential(size=n)
+
+    def rank(job: int, age: float) -> float:
+        # Nothing is preempted once it has begun at C = 0: its rank is r only before.
+        free = age == 0 or age < c * prediction[job]
+        return prediction[job] - age if free else -math.inf
+
+    found = limited_preemption(arrival, size, prediction, c, 0, n - 1)[0]
+    assert found == pytest.approx(least_rank_first(arrival, size, rank), abs=1e-7)
+
+
+def test_the_compiled_queue_with_refinement_is_the_readable_one() -> None:
+    rng = np.random.default_rng(1)
+    n = 400
+    size, ranks = learned([0.3, 0.1, 0.2, 0.1, 0.1, 0.2], 0.3).draw(rng, n)
+    arrival = np.cumsum(rng.exponential(3.6, n))
+    at = np.cumsum(size) - size
+
+    def rank(job: int, age: float) -> float:
+        return float(ranks[at[job] + math.floor(age + 1e-9)])
+
+    found = stepwise_ranks(arrival, size, ranks, 0, n - 1)[0]
+    readable = least_rank_first(arrival, size.astype(np.float64), rank, unit=True)
+    assert found == pytest.approx(readable, abs=1e-7)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.5, 1.0])
+def test_equal_predictions_are_first_come_first_served(c: float) -> None:
+    rng = np.random.default_rng(2)
+    n = 2000
+    arrival, size = np.cumsum(rng.exponential(1.2, n)), rng.exponential(size=n)
+    finish, last = [], 0.0
+    for a, x in zip(arrival, size, strict=True):
+        last = max(last, a) + x
+        finish.append(last)
+    found = limited_preemption(arrival, size, np.full(n, 3.0), c, 0, n - 1)[0]
+    assert found == pytest.approx(np.array(finish) - arrival, abs=1e-7)
+
+
+def test_memory_of_two_jobs_by_hand() -> None:
+    # Job 0 (size 4, prediction 4) from 0; job 1 (size 1) at 2 preempts it (1 < 4 - 2), ends at 3;
+    # job 0 ends at 5; job 2 comes at 10. Ages sum to 0..2, 2..3, 2..4: areas 2, 2.5, 6; peak 4.
+    arrival, size = np.array([0.0, 2.0, 10.0]), np.array([4.0, 1.0, 1.0])
+    response, mean, peak = limited_preemption(arrival, size, size, 1.0, 0, 2)
+    assert response.tolist() == [5.0, 1.0, 1.0]
+    assert (mean, peak) == (pytest.approx(10.5 / 10), 4.0)
+    # With C = 0.5 job 0 may no longer be preempted at age 2.
+    assert limited_preemption(arrival, size, size, 0.5, 0, 2)[0].tolist() == [4.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "rate", "c", "printed_is_off"),
+    [
+        (PERFECT, 0.8, 0.5, -0.13),  # 2.100 printed, 2.429 corrected
+        (PERFECT, 0.8, 1.0, -0.10),
+        (NOISY, 0.8, 0.2, -0.13),
+        (exponential_predictions(weibull(2.0)), 0.7, 0.8, 0.05),
+        (perfect(weibull(0.5)), 0.7, 0.5, -0.28),
+    ],
+    ids=["perfect-0.5", "perfect-1", "exponential-0.2", "weibull-2-exponential", "weibull-0.5"],
+)
+def test_the_corrected_lemma_meets_simulation_and_the_printed_one_does_not(
+    jobs: Jobs, rate: float, c: float, printed_is_off: float
+) -> None:
+    found = simulate_queue(
+        jobs, rate=rate, c=c, generator=np.random.default_rng(5), arrivals=25_000, replications=30
+    )
+    ours = mean_response_time(jobs, rate=rate, c=c)
+    assert found.response_time.half_width < 0.01 * ours
+    assert found.response_time.mean == pytest.approx(ours, rel=0.01)
+    assert found.mean_memory.mean == pytest.approx(mean_memory(jobs, rate=rate, c=c), rel=0.03)
+    printed = mean_response_time(jobs, rate=rate, c=c, printed=True)
+    assert printed / ours - 1 == pytest.approx(printed_is_off, abs=0.02)
+
+
+def test_the_same_generator_gives_the_same_numbers() -> None:
+    first, second = (
+        simulate_queue(
+            NOISY, rate=0.5, c=1, generator=np.random.default_rng(3), arrivals=500, replications=3
+        )
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_control_variate_explains_what_it_explains() -> None:
+    control = np.array([1.0, 2.0, 4.0, 7.0])
+    found = estimate(3 + 2 * (control - 5), control, expected=5.0)
+    assert (found.mean, found.half_width) == (pytest.approx(3.0), pytest.approx(0.0, abs=1e-9))
+    # Without it: mean 3.5, standard deviation sqrt(21 / 3) * 2 = 5.29, Student's t(3) 3.182.
+    plain = estimate(3 + 2 * (control - 5))
+    assert plain.mean == 0.0
+    assert plain.half_width == pytest.approx(3.182 * 2 * math.sqrt(21 / 3) / 2)
+
+
+# --- refined predictions ------------------------------------------------------------------------
+
+
+def test_soap_components_are_the_papers_sums_over_all_lists_of_predictions() -> None:
+    rng = np.random.default_rng(4)
+    n, k = 4, 3
+
+    def shares(*shape: int) -> Floats:
+        drawn = rng.random(shape)
+        return np.asarray(drawn / drawn.sum(axis=-1, keepdims=True))
+
+    jobs = refined_jobs(shares(n), [1, 2.5, 4], shares(n, k), shares(n, k, k))
+    found = components(jobs)
+    for at, r in enumerate(found.ranks):
+        new = original = squares = 0.0
+        for size in range(1, n + 1):
+            for states in itertools.product(range(k), repeat=size):
+                p = jobs.shares[size - 1] * jobs.initial[size - 1, states[0]]
+                for before, after in itertools.pairwise(states):
+                    p *= jobs.steps[size - 1, before, after]
+                ranks = [jobs.values[state] - age for age, state in enumerate(states)]
+                new += p * next((a for a, v in enumerate(ranks) if v >= r), size)
+                original += p * next((a for a, v in enumerate(ranks) if v > r), size)
+                runs = itertools.groupby(v <= r for v in ranks)
+                squares += p * sum(len(list(run)) ** 2 for low, run in runs if low)
+        assert found.new[at] == pytest.approx(new)
+        assert found.original[at] == pytest.approx(original)
+        assert found.squares[at] == pytest.approx(squares)
+
+
+def test_one_possible_prediction_is_first_come_first_served() -> None:
+    # Ranks v - a only fall: Pollaczek-Khinchine with E[X] = 2.1 and
+    # E[X^2] = 0.3 + 0.3 * 4 + 0.4 * 9 = 5.1.
+    jobs = refined_jobs([0.3, 0.3, 0.4], [2], [1], [[1]])
+    assert refined_response_time(jobs, rate=0.3) == pytest.approx(
+        2.1 + 0.3 * 5.1 / (2 * (1 - 0.63))
+    )
+
+
+def test_exact_predictions_of_units_are_srpt_in_steps() -> None:
+    # Two sizes, exact: rank x - a. Size 1 (share 0.5) waits for the rest of a unit... of a job of
+    # rank 1 only. X_0^old[1] = 1 w.p. 0.5; size 2 is recycled for its last unit w.p. 0.5:
+    # W(1) = lambda (0.5 + 0.5) / (2 (1 - 0.5 lambda)), new jobs below rank 1: none.
+    # W(2) = lambda (0.5 + 0.5 * 4) / (2 (1 - 1.5 lambda)(1 - 0.5 lambda)); its first unit is
+    # stretched by 1 / (1 - 0.5 lambda), its second by nothing.
+    rate = 0.4
+    jobs = refined_jobs([0.5, 0.5], [1, 2], np.eye(2), np.eye(2))
+    first = rate * 1.0 / (2 * (1 - 0.2)) + 1
+    second = rate * 2.5 / (2 * (1 - 0.6) * (1 - 0.2)) + 1 / (1 - 0.2) + 1
+    assert refined_response_time(jobs, rate=rate) == pytest.approx((first + second) / 2)
+
+
+@pytest.mark.parametrize(("n", "hit", "load"), [(4, 0.5, 0.8), (12, 0.2, 0.7), (12, 0.0, 0.7)])
+def test_the_refined_formula_meets_simulation(n: int, hit: float, load: float) -> None:
+    jobs = learned(np.arange(n, 0, -1) / (n * (n + 1) / 2), hit)
+    rate = load / jobs.mean
+    found = simulate_refined(
+        jobs, rate=rate, generator=np.random.default_rng(6), arrivals=20_000, replications=30
+    ).response_time
+    assert found.half_width < 0.01 * found.mean
+    assert found.mean == pytest.approx(refined_response_time(jobs, rate=rate), rel=0.01)
+
+
+def test_refinement_helps() -> None:
+    times = [
+        refined_response_time(learned(np.full(10, 0.1), hit), rate=0.15) for hit in (0, 0.2, 1)
+    ]
+    assert times[0] > times[1] > times[2]
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=1.1), "c: 1.1; 0 <= C <= 1 is right"),
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=-0.1), "c: -0.1"),
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=math.nan), "c: nan"),
+        (lambda: mean_response_time(PERFECT, rate=1.0, c=1), "rate: 1.0 is a load of 1; above 0"),
+        (lambda: mean_memory(PERFECT, rate=0.0, c=1), "rate: 0.0 is a load of 0"),
+        (lambda: mean_memory(perfect(exponential(2.0)), rate=0.7, c=1), "below 0.5"),
+        (lambda: mean_response_time(PERFECT, rate=math.nan, c=1), "rate: nan"),
+        (lambda: response_time(-1, 1, PERFECT, rate=0.5, c=1), "x: finite numbers > 0"),
+        (lambda: response_time(1, [1, math.inf], PERFECT, rate=0.5, c=1), "r: finite numbers > 0"),
+        (lambda: weibull(0.1), "shape: 0.1; 0.2 <= shape <= 20"),
+        (lambda: exponential(0.0), "mean: 0.0; a number > 0"),
+        (lambda: perfect(exponential(), step=0.5), "step: 0.5"),
+        (lambda: joint(lambda x, r: 2 * np.exp(-x - r)), "integrates to 2; 1 is right"),
+        (lambda: joint(lambda x, r: -np.exp(-x - r)), "numbers >= 0 are right"),
+        (lambda: joint(lambda x, r: np.exp(-x - r) * math.nan), "finite numbers"),
+        (lambda: joint(lambda x, r: np.exp(-x)), "one value each is right"),
+        (lambda: joint(lambda x, r: 0 * x * r), "0 everywhere"),
+        (lambda: joint(lambda x, r: np.exp(-r) / (1 + x) ** 2), r"E\[X\^2\] is infinite"),
+        (
+            lambda: joint(lambda x, r: np.exp(-x) * (np.abs(r - x) < 1e-3) / 2e-3),
+            "a smaller step than 0.05 if the density is narrow",
+        ),
+        (lambda: learned([0.5, 0.5], 1.5), "hit: 1.5"),
+        (lambda: learned([0.5, 0.6], 0.5), "shares: sums to 1.1; 1 is right"),
+        (lambda: refined_jobs([1.0], [1, 2], [0.5, 0.6], np.eye(2)), "initial: sums to 1.1"),
+        (lambda: refined_jobs([1.0], [1, 2], [1, 0], np.eye(3)), r"steps: shape \(3, 3\)"),
+        (lambda: refined_jobs([1.0], [1, 2], [2, -1], np.eye(2)), "initial: numbers >= 0"),
+        (lambda: refined_jobs([1.0], [math.nan], [1], [[1]]), "shares, values: two lists"),
+        (lambda: refined_response_time(learned([1.0], 0), rate=1.2), "rate: 1.2 is a load of 1.2"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "options", "message"),
+    [
+        (NOISY, {"rate": 1.5}, "rate: 1.5 is a load of 1.5"),
+        (NOISY, {"c": 2}, "c: 2; 0 <= C <= 1"),
+        (NOISY, {"arrivals": 10}, "arrivals, replications: 10, 3; at least 100 and 3"),
+        (NOISY, {"replications": 2}, "at least 100 and 3 are right"),
+        (independent(1.0), {}, "no draw to simulate them"),
+        (joint(lambda x, r: np.exp(-x - r), lambda g, n: np.ones(n)), {}, "draw: a pair"),
+        (
+            joint(lambda x, r: np.exp(-x - r), lambda g, n: (np.ones(n), np.zeros(n))),
+            {},
+            "draw: predictions; 100 finite numbers > 0",
+        ),
+    ],
+)
+def test_bad_simulations_are_one_line(jobs: Jobs, options: dict, message: str) -> None:
+    settings = {"rate": 0.5, "c": 0.5, "arrivals": 100, "replications": 3, **options}
+    with pytest.raises(InputError, match=message):
+        simulate_queue(jobs, generator=np.random.default_rng(0), **settings)
