@@ -18,7 +18,7 @@ from optsched.evaluate import Evaluation, evaluate
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
 from optsched.io import read_instance, read_schedule, write_instance, write_schedule
-from optsched.policies.base import Batch, Rules, View
+from optsched.policies.base import Batch, Rules, View, Windows
 from optsched.schedule import Schedule, from_batches, from_starts
 from optsched.simulate import simulate
 from optsched.solve import Result, solve
@@ -39,6 +39,7 @@ __all__ = [
     "UnitCost",
     "View",
     "ViolationError",
+    "Windows",
     "__version__",
     "compare",
     "evaluate",

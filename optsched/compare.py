@@ -23,7 +23,7 @@ from optsched.errors import (
 )
 from optsched.evaluate import METRICS, Evaluation, evaluate
 from optsched.instance import Instance
-from optsched.policies import Rules, allows, is_clairvoyant, lengths_note, make_policy
+from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
 from optsched.simulate import effective, simulate
@@ -276,7 +276,7 @@ def compare(
     rows: list[PolicyRow] = []
     interrupted = False
     specs = _specs(instance, policies)
-    _load_engine()
+    _load_engine(specs)
     best: PolicyRow | None = None
     try:
         for spec in specs:
@@ -372,11 +372,13 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     return specs
 
 
-def _load_engine() -> None:
+def _load_engine(specs: Iterable[str]) -> None:
     """Run one request, so that no policy's clock sees its engine being compiled or loaded."""
     one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
     simulate(one, "fcfs")
     simulate(one, "trail")
+    if any(isinstance(make_policy(spec)[0], Windows) for spec in specs):
+        simulate(one, "elis-fcfs")
 
 
 def _feature_notes(made: object, instance: Instance) -> tuple[str, ...]:

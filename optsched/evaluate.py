@@ -23,6 +23,7 @@ METRICS = (
     "tel", "mean_latency", "p50_latency", "p90_latency", "p99_latency",
     "mean_ttft", "p50_ttft", "p90_ttft", "p99_ttft",
     "mean_tpot", "p99_tpot", "max_tpot",
+    "mean_queuing_delay", "p99_queuing_delay", "mean_waiting",
     "makespan", "tps", "peak_kv", "mean_kv", "batches", "evictions",
     "slo_attainment", "slo_goodput",
 )  # fmt: skip
@@ -46,6 +47,8 @@ class Evaluation:
     first_start, first_token, finish : ndarray, shape (n,)
         When each request was first processed, and when its first and last token were produced
         (tokens lost in a restart do not count).
+    served : ndarray, shape (n,)
+        Time of all batches that processed it.
     evictions, pauses : ndarray of int64, shape (n,)
         How often it lost its KV; how often, since then, its worker's time passed it over while
         it held KV.
@@ -70,6 +73,7 @@ class Evaluation:
     first_start: NDArray[Any]
     first_token: NDArray[Any]
     finish: NDArray[Any]
+    served: NDArray[Any]
     evictions: NDArray[np.int64]
     pauses: NDArray[np.int64]
     batch_start: NDArray[Any]
@@ -107,6 +111,16 @@ class Evaluation:
         steps[steps == 0] = np.nan
         return np.asarray((self.finish - self.first_token) / steps, dtype=np.float64)
 
+    @cached_property
+    def queuing_delay(self) -> NDArray[Any]:
+        """Time from arrival to the first batch of each request, shape (n,)."""
+        return self.first_start - self.instance.arrival
+
+    @cached_property
+    def waiting(self) -> NDArray[Any]:
+        """Latency less the time of the batches that processed it, shape (n,)."""
+        return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
+
     @property
     def preemptions(self) -> int:
         """How often a running request was passed over or evicted, over all requests."""
@@ -142,8 +156,9 @@ class Evaluation:
         """Every metric by name (`METRICS`), None where unknown.
 
         ``tel`` is the sum of latencies, ``makespan`` the last completion, ``tps`` output tokens
-        per time unit from the first arrival to the last completion, percentiles interpolate
-        linearly, ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
+        per time unit from the first arrival to the last completion, ``mean_waiting`` the time in
+        no batch (the queuing delay and later interruptions), percentiles interpolate linearly,
+        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
         requests that meet both objectives given, ``slo_goodput`` their number per time unit.
         """
         rounds = self.instance.in_rounds
@@ -160,6 +175,9 @@ class Evaluation:
             out["mean_tpot"] = float(tpot.mean())
             out["p99_tpot"] = float(np.percentile(tpot, 99))
             out["max_tpot"] = float(tpot.max())
+        out["mean_queuing_delay"] = float(self.queuing_delay.mean())
+        out["p99_queuing_delay"] = float(np.percentile(self.queuing_delay, 99))
+        out["mean_waiting"] = float(self.waiting.mean())
         out["makespan"] = number(self.finish.max())
         span = float(self.finish.max() - self.instance.arrival.min())
         out["tps"] = float(self.instance.output_tokens.sum() / span)
@@ -178,7 +196,7 @@ class Evaluation:
         return out
 
     def table(self) -> pd.DataFrame:
-        """Return one row per request: sizes, times, latency, TTFT, TPOT and evictions."""
+        """Return one row per request: sizes, times, latency, TTFT, TPOT, delays, evictions."""
         import pandas as pd
 
         instance = self.instance
@@ -194,6 +212,8 @@ class Evaluation:
                 "latency": self.latency,
                 "ttft": self.ttft,
                 "tpot": self.tpot,
+                "queuing_delay": self.queuing_delay,
+                "waiting": self.waiting,
                 "evictions": self.evictions,
                 "pauses": self.pauses,
             }
@@ -351,6 +371,7 @@ def _judge_starts(
         first_start=starts,
         first_token=starts + 1,
         finish=finish,
+        served=output,
         evictions=zeros,
         pauses=zeros,
         batch_start=begin[busy],
@@ -408,11 +429,12 @@ def _judge_batches(
     if found.rule != judge.OK:
         raise _violation(found, instance)
     times: list[NDArray[Any]] = [
-        found.first_start, found.first_token, found.finish, found.batch_start, found.batch_end
+        found.first_start, found.first_token, found.finish, found.served, found.batch_start,
+        found.batch_end,
     ]  # fmt: skip
     if isinstance(cost, UnitCost):
         times = [np.rint(column).astype(np.int64) for column in times]
-    first_start, first_token, finish, batch_start, batch_end = times
+    first_start, first_token, finish, served, batch_start, batch_end = times
     length = (found.batch_end - found.batch_start).astype(np.float64)
     return Evaluation(
         instance=instance,
@@ -420,6 +442,7 @@ def _judge_batches(
         first_start=first_start,
         first_token=first_token,
         finish=finish,
+        served=served,
         evictions=found.evictions,
         pauses=found.pauses,
         batch_start=batch_start,

@@ -59,6 +59,8 @@ class Replay(NamedTuple):
         KV tokens held after each batch by its worker; tokens processed.
     first_start, first_token, finish : ndarray of float64, shape (n,)
         When each request was first processed, produced its first token, and its last.
+    served : ndarray of float64, shape (n,)
+        Time of all batches that processed each request.
     evictions, pauses : ndarray of int64, shape (n,)
         How often each request lost its KV, and how often a batch of its worker, or idle time,
         passed it over while it held KV (counted since its last eviction).
@@ -78,6 +80,7 @@ class Replay(NamedTuple):
     first_start: NDArray[np.float64]
     first_token: NDArray[np.float64]
     finish: NDArray[np.float64]
+    served: NDArray[np.float64]
     evictions: NDArray[np.int64]
     pauses: NDArray[np.int64]
     chunked: bool
@@ -121,6 +124,7 @@ def replay(
     first_start = np.full(n, np.nan)
     first_token = np.full(n, np.nan)
     finish = np.full(n, np.nan)
+    served = np.zeros(n, dtype=np.float64)
     evictions = np.zeros(n, dtype=np.int64)
     pauses = np.zeros(n, dtype=np.int64)
     clock = np.zeros(workers, dtype=np.float64)
@@ -256,6 +260,7 @@ def replay(
             held[w] += c
             cached[i] += c
             free_at[i] = end
+            served[i] += end - begin
             if np.isnan(first_start[i]):
                 first_start[i] = begin
             if cached[i] == prompt[i] + produced[i]:
@@ -295,5 +300,5 @@ def replay(
                 break
     return (
         rule, at, who, float(value), float(limit), batch_start, batch_end, batch_kv,
-        batch_tokens, first_start, first_token, finish, evictions, pauses, chunked,
+        batch_tokens, first_start, first_token, finish, served, evictions, pauses, chunked,
     )  # fmt: skip

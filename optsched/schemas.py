@@ -188,6 +188,9 @@ class MetricsFile(BaseModel):
     mean_tpot: float | None = None
     p99_tpot: float | None = None
     max_tpot: float | None = None
+    mean_queuing_delay: float | None = Field(None, description="arrival to first batch")
+    p99_queuing_delay: float | None = None
+    mean_waiting: float | None = Field(None, description="latency less the time in batches")
     makespan: float | None = None
     tps: float | None = Field(None, description="output tokens per unit of time")
     peak_kv: float | None = Field(None, description="tokens")

@@ -1,4 +1,4 @@
-"""Drives an online policy batch by batch to a Schedule: compiled for rules, open for objects."""
+"""Drives an online policy to a Schedule: compiled for rules and windows, open for objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from optsched.cost import CostModel, batch_time, cost_for
 from optsched.errors import InputError, LoopError, PolicyError
 from optsched.instance import Instance
 from optsched.policies import make_policy
-from optsched.policies.base import Batch, Policy, Rules, View, interval_ratio, waiting_rank
+from optsched.policies.base import (
+    Batch,
+    Policy,
+    Rules,
+    Scheduler,
+    View,
+    Windows,
+    interval_ratio,
+    waiting_rank,
+)
 from optsched.predict import Predictor, estimates, forecast_of, predict
 from optsched.schedule import EvictMode, Schedule, from_batches
 
@@ -23,7 +32,7 @@ MAX_STALLED_BATCHES = 1_000_000
 
 def simulate(
     instance: Instance,
-    policy: str | Rules | Policy,
+    policy: str | Scheduler,
     cost_model: CostModel | str | Path | None = None,
     *,
     seed: int = 0,
@@ -34,7 +43,7 @@ def simulate(
     Parameters
     ----------
     instance : Instance
-    policy : str, Rules or Policy
+    policy : str, Rules, Windows or Policy
         A specification (``"mc-sf"``, ``"vllm:eviction_free=true"``, ``"mine.py:MyPolicy"``), a
         scheduler as data (compiled), or an object with ``batch(view) -> Batch``.
     cost_model : BatchCost or str, optional
@@ -61,7 +70,7 @@ def simulate(
     """
     cost = cost_for(instance, cost_model)
     name = policy if isinstance(policy, str) else type(policy).__name__
-    made: Rules | Policy
+    made: Scheduler
     if isinstance(policy, str):
         made, info = make_policy(policy)
         predictor = info.predictor or predictor
@@ -71,6 +80,8 @@ def simulate(
     # What was predicted is no part of the problem that the schedule solves.
     if isinstance(made, Rules):
         return _simulate_rules(told, made, cost, name, seed, instance)
+    if isinstance(made, Windows):
+        return _simulate_windows(told, made, cost, name, instance)
     if hasattr(made, "compiled"):
         mode: EvictMode = "restart" if instance.in_rounds else _evict_mode(made, name)
         found = made.compiled(told, cost, mode)
@@ -142,7 +153,13 @@ def _simulate_rules(
 
 
 def _schedule_of(
-    found: Any, instance: Instance, name: str, mode: EvictMode, cost: CostModel, chunked: bool
+    found: Any,
+    instance: Instance,
+    name: str,
+    mode: EvictMode,
+    cost: CostModel,
+    chunked: bool,
+    worker: NDArray[np.int64] | None = None,
 ) -> Schedule:
     """Return the schedule that a compiled loop made, or raise why it made none."""
     from optsched import engine
@@ -168,9 +185,47 @@ def _schedule_of(
         evicted_offsets=evicted_offsets,
         evicted=evicted,
         start=start if late else None,
+        worker=worker,
         evict_mode=mode,
         cost_model_sha256=cost.sha256,
     )
+
+
+def _simulate_windows(
+    instance: Instance, rules: Windows, cost: CostModel, name: str, problem: Instance
+) -> Schedule:
+    from optsched import windows
+    from optsched.replay import UNLIMITED
+
+    mode: EvictMode = "restart" if instance.in_rounds else "recompute"
+    forecast = forecast_of(instance)
+    predicted, _ = estimates(instance)
+    limits = instance.limits
+    found = windows.run(
+        np.asarray(instance.arrival, dtype=np.float64),
+        instance.prompt_tokens,
+        instance.output_tokens,
+        forecast.every,
+        forecast.offsets,
+        forecast.remaining,
+        predicted,
+        instance.kv_capacity,
+        instance.kv_offset,
+        limits.max_batch_tokens or UNLIMITED,
+        limits.max_prefill_tokens or UNLIMITED,
+        limits.max_running or UNLIMITED,
+        cost.array,
+        waiting_rank("arrival", instance, predicted, cost),
+        windows.ORDERS[rules.order],
+        rules.window,
+        rules.batch_size,
+        rules.workers,
+        float(rules.aging),
+        mode == "restart",
+        MAX_STALLED_BATCHES,
+    )
+    worker = found[-1] if rules.workers > 1 else None
+    return _schedule_of(found[:-1], problem, name, mode, cost, False, worker)
 
 
 def _loop(

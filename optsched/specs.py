@@ -121,7 +121,7 @@ def _convert(text: str, parameter: Parameter, where: str) -> Any:
     return text
 
 
-def load_attribute(name: str, kind: str, data: type | None = None) -> Any:
+def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     """Return what a user's ``file.py:attribute`` names.
 
     A file is executed once per process, and again only after it has changed.
@@ -131,8 +131,8 @@ def load_attribute(name: str, kind: str, data: type | None = None) -> Any:
     name : str
     kind : str
         What errors call it.
-    data : type, optional
-        A type whose instances are right too, beside classes and functions.
+    data : tuple of type
+        Types whose instances are right too, beside classes and functions.
 
     Raises
     ------
@@ -150,8 +150,9 @@ def load_attribute(name: str, kind: str, data: type | None = None) -> Any:
     except (Exception, SystemExit) as error:
         raise InputError(f"{where}: {file} fails to load: {error!r}") from error
     found = getattr(module, attribute, None)
-    if not callable(found) and not (data is not None and isinstance(found, data)):
-        more = "" if data is None else f", and no {data.__name__} of that name"
+    if not callable(found) and not isinstance(found, data):
+        names = " or ".join(known.__name__ for known in data)
+        more = f", and no {names} of that name" if data else ""
         raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
     return found
 

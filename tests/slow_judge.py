@@ -28,6 +28,7 @@ class Verdict:
     broken: dict[str, list[tuple[int | None, int | None]]] = field(default_factory=dict)
     finish: list = field(default_factory=list)
     first_token: list = field(default_factory=list)
+    served: list = field(default_factory=list)  # time of all batches of each request
     kv: dict[int, int] = field(default_factory=dict)  # after each batch, or in each busy round
 
     @property
@@ -95,6 +96,7 @@ class _Request:
     free_at: Fraction = Fraction(0)
     first_token: Fraction | None = None
     finish: Fraction | None = None
+    served: Fraction = Fraction(0)
 
     @property
     def input(self) -> int:
@@ -209,6 +211,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
         for i, c in entries:
             request = requests[i]
             request.worker, request.free_at = worker, end
+            request.served += end - start
             request.cached += c
             if request.cached == request.input:
                 decode_phase.add(i)
@@ -234,6 +237,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             verdict.breaks("unfinished", None, i)
     verdict.finish = [r.finish for r in requests.values()]
     verdict.first_token = [r.first_token for r in requests.values()]
+    verdict.served = [r.served for r in requests.values()]
     return verdict
 
 

@@ -297,6 +297,9 @@ def test_metrics_by_hand_in_rounds() -> None:
             "mean_tpot": 1.25,
             "p99_tpot": 1.495,  # 1, 1.5: at place 0.99
             "max_tpot": 1.5,
+            "mean_queuing_delay": 1 / 3,  # C begins at 2
+            "p99_queuing_delay": 0.98,  # 0, 0, 1: at place 1.98
+            "mean_waiting": 2 / 3,  # C once, B once while C runs
             "makespan": 5,
             "tps": 6 / 5,
             "peak_kv": 8,
@@ -330,6 +333,8 @@ def test_metrics_by_hand_in_seconds() -> None:
     metrics = found.metrics
     assert metrics["tel"] == 8.0 + 10.5
     assert metrics["mean_ttft"] == (4.0 + 6.5) / 2
+    # Both run without a break; B from 4.5 on.
+    assert found.queuing_delay.tolist() == found.waiting.tolist() == [0.0, 2.5]
     assert metrics["makespan"] == 12.5
     assert metrics["tps"] == pytest.approx(5 / 12.0)  # from the first arrival, 0.5
     # 3 for 4 s, 6 for 4 s, 3 for 2 s, 4 for 2 s.
@@ -470,7 +475,7 @@ def test_starts_and_the_same_runs_as_batches_are_judged_alike(seed: int) -> None
         assert found.metrics == pytest.approx(twin.metrics)
         assert found.covered_by_hindsight
         assert twin.covered_by_hindsight
-        for name in ("first_start", "first_token", "finish", "evictions", "pauses"):
+        for name in ("first_start", "first_token", "finish", "waiting", "evictions", "pauses"):
             assert getattr(found, name).tolist() == getattr(twin, name).tolist()
 
 
@@ -497,6 +502,7 @@ def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(seed: int) -> Non
             assert found.first_token == pytest.approx(
                 [float(t) for t in slow.first_token], rel=1e-9
             )
+            assert found.served == pytest.approx([float(t) for t in slow.served], rel=1e-9)
             assert found.batch_kv.tolist() == list(slow.kv.values()), story
 
 
@@ -532,7 +538,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
             assert str(slow) == str(fast)
             assert vars(slow) == vars(fast)
         else:
-            for name in ("first_start", "first_token", "finish", "evictions", "pauses",
+            for name in ("first_start", "first_token", "finish", "served", "evictions", "pauses",
                          "batch_start", "batch_end", "batch_kv"):  # fmt: skip
                 assert np.array_equal(getattr(slow, name), getattr(fast, name)), name
             assert slow.metrics == fast.metrics

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("fit",),
     ("replay", "predict", "theory", "validity", "queueing"),
     ("evaluate", "engine"),
-    ("rerank",),
+    ("rerank", "windows"),
     ("policies",),
     ("simulate",),
     ("policies.readable",),

@@ -251,9 +251,10 @@ METRIC_HEADERS = {
     "p90_latency": "p90 latency", "p99_latency": "p99 latency", "mean_ttft": "mean TTFT",
     "p50_ttft": "p50 TTFT", "p90_ttft": "p90 TTFT", "p99_ttft": "p99 TTFT",
     "mean_tpot": "mean TPOT", "p99_tpot": "p99 TPOT", "max_tpot": "max TPOT",
-    "makespan": "makespan", "tps": "output tokens", "peak_kv": "peak KV", "mean_kv": "mean KV",
-    "batches": "batches", "evictions": "evictions", "slo_attainment": "SLO attainment",
-    "slo_goodput": "SLO goodput",
+    "mean_queuing_delay": "mean queuing delay", "p99_queuing_delay": "p99 queuing delay",
+    "mean_waiting": "mean waiting", "makespan": "makespan", "tps": "output tokens",
+    "peak_kv": "peak KV", "mean_kv": "mean KV", "batches": "batches", "evictions": "evictions",
+    "slo_attainment": "SLO attainment", "slo_goodput": "SLO goodput",
 }  # fmt: skip
 """Names of metrics for people; one that is not here is shown by its own name."""
 

@@ -18,7 +18,7 @@ from functools import cache
 
 from optsched.errors import InputError
 from optsched.instance import Instance
-from optsched.policies.base import Batch, Policy, Rules, View
+from optsched.policies.base import Batch, Policy, Rules, Scheduler, View, Windows
 from optsched.predict import check_predictor
 from optsched.specs import (
     Parameter,
@@ -30,8 +30,8 @@ from optsched.specs import (
 )
 
 __all__ = [
-    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "View", "allows", "is_clairvoyant",
-    "lengths_note", "make_policy", "parse_spec", "policies", "policy",
+    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Scheduler", "View", "Windows", "allows",
+    "is_clairvoyant", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class PolicyInfo:
     ----------
     name, summary : str
     make : callable
-        Builds the `Rules` or the policy object from keyword parameters.
+        Builds the `Rules`, the `Windows` or the policy object from keyword parameters.
     clairvoyant : bool
         Whether it uses output lengths: the true ones, unless the instance carries predictions.
     paper : str
@@ -56,7 +56,7 @@ class PolicyInfo:
 
     name: str
     summary: str
-    make: Callable[..., Rules | Policy]
+    make: Callable[..., Scheduler]
     clairvoyant: bool = False
     paper: str = ""
     predictor: str | None = None
@@ -73,10 +73,10 @@ _REGISTRY: dict[str, PolicyInfo] = {}
 
 def policy(
     name: str, summary: str, *, clairvoyant: bool = False, paper: str = ""
-) -> Callable[[Callable[..., Rules | Policy]], Callable[..., Rules | Policy]]:
+) -> Callable[[Callable[..., Scheduler]], Callable[..., Scheduler]]:
     """Register the decorated function as the maker of policy ``name`` (see the module's text)."""
 
-    def register(make: Callable[..., Rules | Policy]) -> Callable[..., Rules | Policy]:
+    def register(make: Callable[..., Scheduler]) -> Callable[..., Scheduler]:
         _REGISTRY[name] = PolicyInfo(name, summary, make, clairvoyant, paper)
         return make
 
@@ -95,12 +95,12 @@ def policies() -> dict[str, PolicyInfo]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
+def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     """Return the policy of a specification: ``name:key=value,...`` or ``file.py:NAME:...``.
 
-    ``NAME`` is a class with ``batch(view)``, a function that returns such an object or `Rules`,
-    or `Rules` themselves. An attribute ``clairvoyant`` of the object says whether it uses output
-    lengths (`Policy`).
+    ``NAME`` is a class with ``batch(view)``, a function that returns such an object, `Rules` or
+    `Windows`, or one of these two itself. An attribute ``clairvoyant`` of the object says whether
+    it uses output lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
     ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``.
@@ -134,7 +134,7 @@ def make_policy(spec: str) -> tuple[Rules | Policy, PolicyInfo]:
     return made, info
 
 
-def is_clairvoyant(made: Rules | Policy, info: PolicyInfo, instance: Instance) -> bool:
+def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> bool:
     """Return whether a policy's decisions use true output lengths on an instance.
 
     Rules say so themselves, in the form that applies to the instance's time unit; for a policy
@@ -144,17 +144,19 @@ def is_clairvoyant(made: Rules | Policy, info: PolicyInfo, instance: Instance) -
         return False
     if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
         return False
+    if isinstance(made, Windows):
+        return made.uses_predictions
     if isinstance(made, Rules):
         rules = (made.in_rounds if instance.in_rounds else None) or made
         return rules.uses_predictions
     return info.clairvoyant
 
 
-def lengths_note(made: Rules | Policy, info: PolicyInfo, instance: Instance) -> str | None:
+def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
     """Return in words what `is_clairvoyant` says, and how sure it is; None if it says no."""
     if not is_clairvoyant(made, info, instance):
         return None
-    if info.assumed and not isinstance(made, Rules):
+    if info.assumed and not isinstance(made, (Rules, Windows)):
         return (
             "may use the true output lengths (an attribute `clairvoyant = False` says that it "
             "does not)"
@@ -182,21 +184,22 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 
 def _from_file(name: str) -> PolicyInfo:
-    """Load a user's policy: a class with ``batch(view)``, a function, or Rules."""
-    found = load_attribute(name, "policy", Rules)
-    if isinstance(found, Rules):
+    """Load a user's policy: a class with ``batch(view)``, a function, or a scheduler as data."""
+    found = load_attribute(name, "policy", (Rules, Windows))
+    if isinstance(found, (Rules, Windows)):
         return PolicyInfo(name, "a user's rules", lambda: found)
     summary = (inspect.getdoc(found) or "a user's policy").partition("\n")[0]
     return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
 
 
-def _declared(spec: str, made: Rules | Policy, info: PolicyInfo) -> PolicyInfo:
+def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
     """Check what a user's file made; return the information with what it says of itself."""
-    if isinstance(made, Rules):
+    if isinstance(made, (Rules, Windows)):
         return info
     if not callable(getattr(made, "batch", None)):
         raise InputError(
-            f"policy {spec!r}: makes {made!r:.80}; Rules, or an object with batch(view), is right"
+            f"policy {spec!r}: makes {made!r:.80}; Rules, Windows, or an object with batch(view), "
+            "is right"
         )
     says = getattr(made, "clairvoyant", None)
     if says is None:
@@ -207,9 +210,9 @@ def _declared(spec: str, made: Rules | Policy, info: PolicyInfo) -> PolicyInfo:
 def allows(spec: str, instance: Instance) -> str | None:
     """Return why an instance rules a policy out, or None if it can run there."""
     made, _ = make_policy(spec)
-    if not isinstance(made, Rules):
+    if not isinstance(made, (Rules, Windows)):
         return None
-    chunked = made.chunked and instance.chunked_prefill is not False
+    chunked = isinstance(made, Rules) and made.chunked and instance.chunked_prefill is not False
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and not chunked and (instance.prompt_tokens > limit).any():

@@ -1,4 +1,4 @@
-"""What a scheduler is: `Rules` as data, or any object that answers batch by batch."""
+"""What a scheduler is: `Rules` or `Windows` as data, or any object that answers batch by batch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
+
+MAX_WORKERS = 10_000
+"""Most workers of `Windows`."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,66 @@ class Rules:
         )
 
 
+@dataclass(frozen=True)
+class Windows:
+    """A scheduler that decides once per window of tokens, as data (004, Algorithm 1).
+
+    A request goes to the worker with the fewest unfinished requests when it arrives (ties: the
+    lowest number) and stays there. Whenever a worker is free, the first of its requests by
+    ``order`` form a batch, as many as ``batch_size`` and the KV capacity allow, and run until
+    each has produced ``window`` tokens or one has finished; then the worker decides again.
+
+    Parameters
+    ----------
+    order : {"arrival", "remaining", "total"}
+        Ascending order of a worker's requests (ties: arrival, index): arrival, predicted tokens
+        left (`optsched.forecast.tokens_left`), or predicted output. It does not change within a
+        window.
+    window : int
+        K, tokens.
+    batch_size : int
+        Most requests of a batch.
+    workers : int
+        Each with the instance's KV capacity and limits.
+    aging : float
+        Tokens by which a request moves forward in the order per second (or round) since its
+        arrival, against starvation: a request is never passed by one that arrives more than
+        (its predicted tokens) / aging after it. 0: none.
+
+    Notes
+    -----
+    What the paper leaves to vLLM 0.5: the prefills of a batch come first, in batches of their
+    own, unsplit; a request that leaves the batch between windows keeps its KV, and loses it, to
+    be recomputed, only when a batch lacks room: those outside the batch first, the last by
+    ``order`` before others. A request whose input does not fit beside those chosen ends the
+    choice. Prefill counts as one token of the window. In rounds, where an eviction loses the
+    tokens produced, a request is still ranked by what it was last predicted.
+    """
+
+    order: Literal["arrival", "remaining", "total"] = "remaining"
+    window: int = 50
+    batch_size: int = 4
+    workers: int = 1
+    aging: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.order not in ("arrival", "remaining", "total"):
+            raise InputError(f"order: {self.order!r}; arrival, remaining or total is right")
+        for name in ("window", "batch_size", "workers"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+        if self.workers > MAX_WORKERS:
+            raise InputError(f"workers: {self.workers}; at most {MAX_WORKERS} is right")
+        if not 0 <= self.aging < float("inf"):
+            raise InputError(f"aging: {self.aging!r}; a number of tokens >= 0 is right")
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether decisions depend on predicted output lengths."""
+        return self.order != "arrival"
+
+
 @dataclass(frozen=True, eq=False)
 class View:
     """What a policy sees before a batch: requests that have arrived, and nothing hidden.
@@ -253,6 +316,10 @@ class Policy(Protocol):
 
     def batch(self, view: View) -> Batch:
         """Return what the next batch processes."""
+
+
+Scheduler = Rules | Windows | Policy
+"""What can be simulated."""
 
 
 def interval_ratio(instance: Instance) -> float:

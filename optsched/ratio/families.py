@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.errors import InputError, LoopError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance
-from optsched.policies import Policy, Rules
+from optsched.policies import Scheduler
 from optsched.simulate import simulate
 from optsched.theory import geometric_shares, weighted_geometric_shares
 
 
-def against(policy: str | Rules | Policy, kv_capacity: int, *, seed: int = 0) -> Instance:
+def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
     """Return what the adversary of 002, Theorem 4.1 asks of a policy.
 
     One request with s = 1 and o = M - 1 comes at 0. The adversary watches the policy start it,
@@ -26,7 +26,7 @@ def against(policy: str | Rules | Policy, kv_capacity: int, *, seed: int = 0) ->
 
     Parameters
     ----------
-    policy : str, Rules or Policy
+    policy : str, Rules, Windows or Policy
         Deterministic, else the adversary answers the start of this seed.
     kv_capacity : int
         M, at least 4.
@@ -176,7 +176,7 @@ def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance
     )
 
 
-def blocked_shorts(policy: str | Rules | Policy, kv_capacity: int, n: int, seed: int) -> Instance:
+def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
     """Return a small adversary: a long request, then short ones that never fit beside it.
 
     As Theorem 4.1's with few requests: prompts of M - 1 tokens, one each round from the policy's
@@ -215,7 +215,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
 
 
 def _adaptive(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     seed = int(rng.integers(2**31))
     if rng.random() < 0.5:
@@ -224,7 +224,7 @@ def _adaptive(
 
 
 def _two_point(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     long = int(rng.integers(2, max(3, kv_capacity // 2)))
     short = int(rng.integers(1, long))
@@ -232,21 +232,21 @@ def _two_point(
 
 
 def _geometric(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     q, longest = float(rng.random()), kv_capacity // 2
     return geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
 
 def _weighted(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     q, longest = float(rng.random()), kv_capacity // 2
     return weighted_geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
 
 def _offline(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     if rng.random() < 0.5:
         return wide_first(kv_capacity, n, int(rng.integers(1, max(2, n // 2))))
@@ -254,7 +254,7 @@ def _offline(
 
 
 def _online(
-    policy: str | Rules | Policy, kv_capacity: int, n: int, rng: np.random.Generator
+    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     if rng.random() < 0.3:
         return _adaptive(policy, kv_capacity, n, rng)
@@ -269,7 +269,7 @@ def _uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator) -> I
     )
 
 
-Family = Callable[[str | Rules | Policy, int, int, np.random.Generator], Instance]
+Family = Callable[[str | Scheduler, int, int, np.random.Generator], Instance]
 
 FAMILIES: dict[str, Family] = {
     "online": _online,

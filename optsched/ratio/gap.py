@@ -12,7 +12,7 @@ from optsched.cost import UnitCost
 from optsched.errors import UsageError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance
-from optsched.policies import Policy, Rules, make_policy
+from optsched.policies import Rules, Scheduler, make_policy
 from optsched.policies.base import waiting_rank
 from optsched.ratio.exact import optimum
 from optsched.schedule import from_starts
@@ -84,7 +84,7 @@ class Gap:
 
 def gap_breakdown(
     instance: Instance,
-    policy: str | Rules | Policy,
+    policy: str | Scheduler,
     *,
     seeds: int = 1,
     seed: int = 0,
@@ -96,7 +96,7 @@ def gap_breakdown(
     ----------
     instance : Instance
         In rounds, without limits on batches.
-    policy : str, Rules or Policy
+    policy : str, Rules, Windows or Policy
     seeds, seed : int
         Runs of a policy that draws at random, and the first one's seed.
     time_limit_s : float
@@ -171,19 +171,19 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
     return starts
 
 
-def _without_predictor(policy: str | Rules | Policy) -> tuple[str, str | Rules | Policy]:
+def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
     if not isinstance(policy, str):
         return type(policy).__name__, policy
     made, info = make_policy(policy)
     return policy, policy if info.predictor is None else made
 
 
-def _latency(instance: Instance, policy: str | Rules | Policy, seed: int) -> NDArray[np.float64]:
+def _latency(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.float64]:
     judged = evaluate(instance, simulate(instance, policy, seed=seed))
     return np.asarray(judged.finish - instance.arrival, dtype=np.float64)
 
 
-def _order(instance: Instance, policy: str | Rules | Policy, seed: int) -> NDArray[np.int64]:
+def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:
     """Return each request's place in the policy's order of waiting requests.
 
     Rules say it. A policy object's, or a random one, is that of the last starts of its run.

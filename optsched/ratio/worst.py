@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from optsched.errors import InputError, LoopError, UsageError
 from optsched.evaluate import evaluate
 from optsched.instance import Instance
-from optsched.policies import Policy, Rules
+from optsched.policies import Scheduler
 from optsched.ratio.exact import optimum
 from optsched.ratio.families import FAMILIES, Family
 from optsched.schedule import Schedule, from_starts
@@ -61,7 +61,7 @@ class WorstCase:
 
 
 def worst_case(
-    policy: str | Rules | Policy,
+    policy: str | Scheduler,
     family: str | Family = "online",
     budget_s: float = 60.0,
     *,
@@ -82,7 +82,7 @@ def worst_case(
 
     Parameters
     ----------
-    policy : str, Rules or Policy
+    policy : str, Rules, Windows or Policy
     family : str or callable
         One of `FAMILIES`, or a function like them. All arrivals stay at 0 where they begin so.
     budget_s : float
@@ -147,7 +147,7 @@ def worst_case(
 
 def _proved(
     pool: list[tuple[float, Instance]],
-    policy: str | Rules | Policy,
+    policy: str | Scheduler,
     seeds: int,
     begin: float,
     budget_s: float,
@@ -191,7 +191,7 @@ def _proved(
     return replace(best, wall_s=time.perf_counter() - begin)
 
 
-def _mean_tel(instance: Instance, policy: str | Rules | Policy, seeds: int) -> float:
+def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
     total = 0.0
     for k in range(seeds):
         total += float(evaluate(instance, simulate(instance, policy, seed=k)).metrics["tel"] or 0)
