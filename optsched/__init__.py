@@ -22,6 +22,7 @@ from optsched.policies.base import Batch, Rules, View, Windows
 from optsched.schedule import Schedule, from_batches, from_starts
 from optsched.simulate import simulate
 from optsched.solve import Result, solve
+from optsched.timeline import Timeline, timeline
 from optsched.traces import read_trace
 from optsched.version import __version__
 
@@ -36,6 +37,7 @@ __all__ = [
     "Result",
     "Rules",
     "Schedule",
+    "Timeline",
     "UnitCost",
     "View",
     "ViolationError",
@@ -54,6 +56,7 @@ __all__ = [
     "shipped_models",
     "simulate",
     "solve",
+    "timeline",
     "write_instance",
     "write_schedule",
 ]

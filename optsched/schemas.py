@@ -200,6 +200,15 @@ class MetricsFile(BaseModel):
     slo_goodput: float | None = None
 
 
+class ProgressFile(BaseModel):
+    """Incumbent and bound whenever one changed: columns of equal length; null: unknown."""
+
+    model_config = _OPEN
+    elapsed_s: list[float]
+    incumbent: list[float | None]
+    bound: list[float | None]
+
+
 class ResultFile(BaseModel):
     """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear."""
 
@@ -209,6 +218,7 @@ class ResultFile(BaseModel):
     optsched: str = Field(description="version of optsched")
     command: str
     instance: InstanceReference
+    time_unit: Literal["round", "second"] | None = None
     formulation: str | None = None
     method: str | None = None
     objective_name: str | None = None
@@ -221,6 +231,7 @@ class ResultFile(BaseModel):
     metrics: MetricsFile | None = None
     build_s: float | None = None
     solve_s: float | None = None
+    progress: ProgressFile | None = None
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] | None = None

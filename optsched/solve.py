@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from optsched.formulations import Answer, Formulation, Task, check_method, get
 from optsched.instance import Instance
 from optsched.schedule import Schedule, from_starts
 from optsched.solvers.base import (
+    History,
     Progress,
     SolveOptions,
     Status,
+    progress_columns,
     round_up_bound,
     settle_status,
 )
@@ -65,6 +68,8 @@ class Result:
     objectives : tuple of int, float or None
         Values of the schedule by every objective, as judged, in the order of ``objective_name``;
         None without a schedule.
+    progress : tuple of Progress
+        Incumbent and bound whenever one changed, and at the end.
     """
 
     instance: Instance
@@ -85,6 +90,7 @@ class Result:
     certificate: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
+    progress: tuple[Progress, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -129,6 +135,7 @@ class Result:
                 "sha256": self.instance.sha256,
                 "requests": self.instance.n,
             },
+            "time_unit": self.instance.time_unit,
             "formulation": self.formulation,
             "method": self.method,
             "objective_name": self.objective_name,
@@ -142,6 +149,7 @@ class Result:
             "metrics": None if self.metrics is None else dict(self.metrics),
             "build_s": self.build_s,
             "solve_s": self.solve_s,
+            "progress": progress_columns(self.progress),
             "seed": self.seed,
             "threads": self.threads,
             "versions": dict(self.versions),
@@ -237,15 +245,18 @@ def solve(
     if start is not None:
         options = replace(options, warm_start=start[0])
     proved = _proved(task, model)
-    if progress is not None:
-        options = replace(options, progress=_informed(progress, task, model, start, proved))
+    history = History(progress)
+    options = replace(options, progress=_informed(history, task, model, start, proved))
+    begin = time.perf_counter()
     try:
         answer = way.run(task, options)
     except KeyboardInterrupt:
         if start is None:
             raise
         answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
-    return _judged(task, model, chosen, options, answer, start, proved)
+    result = _judged(task, model, chosen, options, answer, start, proved)
+    spent = time.perf_counter() - begin
+    return replace(result, progress=history.until(spent, result.objective, result.bound))
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:

@@ -65,9 +65,10 @@ def test_every_method_gives_the_same_result(method):
 def test_the_result_file_is_as_documented():
     data = solve(TINY, seed=3, threads=1).to_dict()
     assert list(data) == [
-        "format", "version", "optsched", "command", "instance", "formulation", "method",
-        "objective_name", "status", "objective", "objectives", "bound", "gap", "gap_definition",
-        "certificate", "metrics", "build_s", "solve_s", "seed", "threads", "versions", "schedule",
+        "format", "version", "optsched", "command", "instance", "time_unit", "formulation",
+        "method", "objective_name", "status", "objective", "objectives", "bound", "gap",
+        "gap_definition", "certificate", "metrics", "build_s", "solve_s", "progress", "seed",
+        "threads", "versions", "schedule",
     ]  # fmt: skip
     assert data["instance"] == {"name": "tiny", "sha256": TINY.sha256, "requests": 2}
     assert data["gap_definition"] == "(objective - bound) / objective"

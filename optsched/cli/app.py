@@ -22,6 +22,7 @@ from optsched.cli import (
     fitting,
     judging,
     listing,
+    picturing,
     predicting,
     solving,
 )
@@ -144,6 +145,8 @@ app.command("fit")(fitting.fit)
 app.command("roofline")(fitting.roofline)
 app.command("kv-capacity")(fitting.kv_capacity)
 app.command("experiment")(experimenting.experiment)
+app.command("plot")(picturing.plot)
+app.command("trace")(picturing.trace)
 app.command("policies")(listing.policies)
 app.command("formulations")(listing.formulations)
 app.command("methods")(listing.methods)

@@ -39,6 +39,7 @@ def result_dict(
         "optsched": __version__,
         "command": command,
         "instance": {"name": instance.name, "sha256": instance.sha256, "requests": instance.n},
+        "time_unit": instance.time_unit,
         "formulation": None,
         "method": method,
         "objective_name": "tel",

@@ -191,6 +191,7 @@ def bound(
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
     from optsched.compare import best_schedule
+    from optsched.solvers.base import History, Progress, progress_columns
 
     begin = time.perf_counter()
     found = None
@@ -200,6 +201,7 @@ def bound(
     metrics: Mapping[str, Any] | None = None
     policy: str | None = None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
+        history = History(line.solving)
         if searches:
             from optsched.bound import bound_within
 
@@ -208,7 +210,7 @@ def bound(
                 time_limit_s=time_limit,
                 seed=seed,
                 search=method == "auto",
-                progress=line.solving,
+                progress=history,
                 stop=stop,
             )
             value, origin = found.bound, found.origin
@@ -218,7 +220,9 @@ def bound(
                 method=method,
                 cost_model=cost,
                 time_limit_s=0.6 * time_limit,
-                progress=lambda name, value: line.show(f"bound {name}: {number(value)}"),
+                progress=lambda name, value: history(
+                    Progress(time.perf_counter() - begin, None, value)
+                ),
                 stop=stop,
             )
         wall_s = time.perf_counter() - begin
@@ -250,6 +254,7 @@ def bound(
         seed=seed,
         solve_s=wall_s,
     )
+    data["progress"] = progress_columns(history.until(wall_s, tel, value))
     if found is not None:
         data["first_bound_s"], data["certified"] = found.first_bound_s, found.certified
     if found is not None and certificate_out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,9 +117,8 @@ def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
     write_bytes(stream.getvalue(), path)
 
 
-def thinned(values: Sequence[Any], most: int) -> list[int]:
-    """Return at most ``most`` indices of a sequence, evenly spread, both ends included."""
-    n = len(values)
+def thinned(n: int, most: int) -> list[int]:
+    """Return at most ``most`` of the indices 0..n-1, evenly spread, both ends included."""
     if n <= most:
         return list(range(n))
     return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})

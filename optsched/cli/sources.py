@@ -1,0 +1,143 @@
+"""Files that pictures and reports are made of, recognised by their formats."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.cost import CostModel
+    from optsched.instance import Instance
+    from optsched.schedule import Schedule
+
+
+def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """Return a file's format and its JSON object.
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read, or of another format than those allowed.
+    """
+    from optsched.files import Place, check_format, read_json
+
+    data = read_json(path)
+    with Place(Path(path)):
+        return check_format(data, allowed), data
+
+
+def named_file(named: object, beside: str | Path) -> Path | None:
+    """Return the file that a result names: as it stands there, or beside the result."""
+    if not isinstance(named, str) or not named:
+        return None
+    for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
+        if place.is_file():
+            return place
+    return None
+
+
+def instance_for(digest: object, given: str | None, what: str) -> Instance:
+    """Return the instance given, or the shipped one with a digest.
+
+    Raises
+    ------
+    UsageError
+        None is given and no shipped one has the digest.
+    InputError
+        The one given has another digest.
+    """
+    from optsched.io import example_instances, read_instance
+
+    if given is None:
+        for file in example_instances().values():
+            shipped = read_instance(file)
+            if shipped.sha256 == digest:
+                return shipped
+        raise UsageError(f"--instance: {what} needs the instance that it was made for")
+    instance = read_instance(given)
+    if digest not in (None, instance.sha256):
+        raise InputError(
+            f"{given}: its sha256 is {instance.sha256}, but {what} was made for {digest}; that "
+            "instance is right"
+        )
+    return instance
+
+
+def cost_model_like(
+    instance: Instance, given: str | None, known: Mapping[str, Any] | None, digest: object = None
+) -> CostModel | None:
+    """Return the cost model given, else the shipped one that a file names or has the digest of.
+
+    Raises
+    ------
+    UsageError, InputError
+        As `optsched.cli.options.cost_model_for`, where there is none.
+    """
+    from optsched.cli.options import cost_model_for
+    from optsched.cost import load_cost_model, shipped_models
+
+    digests = {digest, (known or {}).get("sha256")} - {None}
+    if given is None and not instance.in_rounds and digests:
+        for name in shipped_models():
+            model = load_cost_model(name)
+            if model.sha256 in digests:
+                return model
+    return cost_model_for(instance, given)
+
+
+def schedule_of(
+    path: str | Path, instance: Instance, given: str | None, known: Mapping[str, Any] | None = None
+) -> tuple[Schedule, CostModel | None]:
+    """Return a schedule file's schedule, and the cost model that it was made under."""
+    from optsched.io import read_schedule
+
+    schedule = read_schedule(path, instance)
+    return schedule, cost_model_like(instance, given, known, schedule.cost_model_sha256)
+
+
+def experiment_rows(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the summary and the rows of an experiment's folder.
+
+    Raises
+    ------
+    InputError
+        A folder without results, or with others.
+    """
+    from optsched.files import read_json
+
+    place = Path(folder)
+    if not (place / "summary.json").is_file() or not (place / "results.csv").is_file():
+        raise InputError(
+            f"{folder}: no summary.json and results.csv; the folder of `experiment NAME --out` "
+            "is right"
+        )
+    summary = read_json(place / "summary.json")
+    if summary.get("format") != "optsched-experiment":
+        raise InputError(
+            f"{place / 'summary.json'}: format: {summary.get('format')!r}; 'optsched-experiment' "
+            "is right"
+        )
+    try:
+        with (place / "results.csv").open(newline="", encoding="utf-8") as file:
+            table = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{place / 'results.csv'}: cannot be read: {error}") from None
+    return summary, [{key: _value(text) for key, text in row.items()} for row in table]
+
+
+def _value(text: Any) -> Any:
+    """Return a cell as the number, truth value or text that it was, None where it is empty."""
+    if not isinstance(text, str) or text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,371 @@
+"""Pictures: what is drawn (artists, not pixels), and the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from typer.testing import CliRunner
+
+import optsched
+from optsched import plot
+from optsched.cli import app
+from optsched.instance import Instance
+from optsched.plot import style, timelines
+from optsched.schedule import from_batches
+from optsched.solvers.base import History, Progress
+from optsched.timeline import PHASES, Timeline
+
+MODEL = "llama2-7b-a100-infermax"
+
+
+def new_axes() -> Any:
+    return style.figure().subplots()
+
+
+def labels_of(ax: Any) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def evicting() -> Timeline:
+    """Return two requests of which one is evicted: see tests/test_timeline.py."""
+    instance = Instance([0, 0], [3, 3], [4, 4], kv_capacity=10, id=["a", "b$b$"], name="two")
+    schedule = from_batches(
+        [0, 2, 4, 5, 6, 7, 8, 9, 10], [0, 1, 0, 1, 0, 0, 1, 1, 1, 1],
+        [3, 3, 1, 1, 1, 1, 3, 1, 1, 1],
+        evicted_offsets=[0, 0, 0, 1, 1, 1, 1, 1, 1], evicted=[1], evict_mode="restart",
+        instance=instance,
+    )  # fmt: skip
+    return optsched.timeline(instance, schedule)
+
+
+def many(n: int = 2000) -> Timeline:
+    rng = np.random.default_rng(1)
+    instance = Instance(
+        np.sort(rng.uniform(0, 60, n)), rng.integers(1, 400, n), rng.integers(1, 200, n),
+        kv_capacity=20_000, time_unit="second",
+    )  # fmt: skip
+    return optsched.timeline(instance, optsched.simulate(instance, "fcfs", MODEL), MODEL)
+
+
+# --- Colours --------------------------------------------------------------------------------------
+
+# Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
+DEFICIENCIES = {
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}  # fmt: skip
+
+
+def lab(rgb: Any) -> Any:
+    """Return CIELAB of linear RGB (sRGB primaries, D65)."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    t = xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(t > 216 / 24389, np.cbrt(t), (24389 / 27 * t + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def seen(colour: str, deficiency: str) -> Any:
+    srgb = np.array(to_rgb(colour))
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return lab(np.array(DEFICIENCIES[deficiency]) @ linear)
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_phases_differ_for_the_colour_blind(deficiency: str) -> None:
+    # 10 in CIELAB is seen at a glance; 2.3 is just noticeable.
+    for one, other in itertools.combinations(timelines.PHASE_COLOURS.values(), 2):
+        distance = np.linalg.norm(seen(one, deficiency) - seen(other, deficiency))
+        assert distance > 10, f"{one} and {other}: {distance:.1f}"
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_the_first_six_series_differ_for_the_colour_blind(deficiency: str) -> None:
+    for one, other in itertools.combinations(style.COLOURS[:6], 2):
+        distance = np.linalg.norm(seen(one, deficiency) - seen(other, deficiency))
+        assert distance > 10, f"{one} and {other}: {distance:.1f}"
+
+
+def test_no_two_series_have_the_same_style() -> None:
+    styles = [tuple(style.series_style(k).values()) for k in range(32)]
+    assert len(set(styles)) == 32
+
+
+# --- Timelines ------------------------------------------------------------------------------------
+
+
+def test_the_gantt_chart_holds_every_span() -> None:
+    found = evicting()
+    ax = plot.plot_gantt(found, ax=new_axes())
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", r"b\$b\$"]
+    assert ax.get_xlabel() == "time [rounds]"
+    assert labels_of(ax) == ["prefill", "decode", "evicted", "refill"]
+    boxes = {c.get_label(): [p.get_extents().bounds for p in c.get_paths()]
+             for c in ax.collections if c.get_label() in PHASES}  # fmt: skip
+    assert [b[0::2] for b in boxes["evicted"]] == [(2, 2)]  # from 2, two rounds long
+    assert [b[0::2] for b in boxes["decode"]] == [(1, 3), (1, 1), (5, 3)]
+    assert sum(len(b) for b in boxes.values()) == len(found.span_start)
+
+
+def test_a_gantt_chart_of_thousands_is_an_image_of_shares() -> None:
+    found = many()
+    ax = plot.plot_gantt(found, ax=new_axes())
+    (image,) = ax.images
+    assert image.get_array().shape[0] == timelines.ROWS_APART
+    assert image.get_extent() == [found.begin, found.end, found.instance.n - 0.5, -0.5]
+    evictions = [line for line in ax.lines if line.get_label() == "evictions"]
+    evicted = (found.span_phase == PHASES.index("evicted")).sum()
+    assert sum(len(line.get_xdata()) for line in evictions) == min(evicted, 3000)
+
+
+def heights(ax: Any) -> dict[str, Any]:
+    """Return, by label, the largest height of each layer's top."""
+    return {c.get_label(): c.get_paths()[0].vertices[:, 1].max() for c in ax.collections}
+
+
+def test_the_kv_picture_stacks_requests_up_to_what_the_judge_found() -> None:
+    found = evicting()
+    ax = plot.plot_kv(found, ax=new_axes())
+    top = heights(ax)
+    assert list(top) == ["a", r"b\$b\$"]
+    assert top[r"b\$b\$"] == found.evaluation.batch_kv.max() == 10
+    (capacity,) = [line for line in ax.lines if "M = " in line.get_label()]
+    assert capacity.get_ydata()[0] == 10
+
+
+def test_the_kv_picture_groups_many_requests() -> None:
+    found = many()
+    ax = plot.plot_kv(found, groups=4, ax=new_axes())
+    assert [label for label in labels_of(ax) if "to" in label and "M" not in label] == [
+        "1 to 500", "501 to 1000", "1001 to 1500", "1501 to 2000",
+    ]  # fmt: skip
+    assert ax.get_legend().get_title().get_text() == "requests by arrival"
+    assert max(heights(ax).values()) == found.batch_kv.max()
+
+
+def test_the_kv_picture_has_a_line_for_each_of_several_workers() -> None:
+    instance = Instance([0, 0], [2, 3], [2, 1], kv_capacity=9)
+    schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 3, 1], worker=[0, 1, 0], instance=instance)
+    ax = plot.plot_kv(optsched.timeline(instance, schedule), ax=new_axes())
+    assert labels_of(ax)[:2] == ["worker 0", "worker 1"]
+    assert [line.get_ydata().max() for line in ax.lines[:2]] == [4, 4]
+
+
+def test_states_stack_up_to_the_requests_present() -> None:
+    found = evicting()
+    top = heights(plot.plot_states(found, ax=new_axes()))
+    assert max(top.values()) == 2
+
+
+def test_batches_stack_up_to_their_tokens() -> None:
+    found = evicting()
+    ax = plot.plot_batches(found, ax=new_axes())
+    assert heights(ax) == {"decode": 2, "prefill": 6, "refill": 6}  # the first: 3 + 3 of prefill
+    assert ax.get_ylabel() == "tokens per batch"
+    assert plot.plot_batches(many(), ax=new_axes()).get_ylabel() == "mean tokens per batch"
+
+
+def test_batch_times_are_in_milliseconds() -> None:
+    found = many()
+    ax = plot.plot_batch_times(found, ax=new_axes())
+    assert ax.get_ylabel() == "batch time [ms]"
+    longest = 1000 * (found.batch_end - found.batch_start).max()
+    assert max(heights(ax).values()) == pytest.approx(longest)
+
+
+# --- Policies -------------------------------------------------------------------------------------
+
+
+def test_a_distribution_rises_to_one_through_every_request() -> None:
+    found = evicting()
+    ax = plot.plot_distribution({"p": found.evaluation}, ax=new_axes())
+    (line,) = ax.get_lines()
+    assert line.get_xdata().tolist() == [4, 4, 8]  # latencies 4 and 8
+    assert line.get_ydata().tolist() == [0, 0.5, 1]
+    assert ax.get_xlabel() == "latency [rounds]"
+
+
+def test_tpot_in_seconds_is_in_milliseconds_per_token() -> None:
+    found = many()
+    ax = plot.plot_distribution({"fcfs": found.evaluation}, "tpot", ax=new_axes())
+    assert ax.get_xlabel() == "time per token [ms/token]"
+    (line,) = ax.get_lines()
+    assert line.get_xdata()[-1] == pytest.approx(1000 * np.nanmax(found.evaluation.tpot))
+    assert len(line.get_xdata()) <= 2001
+    with pytest.raises(ValueError, match="one of latency, ttft, tpot is right"):
+        plot.plot_distribution({}, "speed", ax=new_axes())
+
+
+def test_a_comparison_is_ranked_between_bound_and_best() -> None:
+    ax = plot.plot_comparison(
+        [("slow", 9.0), ("fast", 6.0)], best_known=6.0, bound=4.5, clairvoyant=["fast"],
+        ax=new_axes(),
+    )  # fmt: skip
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["fast", "slow"]
+    assert [bar.get_width() for bar in ax.containers[0]] == [6, 9]
+    assert [line.get_xdata()[0] for line in ax.get_lines()] == [6, 4.5]
+    assert "1.5 × best" in [t.get_text().strip() for t in ax.texts]
+
+
+def test_progress_draws_incumbent_and_bound() -> None:
+    states = [Progress(0.0, None, 5.0), Progress(1.0, 9.0, 5.0), Progress(2.0, 8.0, 8.0)]
+    ax = plot.plot_progress(states, ax=new_axes())
+    incumbent, bound = ax.get_lines()
+    assert incumbent.get_xydata().tolist() == [[1, 9], [2, 8]]
+    assert bound.get_xydata().tolist() == [[0, 5], [1, 5], [2, 8]]
+    columns = {"elapsed_s": [0.0, 1.0, 2.0], "incumbent": [None, 9.0, 8.0], "bound": [5, 5, 8]}
+    again = plot.plot_progress(columns, ax=new_axes())
+    assert again.get_lines()[0].get_xydata().tolist() == [[1, 9], [2, 8]]
+
+
+def test_a_solve_keeps_its_progress() -> None:
+    result = optsched.solve(optsched.read_instance("tiny"))
+    last = result.progress[-1]
+    assert (last.incumbent, last.bound) == (result.objective, result.bound)
+    assert [s.elapsed_s for s in result.progress] == sorted(s.elapsed_s for s in result.progress)
+    columns = result.to_dict()["progress"]
+    assert columns["incumbent"][-1] == result.objective
+    assert len({len(column) for column in columns.values()}) == 1
+
+
+def test_a_history_keeps_changes_only_and_never_too_many() -> None:
+    told: list[Progress] = []
+    history = History(told.append, most=10)
+    for k in range(100):
+        history(Progress(float(k), 100.0 - k // 2, None))
+    assert len(told) == 100
+    kept = history.until(100.0, 50.0, 50.0)
+    assert len(kept) <= 12
+    values = [s.incumbent for s in kept if s.incumbent is not None]
+    assert values == sorted(values, reverse=True)
+    assert kept[-1] == Progress(100.0, 50.0, 50.0)
+
+
+def test_text_from_outside_is_no_mathematics() -> None:
+    assert style.plain("a $x$\nb") == r"a \$x\$ b"
+    assert len(style.plain("x" * 100)) == 48
+
+
+def test_files_are_the_same_bytes_for_the_same_figure(tmp_path: Path) -> None:
+    for suffix in style.SUFFIXES:
+        files = []
+        for name in ("one", "two"):
+            canvas = style.figure()
+            plot.plot_kv(evicting(), ax=canvas.subplots())
+            style.save(canvas, tmp_path / f"{name}{suffix}")
+            files.append((tmp_path / f"{name}{suffix}").read_bytes())
+        assert files[0] == files[1]
+
+
+# --- Command line ---------------------------------------------------------------------------------
+
+
+def run(*words: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("plots")
+    run("solve", "tiny", "--schedule-out", place / "best.json", "--json", place / "result.json")
+    run(
+        "compare", "tiny", "--policy", "mc-sf", "--policy", "vllm", "--schedules-out",
+        place / "all", "--json", place / "comparison.json", "--no-bound",
+    )  # fmt: skip
+    run(
+        "simulate", "tiny-seconds", "--policy", "vllm", "--cost-model", MODEL,
+        "--schedule-out", place / "seconds.json", "--json", place / "seconds-result.json",
+    )  # fmt: skip
+    run("bound", "tiny", "--time-limit", 1, "--certificate-out", place / "certificate.json",
+        "--method", "dual", "--json", place / "bound.json")  # fmt: skip
+    run("experiment", "infermax-csp", "--set", "prompt=1,64", "--out", place / "csp")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("best.json", None),
+        *(("best.json", kind) for kind in ("gantt", "states", "kv", "batches", "ttft", "tpot")),
+        ("result.json", None),
+        ("result.json", "kv"),
+        ("comparison.json", None),
+        ("comparison.json", "latency"),
+        ("seconds.json", None),
+        ("seconds-result.json", None),
+        ("bound.json", None),
+        ("certificate.json", None),
+        ("csp", None),
+        ("csp", "claims"),
+    ],
+)
+def test_every_format_has_its_pictures(folder: Path, source: str, kind: str | None) -> None:
+    out = folder / "out.png"
+    out.unlink(missing_ok=True)
+    options = [] if kind is None else ["--kind", kind]
+    run("plot", folder / source, *options, "-o", out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("best.json", ["--kind", "progress"], "for a schedule one of gantt, states, kv, batches"),
+        ("result.json", ["--kind", "x"], "for this result one of progress, gantt"),
+        ("comparison.json", ["--kind", "kv"], "for a comparison one of policies, latency"),
+        ("certificate.json", ["--kind", "kv"], "for a certificate one of prices"),
+        ("csp", ["--kind", "kv"], "for experiment infermax-csp one of makespan"),
+        ("all", [], "no summary.json and results.csv"),
+        ("nothing.json", [], "no such file"),
+        ("best.json", ["--instance", "tiny-seconds"], "that instance is right"),
+    ],
+)
+def test_a_wrong_kind_or_file_is_one_line(
+    folder: Path, source: str, options: list[str], message: str
+) -> None:
+    text = run("plot", folder / source, *options, "-o", folder / "x.png", status=2)
+    assert message in text
+    assert text.count("\n") == 1
+
+
+def test_an_unknown_suffix_is_an_error_before_work(folder: Path) -> None:
+    text = run("plot", folder / "best.json", "-o", folder / "x.gif", status=2)
+    assert "a name ending in .png, .svg, .pdf is right" in text
+
+
+def test_a_schedule_of_an_unknown_instance_asks_for_it(tmp_path: Path) -> None:
+    run("generate", "jaillet-model-1", "--set", "n=5", "-o", tmp_path / "five.json")
+    run("simulate", tmp_path / "five.json", "--policy", "mc-sf", "--schedule-out",
+        tmp_path / "s.json")  # fmt: skip
+    assert "needs the instance" in run(
+        "plot", tmp_path / "s.json", "-o", tmp_path / "x.png", status=2
+    )
+    run("plot", tmp_path / "s.json", "--instance", tmp_path / "five.json", "-o", tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
+
+
+def test_a_comparison_without_schedules_says_what_writes_them(folder: Path, tmp_path: Path) -> None:
+    data = json.loads((folder / "comparison.json").read_text())
+    for row in data["policies"]:
+        row.pop("schedule", None)
+    (tmp_path / "c.json").write_text(json.dumps(data))
+    text = run("plot", tmp_path / "c.json", "--kind", "ttft", "-o", tmp_path / "x.png", status=2)
+    assert "compare --schedules-out" in text
