@@ -20,7 +20,8 @@ def predict(
             metavar="NAME[:key=value,...]",
             show_default=False,
             help="oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, "
-            "noisy:mae=20,bias=0, column:file=FILE.csv, FILE.py:FUNCTION, or another one.",
+            "noisy:mae=20,bias=0, trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or "
+            "another one.",
         ),
     ],
     out: Annotated[

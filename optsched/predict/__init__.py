@@ -108,7 +108,10 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         no numbers, below 1, intervals that are reversed or exclude the output, or a forecast
         that is too short. The error names the predictor and the request.
     """
-    generator = np.random.default_rng(seed)
+    if not isinstance(seed, Generator):
+        # Apart from what the same seed draws elsewhere: `generate` would make errors that know
+        # the lengths, and `simulate` ties that know the errors.
+        seed = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
     if isinstance(predictor, str):
         name, guess = predictor, _guess(predictor)
     elif callable(predictor):
@@ -116,7 +119,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
     else:
         name, guess = "column", lambda _instance, _generator: predictor
     try:
-        columns = _columns(guess(instance, generator))
+        columns = _columns(guess(instance, seed))
     except InputError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:

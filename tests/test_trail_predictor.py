@@ -1,0 +1,145 @@
+"""TRAIL's predictor: bins, the Bayesian filter, and the accuracy of the synthetic classifier."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from optsched.errors import InputError
+from optsched.generate import generate
+from optsched.instance import Instance
+from optsched.predict import predict
+from optsched.predict.trail import (
+    class_probabilities,
+    lengths,
+    middles,
+    refine_probabilities,
+    trail,
+    transition,
+)
+
+ALPACA = {
+    "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
+    "prompt_mean": 44.0, "prompt_median": 40.0, "prompt_max": 200,
+}  # fmt: skip
+
+
+def errors(told: Instance) -> tuple[float, float]:
+    """Return the mean absolute error after each token: of the forecast, and of its first entry."""
+    o, forecast = told.output_tokens, told.forecast
+    assert forecast is not None
+    left = np.repeat(forecast.offsets[1:], o) - np.arange(forecast.offsets[-1])
+    late = np.ones(len(left), dtype=bool)
+    late[forecast.offsets[:-1]] = False
+    down = np.maximum(1.0, np.repeat(forecast.first - o, o) + left)
+    refined = np.abs(forecast.remaining - left)[late].mean()
+    return float(refined), float(np.abs(down - left)[late].mean())
+
+
+def test_bins_are_those_of_the_paper() -> None:
+    # m_i = 128 (2 i + 1) / 5 for i = 0..9, which is 25.6 (2 i + 1): bins of 51.2 tokens.
+    assert middles().tolist() == pytest.approx([25.6 * (2 * i + 1) for i in range(10)])
+    matrix = transition()
+    assert matrix.shape == (10, 10)
+    assert np.diag(matrix).tolist() == pytest.approx([1 - 1 / 51.2] * 10)
+    assert np.diag(matrix, 1).tolist() == pytest.approx([1 / 51.2] * 9)
+    # From any bin but the lowest all mass arrives; the lowest loses what has ended.
+    assert matrix.sum(axis=0).tolist() == pytest.approx([1 - 1 / 51.2] + [1] * 9)
+
+
+def test_the_filter_by_hand() -> None:
+    # Two bins of width 4: T = [[3/4, 1/4], [0, 3/4]]. p(0) = (1/2, 1/2), p(1) = (1/3, 2/3):
+    # prior (1/2, 3/8); products 1/6, 1/4; q(1) = (2/5, 3/5). p(2) = (1/2, 1/2): prior
+    # (3/10 + 3/20, 9/20) = (9/20, 9/20), q(2) = (1/2, 1/2).
+    p = [[1 / 2, 1 / 2], [1 / 3, 2 / 3], [1 / 2, 1 / 2]]
+    q = refine_probabilities(p, longest=8)
+    assert q.tolist() == [[0.5, 0.5], pytest.approx([0.4, 0.6]), pytest.approx([0.5, 0.5])]
+    # The printed equation: priors (1/2, 3/8), then (3/8 + 3/32, 9/32) = (15/32, 9/32), whatever
+    # p(1) said: q(2) = (5/8, 3/8).
+    q = refine_probabilities(p, longest=8, feedback=False)
+    assert q[1].tolist() == pytest.approx([0.4, 0.6])
+    assert q[2].tolist() == pytest.approx([5 / 8, 3 / 8])
+
+
+def test_a_classifier_that_excludes_the_prior_is_believed() -> None:
+    # From the lower bin nothing leads to the upper one.
+    q = refine_probabilities([[1.0, 0.0], [0.0, 1.0]], longest=8)
+    assert q.tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize(("bins", "longest"), [(10, 512), (3, 20)])
+def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, longest) -> None:
+    from optsched.predict.trail import _compiled
+
+    generator = np.random.default_rng(4)
+    offsets = np.array([0, 1, 40, 160])
+    readings = generator.normal(150, 120, size=160)  # some below 0, some beyond the last bin
+    options = (30.0, 0.2, bins, longest, refine, feedback)
+    fast = _compiled()(readings, offsets, *options)
+    assert fast.tolist() == pytest.approx(lengths(readings, offsets, *options).tolist(), rel=1e-12)
+    for a, b in pairwise(offsets):
+        p = class_probabilities(readings[a:b], 30.0, 0.2, bins=bins, longest=longest)
+        q = refine_probabilities(p, longest=longest, feedback=feedback) if refine else p
+        assert fast[a:b].tolist() == pytest.approx((q @ middles(bins, longest)).tolist(), rel=1e-9)
+
+
+def test_refined_predictions_are_266_times_better_than_one_off_ones() -> None:
+    # The only accuracy in the paper's text; noise and the one-off spread are assumed.
+    ratios = []
+    for seed in range(3):
+        told = predict(generate("lognormal", seed=seed, n=1500, **ALPACA), "trail", seed=seed)
+        refined, one_off = errors(told)
+        ratios.append(one_off / refined)
+    assert np.mean(ratios) == pytest.approx(2.66, rel=0.05)
+
+
+def test_the_filter_gains_on_the_classifier_and_the_printed_equation_gains_less() -> None:
+    instance = generate("lognormal", seed=5, n=600, **ALPACA)
+    refined, printed, raw = (
+        errors(predict(instance, f"trail{options}"))[0]
+        for options in ("", ":feedback=false", ":refine=false")
+    )
+    assert refined < 0.75 * printed
+    assert printed < 0.95 * raw
+
+
+def test_the_first_entry_is_the_middle_of_a_bin_and_long_outputs_look_like_the_last() -> None:
+    instance = Instance(np.zeros(50), np.ones(50), np.full(50, 2000), kv_capacity=9000)
+    exact = predict(instance, "trail:first=0,noise=0,bias=0").forecast
+    assert exact is not None
+    assert exact.first.tolist() == [486.4] * 50
+    one = exact.remaining[exact.offsets[0] : exact.offsets[1]]
+    assert one[1] == pytest.approx(486.4)  # 1999 left: beyond the last bin
+    assert one[-1] < 40  # 1 left: in the first
+    told = predict(instance.subset(range(3)), "trail:first=0.9").forecast
+    assert told is not None
+    assert set(told.first.tolist()) <= set(np.round(middles(), 2).tolist())
+
+
+def test_predictions_are_no_echo_of_what_the_same_seed_drew_elsewhere() -> None:
+    # Lengths and errors from one seed must not be the same normals.
+    instance = generate("lognormal", seed=3, n=4000, **ALPACA)
+    noisy = predict(instance, "noisy:mae=20", seed=3).predicted
+    assert noisy is not None
+    error = noisy - instance.output_tokens
+    for column in (instance.prompt_tokens, instance.output_tokens):
+        assert abs(np.corrcoef(error, np.log(column))[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"noise": -1.0}, "noise: -1; a number >= 0"),
+        ({"first": float("nan")}, "first: nan"),
+        ({"bias": -0.5}, "bias: -0.5"),
+        ({"bins": 1}, "bins: 1 over 512 tokens"),
+        ({"bins": 9, "longest": 9}, "bins: 9 over 9 tokens"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(options: dict, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        trail(**options)
