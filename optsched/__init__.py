@@ -18,12 +18,13 @@ from optsched.evaluate import Evaluation, evaluate
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
 from optsched.io import read_instance, read_schedule, write_instance, write_schedule
+from optsched.measured import Measured, read_measured, write_measured
 from optsched.policies.base import Batch, Rules, View, Windows
 from optsched.schedule import Schedule, from_batches, from_starts
 from optsched.simulate import simulate
 from optsched.solve import Result, solve
 from optsched.timeline import Timeline, timeline
-from optsched.traces import read_trace
+from optsched.traces import read_trace, read_trace_report
 from optsched.version import __version__
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Evaluation",
     "Instance",
     "Limits",
+    "Measured",
     "OptschedError",
     "Result",
     "Rules",
@@ -51,12 +53,15 @@ __all__ = [
     "load_cost_model",
     "queueing",
     "read_instance",
+    "read_measured",
     "read_schedule",
     "read_trace",
+    "read_trace_report",
     "shipped_models",
     "simulate",
     "solve",
     "timeline",
     "write_instance",
+    "write_measured",
     "write_schedule",
 ]

@@ -21,8 +21,9 @@ from optsched.errors import (
     UsageError,
     ViolationError,
 )
-from optsched.evaluate import METRICS, Evaluation, evaluate
+from optsched.evaluate import METRICS, Evaluation, evaluate, time_metrics
 from optsched.instance import Instance
+from optsched.measured import Measured, read_measured
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
@@ -64,6 +65,8 @@ class PolicyRow:
     error : str or None
         Why there is no schedule: a loop, or features that the instance forbids.
     schedule : Schedule or None
+    measured : bool
+        Whether these are a real server's times and not a policy's.
     """
 
     policy: str
@@ -76,6 +79,7 @@ class PolicyRow:
     notes: tuple[str, ...] = ()
     error: str | None = None
     schedule: Schedule | None = None
+    measured: bool = False
 
     @property
     def tel(self) -> float | None:
@@ -87,6 +91,7 @@ class PolicyRow:
         return {
             "policy": self.policy,
             "clairvoyant": self.clairvoyant,
+            "measured": self.measured,
             "metrics": None if self.metrics is None else dict(self.metrics),
             "ratio_to_best_known": self.ratio_to_best_known,
             "ratio_to_bound": self.ratio_to_bound,
@@ -226,6 +231,7 @@ def compare(
     progress: Callable[[str, Any], None] | None = None,
     stop: threading.Event | None = None,
     keep_schedules: bool = True,
+    measured: Measured | str | Path | None = None,
 ) -> Comparison:
     """Run policies on an instance and set each beside the best known value and a bound.
 
@@ -254,6 +260,10 @@ def compare(
     keep_schedules : bool
         Whether rows keep their schedules; if not, only the best one is kept (a long trace takes
         some 70 MB a schedule).
+    measured : Measured or path, optional
+        Times that a real server took for these requests, in seconds: a row more, its ratios with
+        the bound as if the cost model and the KV capacity were the server's. It is never the
+        best known value, since no schedule proves it.
 
     Returns
     -------
@@ -273,6 +283,10 @@ def compare(
     optimum is not proved, the ratio to the optimum lies between the two ratios given.
     """
     cost = cost_for(instance, cost_model)
+    if measured is not None and not isinstance(measured, Measured):
+        measured = read_measured(measured)
+    if measured is not None:
+        measured.check(instance)
     rows: list[PolicyRow] = []
     interrupted = False
     specs = _specs(instance, policies)
@@ -294,6 +308,9 @@ def compare(
         if not rows:
             raise
     rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
+
+    if measured is not None:
+        rows.append(_measured_row(instance, measured, slo_ttft, slo_tpot))
 
     value, origin = None, None
     notes: tuple[str, ...] = ()
@@ -497,13 +514,33 @@ def _solve(
     )
 
 
+def _measured_row(
+    instance: Instance, measured: Measured, slo_ttft: float | None, slo_tpot: float | None
+) -> PolicyRow:
+    latency, ttft = measured.latency, measured.ttft
+    tpot = None
+    if ttft is not None:
+        steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
+        tpot = (latency - ttft) / steps
+    metrics = time_metrics(
+        instance, instance.arrival + latency, latency, ttft, tpot,
+        slo_ttft=slo_ttft, slo_tpot=slo_tpot,
+    )  # fmt: skip
+    note = "its ratios hold if the cost model and the KV capacity are its server's"
+    return PolicyRow(measured.name, metrics=metrics, inside=True, notes=(note,), measured=True)
+
+
 def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
-    if row.tel is None:
+    tel = row.tel
+    if tel is None:
         return row
+    if row.measured and bound is not None and tel < bound:
+        note = "it beats the bound: the cost model or the KV capacity is not its server's"
+        row = replace(row, notes=(*row.notes, note))
     return replace(
         row,
-        ratio_to_best_known=None if not best_known else row.tel / best_known,
-        ratio_to_bound=None if not bound else row.tel / bound,
+        ratio_to_best_known=None if not best_known else tel / best_known,
+        ratio_to_bound=None if not bound else tel / bound,
     )
 
 

@@ -33,6 +33,56 @@ MAX_WORKERS = 1_000_000
 """Most workers that a schedule may number."""
 
 
+def time_metrics(
+    instance: Instance,
+    finish: NDArray[Any],
+    latency: NDArray[Any],
+    ttft: NDArray[Any] | None,
+    tpot: NDArray[np.float64] | None,
+    *,
+    slo_ttft: float | None = None,
+    slo_tpot: float | None = None,
+) -> dict[str, float | int | None]:
+    """Return the metrics that follow from times alone; the others, and unknown ones, are None.
+
+    Parameters
+    ----------
+    instance : Instance
+    finish, latency : ndarray, shape (n,)
+    ttft : ndarray, shape (n,), optional
+    tpot : ndarray of float64, shape (n,), optional
+        NaN for requests of one token.
+    slo_ttft, slo_tpot : float, optional
+    """
+    number = int if instance.in_rounds else float
+    out: dict[str, float | int | None] = dict.fromkeys(METRICS)
+    out["tel"] = number(latency.sum())
+    for name, column in (("latency", latency), ("ttft", ttft)):
+        if column is None:
+            continue
+        out[f"mean_{name}"] = float(column.mean())
+        for q in (50, 90, 99):
+            out[f"p{q}_{name}"] = float(np.percentile(column, q))
+    if tpot is not None and not np.isnan(tpot).all():
+        known = tpot[~np.isnan(tpot)]
+        out["mean_tpot"] = float(known.mean())
+        out["p99_tpot"] = float(np.percentile(known, 99))
+        out["max_tpot"] = float(known.max())
+    out["makespan"] = number(finish.max())
+    span = float(finish.max() - instance.arrival.min())
+    out["tps"] = float(instance.output_tokens.sum() / span)
+    unknown = (slo_ttft is not None and ttft is None) or (slo_tpot is not None and tpot is None)
+    if (slo_ttft is not None or slo_tpot is not None) and not unknown:
+        good = np.ones(instance.n, dtype=bool)
+        if slo_ttft is not None and ttft is not None:
+            good &= ttft <= slo_ttft
+        if slo_tpot is not None and tpot is not None:
+            good &= ~(tpot > slo_tpot)  # one token has no TPOT to miss
+        out["slo_attainment"] = float(good.mean())
+        out["slo_goodput"] = float(good.sum() / span)
+    return out
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Times, memory and metrics of a schedule that the judge accepted.
@@ -161,38 +211,17 @@ class Evaluation:
         ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
         requests that meet both objectives given, ``slo_goodput`` their number per time unit.
         """
-        rounds = self.instance.in_rounds
-        number = int if rounds else float
-        latency, ttft = self.latency, self.ttft
-        out: dict[str, float | int | None] = dict.fromkeys(METRICS)
-        out["tel"] = number(latency.sum())
-        for name, column in (("latency", latency), ("ttft", ttft)):
-            out[f"mean_{name}"] = float(column.mean())
-            for q in (50, 90, 99):
-                out[f"p{q}_{name}"] = float(np.percentile(column, q))
-        tpot = self.tpot[~np.isnan(self.tpot)]
-        if tpot.size:
-            out["mean_tpot"] = float(tpot.mean())
-            out["p99_tpot"] = float(np.percentile(tpot, 99))
-            out["max_tpot"] = float(tpot.max())
+        out = time_metrics(
+            self.instance, self.finish, self.latency, self.ttft, self.tpot,
+            slo_ttft=self.slo_ttft, slo_tpot=self.slo_tpot,
+        )  # fmt: skip
         out["mean_queuing_delay"] = float(self.queuing_delay.mean())
         out["p99_queuing_delay"] = float(np.percentile(self.queuing_delay, 99))
         out["mean_waiting"] = float(self.waiting.mean())
-        out["makespan"] = number(self.finish.max())
-        span = float(self.finish.max() - self.instance.arrival.min())
-        out["tps"] = float(self.instance.output_tokens.sum() / span)
         out["peak_kv"] = int(self.batch_kv.max())
         out["mean_kv"] = self.mean_kv
         out["batches"] = self.busy_batches
         out["evictions"] = int(self.evictions.sum())
-        if self.slo_ttft is not None or self.slo_tpot is not None:
-            good = np.ones(self.instance.n, dtype=bool)
-            if self.slo_ttft is not None:
-                good &= ttft <= self.slo_ttft
-            if self.slo_tpot is not None:
-                good &= ~(self.tpot > self.slo_tpot)  # one token has no TPOT to miss
-            out["slo_attainment"] = float(good.mean())
-            out["slo_goodput"] = float(good.sum() / span)
         return out
 
     def table(self) -> pd.DataFrame:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from optsched.cli import app
 from optsched.errors import InputError, UsageError
 from optsched.traces import read_trace_report, trace_formats
 
@@ -354,3 +356,42 @@ def test_the_mooncake_conversations():
     assert prompt == [line["input_length"] for line in lines]
     assert output == [line["output_length"] for line in lines]
     assert arrival == [line["timestamp"] / 1000 for line in lines]
+
+
+def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, status=0):
+        result = CliRunner().invoke(app, ("import", *words))
+        assert result.exit_code == status, (words, result.output)
+        return json.loads(result.stdout)["requests"] if status == 0 else result.stderr
+
+    put(tmp_path, NAMED)
+    named = ("csv", "trace.csv", "--column", "arrival=when", "--column", "prompt_tokens=in")
+    named = (*named, "--column", "output_tokens=out")
+    assert run(*named)["arrival"] == [0, 0.5]
+    assert run(*named, "--unit", "ms")["arrival"] == [0, 0.0005]
+    assert len(run(*named, "--sample", "1", "--seed", "3")["arrival"]) == 1
+    assert run(*named, "--rate", "inf")["arrival"] == [0, 0]
+    assert run(*named, "--rate", "2", "--seed", "1")["arrival"][1] > 0
+    put(tmp_path, json.dumps(CHAT), "chat.json")
+    put(tmp_path, "def letters(text):\n    return len(text)\n", "mine.py")
+    letters = run("sharegpt", "chat.json", "--tokenizer", "mine.py:letters")
+    assert letters["prompt_tokens"] == [18, 9]
+    result = CliRunner().invoke(app, ("import", "sharegpt", "chat.json", "-o", "i.json"))
+    assert result.stderr.splitlines() == [
+        "warning: chat.json: dropped 1 of 3 rows (1 with zero or negative tokens), the first in "
+        "line 1",
+        "warning: chat.json: tokens are words: a tokenizer counts a model's",
+        "warning: chat.json: the trace has no arrivals: all requests arrive at 0; a rate draws "
+        "Poisson arrivals of so many requests a second",
+    ]
+    for words, error in (
+        (("--rate", "0"), "--rate: 0.0; a number > 0 is right"),
+        (("--sample", "0"), "--sample: 0; a number >= 1 is right"),
+        (("--column", "arrival"), "--column: 'arrival'; key=value is right"),
+        (("--column", "arrival=x", "--column", "arrival=y"), "--column: 'arrival' is given twice"),
+        (("--unit", "day"), "unit: 'day'; one of s, ms, us, ns, datetime is right"),
+        (("-o", "no/such/folder.json"), "no/such/folder.json: cannot be written"),
+    ):
+        assert error in run("csv", "trace.csv", *words, status=2)

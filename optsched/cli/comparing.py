@@ -53,6 +53,10 @@ def compare(
         str | None,
         typer.Option(metavar="DIR", help="Write every schedule into this folder."),
     ] = None,
+    measured: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Show a real server's times: `import --measured-out`."),
+    ] = None,
     json_out: JsonOut = None,
 ) -> None:
     """Run policies beside the best known schedule and a bound."""
@@ -87,6 +91,7 @@ def compare(
             progress=progress,
             stop=stop,
             keep_schedules=schedules_out is not None,
+            measured=measured,
         )
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -100,8 +105,9 @@ def compare(
     emit_json(data, json_out)
     if json_out != "-":
         _show(comparison, bound)
-    if all(row.metrics is None for row in comparison.rows):
-        reasons = "; ".join(f"{row.policy}: {row.error}" for row in comparison.rows)
+    policies = [row for row in comparison.rows if not row.measured]
+    if all(row.metrics is None for row in policies):
+        reasons = "; ".join(f"{row.policy}: {row.error}" for row in policies)
         raise NoIncumbentError(f"no policy found a schedule ({reasons})")
 
 
@@ -131,7 +137,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         rows.append(
             [
                 row.policy,
-                "clairvoyant" if row.clairvoyant else "",
+                "measured" if row.measured else "clairvoyant" if row.clairvoyant else "",
                 metrics["tel"],
                 row.ratio_to_best_known,
                 row.ratio_to_bound,

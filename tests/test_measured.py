@@ -1,0 +1,243 @@
+"""What a real server took: vLLM's benchmark files, measured times beside an instance, compare."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import optsched
+from optsched.cli import app
+from optsched.errors import InputError, UsageError
+from optsched.io import json_schema
+from optsched.traces import read_trace_report
+
+# Three requests that arrive at 0, 0.5 and 0.25 s. The first has 3 tokens: latency
+# 0.05 + 0.02 + 0.03 = 0.1 s; the second 2: 0.07 + 0.04 = 0.11 s; the third 1: 0.06 s.
+BENCH: dict[str, Any] = {
+    "model_id": "m", "request_rate": 4.0, "completed": 3,
+    "input_lens": [300, 500, 400], "output_lens": [3, 2, 1], "start_times": [100.0, 100.5, 100.25],
+    "ttfts": [0.05, 0.07, 0.06], "itls": [[0.02, 0.03], [0.04], []], "errors": ["", "", ""],
+    "generated_texts": ["a b c", "d e", "f"],
+}  # fmt: skip
+COST = "llama2-7b-a100-infermax"
+
+
+def put(folder, data, name="bench.json"):
+    file = folder / name
+    file.write_text(data if isinstance(data, str) else json.dumps(data))
+    return file
+
+
+def bench(folder, **changes):
+    data = {k: v for k, v in {**BENCH, **changes}.items() if v is not ...}
+    return read_trace_report("vllm", put(folder, data))
+
+
+def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
+    instance, report = bench(tmp_path)
+    assert instance.arrival.tolist() == [0.0, 0.25, 0.5]  # sorted: the third came second
+    assert instance.prompt_tokens.tolist() == [300, 400, 500]
+    assert instance.output_tokens.tolist() == [3, 1, 2]
+    assert report.measured.ttft.tolist() == [0.05, 0.06, 0.07]
+    assert report.measured.latency.tolist() == pytest.approx([0.1, 0.06, 0.11], abs=1e-12)
+    assert report.measured.instance_sha256 == instance.sha256
+    assert report.backwards == 1
+
+
+def test_a_list_of_latencies_comes_before_the_sum_of_steps(tmp_path):
+    _, report = bench(tmp_path, latencies=[0.2, 0.3, 0.4])
+    assert report.measured.latency.tolist() == [0.2, 0.4, 0.3]
+
+
+def test_failed_requests_are_dropped_with_their_times(tmp_path):
+    instance, report = bench(tmp_path, output_lens=[3, 0, 1], errors=["", "timeout", ""])
+    assert instance.prompt_tokens.tolist() == [300, 400]
+    assert (report.dropped, report.failed, report.first_dropped_line) == (1, 1, 2)
+    assert report.measured.latency.tolist() == pytest.approx([0.1, 0.06])
+    instance, report = bench(tmp_path, errors=["", "", "broken"])
+    assert instance.prompt_tokens.tolist() == [300, 500]
+
+
+def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path):
+    instance, report = bench(tmp_path, start_times=...)
+    assert instance.arrival.tolist() == [0.0, 0.0, 0.0]
+    assert report.arrivals is False
+    assert report.measured is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            dict.fromkeys(("input_lens", "output_lens", "ttfts", "itls"), ...),
+            "input_lens: missing: the file has no per-request lists; a benchmark run with "
+            "--save-result and --save-detailed writes them",
+        ),
+        ({"ttfts": ...}, "ttfts: missing; the file has model_id, request_rate"),
+        ({"ttfts": [0.1]}, "ttfts: has 1 entries, but input_lens has 3; lists of equal length"),
+        ({"ttfts": "no"}, "ttfts: 'no' is not a list"),
+        ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: 'x' is not a time in seconds"),
+        ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: None is not a time in seconds"),
+        ({"itls": [[], [-1.0], []]}, "itls: request 1: -1.0 is not a time in seconds"),
+        ({"itls": [[], 3, []]}, "itls: request 1: '3' is not a list"),
+        ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: 2.5 is not an integer"),
+        ({"output_lens": [1, True, 3]}, "output_lens: request 1: True is not an integer"),
+        ({"start_times": [0, 1e300, 3]}, "start_times: request 1: 1e+300 is not a time"),
+        ({"latencies": [0.2, 0.01, 0.4]}, "ttft: request 2: 0.07 is more than the latency 0.01"),
+        ({"latencies": [0.2, 0.3, 0.0], "ttfts": [0, 0, 0]}, "latency: request 1: 0 is no time"),
+    ],
+)
+def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        bench(tmp_path, **changes)
+    assert str(caught.value).startswith(str(tmp_path / "bench.json"))
+
+
+def test_what_is_not_the_whole_trace_as_it_was_has_no_measured_times(tmp_path):
+    file = put(tmp_path, BENCH)
+    for options in (
+        {"limit": 3}, {"offset": 1}, {"sample": 3}, {"rate": 2.0}, {"rate_scale": 2.0},
+        {"round_seconds": 0.1, "kv_capacity": 600},
+    ):  # fmt: skip
+        assert read_trace_report("vllm", file, **options)[1].measured is None, options
+    assert read_trace_report("vllm", file)[1].measured is not None
+
+
+def test_measured_times_survive_a_file(tmp_path):
+    _, report = bench(tmp_path)
+    for measured in (report.measured, optsched.Measured([1.0, 2.5], name="mine")):
+        optsched.write_measured(measured, tmp_path / "m.json.gz")
+        again = optsched.read_measured(tmp_path / "m.json.gz")
+        assert again.to_dict() == measured.to_dict()
+    assert again.ttft is None
+    data = json.loads(json.dumps(report.measured.to_dict()))
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(data, json_schema("measured"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**data, "latency": []}, json_schema("measured"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: -1.0 is out of range"),
+        ({"latency": [0.1, 0, 0.1]}, "latency: request 1: 0 is no time that a request took"),
+        ({"latency": [0.1, None, 0.1]}, "latency: request 1: None is not a number"),
+        ({"latency": [0.1]}, "ttft: has 3 values, but latency has 1"),
+        ({"latency": ...}, "latency: missing"),
+        ({"ttft": [0.1, 0.5, 0.1]}, "ttft: request 1: 0.5 is more than the latency 0.3"),
+        ({"speed": 1}, "speed: unknown field; known here are format, version, name"),
+        ({"version": 2}, "version: 2; this optsched reads version 1 of measured files"),
+    ],
+)
+def test_a_malformed_file_of_measured_times_is_named(tmp_path, changes, words):
+    data = {
+        "format": "optsched-measured", "version": 1, "ttft": [0.1, 0.1, 0.1],
+        "latency": [0.2, 0.3, 0.4], **changes,
+    }  # fmt: skip
+    file = put(tmp_path, {k: v for k, v in data.items() if v is not ...}, "m.json")
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        optsched.read_measured(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_a_measured_server_is_a_row_with_its_metrics_and_ratios(tmp_path):
+    instance, report = bench(tmp_path)
+    found = optsched.compare(
+        instance, ["vllm"], cost_model=COST, measured=report.measured, slo_ttft=0.065,
+        slo_tpot=0.03, time_limit_s=2.0,
+    )  # fmt: skip
+    policy, server = found.rows
+    assert (server.policy, server.measured, policy.measured) == ("measured", True, False)
+    metrics = server.metrics
+    # Latencies 0.1, 0.06, 0.11; TTFT 0.05, 0.06, 0.07; TPOT 0.05 / 2, none, 0.04 / 1.
+    assert metrics["tel"] == pytest.approx(0.27)
+    assert metrics["mean_latency"] == pytest.approx(0.09)
+    assert metrics["mean_ttft"] == pytest.approx(0.06)
+    assert metrics["mean_tpot"] == pytest.approx(0.0325)
+    assert metrics["makespan"] == pytest.approx(0.61)  # the last arrives at 0.5
+    assert metrics["tps"] == pytest.approx(6 / 0.61)
+    assert metrics["slo_attainment"] == pytest.approx(2 / 3)  # the last is late and slow
+    assert metrics["peak_kv"] is None
+    assert server.ratio_to_bound == pytest.approx(0.27 / found.bound)
+    assert server.ratio_to_best_known == pytest.approx(0.27 / found.best_known)
+    assert found.best_known_origin != "measured"
+    entry = found.to_dict()["policies"][1]
+    assert (entry["measured"], entry["metrics"]["peak_kv"]) == (True, None)
+
+
+def test_a_server_is_judged_like_a_schedule_of_the_same_times():
+    instance = optsched.generate("uniform", seed=3, n=30, time_unit="second", kv_capacity=200)
+    evaluation = optsched.evaluate(
+        instance, optsched.simulate(instance, "vllm", COST), COST, slo_ttft=0.5, slo_tpot=0.01
+    )
+    measured = optsched.Measured(evaluation.latency, evaluation.ttft)
+    found = optsched.compare(
+        instance, ["vllm"], cost_model=COST, measured=measured, slo_ttft=0.5, slo_tpot=0.01,
+        bound=False,
+    )  # fmt: skip
+    policy, server = (row.metrics for row in found.rows)
+    for name, value in server.items():
+        assert value is None or value == pytest.approx(policy[name], rel=1e-9), name
+    assert {name for name, value in server.items() if value is None} >= {
+        "peak_kv", "mean_kv", "batches", "evictions"
+    }  # fmt: skip
+    assert server["slo_goodput"] == policy["slo_goodput"] is not None
+
+
+def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
+    instance, _ = bench(tmp_path)
+    fast = optsched.Measured(np.full(3, 1e-4), name="fast")
+    found = optsched.compare(
+        instance, ["vllm"], cost_model=COST, measured=fast, slo_ttft=1.0, time_limit_s=2.0
+    )
+    server = found.rows[1]
+    assert server.ratio_to_bound < 1
+    assert server.notes[-1].startswith("it beats the bound: the cost model or the KV capacity")
+    assert found.best_known > 3e-4  # no schedule takes so little
+    assert server.metrics["mean_ttft"] is None
+    assert server.metrics["slo_attainment"] is None  # without times to the first token
+
+
+def test_measured_times_of_another_instance_are_refused(tmp_path):
+    instance, report = bench(tmp_path)
+    other = instance.subset([0, 1, 2, 0])
+    with pytest.raises(InputError, match=r"measured: instance_sha256: .* is another instance's"):
+        optsched.compare(other, ["vllm"], cost_model=COST, measured=report.measured)
+    with pytest.raises(InputError, match="measured: has 2 requests; 'bench' has 3"):
+        optsched.compare(instance, cost_model=COST, measured=optsched.Measured([1.0, 1.0]))
+    with pytest.raises(UsageError, match="measured: times are in seconds; an instance in sec"):
+        optsched.compare(optsched.read_instance("tiny"), measured=report.measured)
+
+
+def test_the_command_line_shows_a_measured_server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731
+    put(tmp_path, BENCH)
+    result = run("import", "vllm", "bench.json", "-o", "i.json", "--measured-out", "m.json")
+    assert result.exit_code == 0, result.stderr
+    words = ("compare", "i.json", "--cost-model", COST, "--policy", "vllm", "--measured", "m.json")
+    result = run(*words, "--time-limit", "2", "--json", "c.json")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"^measured +measured +0\.270", result.stdout, re.MULTILINE)
+    assert "measured: its ratios hold if the cost model and the KV capacity" in result.stdout
+    assert json.loads(Path("c.json").read_text())["policies"][1]["measured"] is True
+    result = run("compare", "tiny", "--measured", "m.json")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_measured_out_without_measured_times_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, BENCH)
+    words = ("import", "vllm", "bench.json", "--limit", "2", "-o", "i.json")
+    result = CliRunner().invoke(app, (*words, "--measured-out", "m.json"))
+    assert result.exit_code == 2
+    assert "error: --measured-out: there are measured times only where the trace" in result.stderr
+    assert not Path("i.json").exists()
+    assert not Path("m.json").exists()
