@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rerank", "windows"),
     ("policies",),
     ("simulate", "timeline"),
+    ("load",),
     ("policies.readable",),
     ("bounds", "solvers"),
     ("formulations.base",),
