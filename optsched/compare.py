@@ -17,6 +17,7 @@ from optsched.cost import CostModel, cost_for
 from optsched.errors import (
     InfeasibleError,
     LoopError,
+    NoIncumbentError,
     PolicyError,
     UsageError,
     ViolationError,
@@ -467,14 +468,15 @@ def _search(
     stop: threading.Event | None,
 ) -> tuple[float, Schedule] | None:
     """Return the total latency and schedule of the offline search, None without a schedule."""
-    from optsched.search.offline import improve
+    from optsched.search.offline import POLICIES, improve
 
+    schedules = [s for s in known or [] if s is not None]
     try:
         schedule, _ = improve(
             instance, cost, time_limit_s=time_limit_s, seed=seed, stop=stop, progress=report,
-            known=[s for s in known or [] if s is not None],
+            known=schedules, policies=() if schedules else POLICIES,
         )  # fmt: skip
-    except UsageError:
+    except NoIncumbentError:
         return None  # no policy serves it
     with warnings.catch_warnings():  # of the cost model's range: the policies' rows have said it
         warnings.simplefilter("ignore")

@@ -350,12 +350,13 @@ def _warm_start(
 
 def _proved(task: Task, model: Formulation) -> float | None:
     """Return the best of the bounds that need no search, None where there is none."""
-    if task.objective[0] != "tel" or "tel" in model.maximized:
+    name = task.objective[0]
+    if name in model.maximized:
         return None
     from optsched.bounds import lower_bound
 
     try:
-        return lower_bound(task.instance, cost_model=task.cost_model)[0]
+        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)[0]
     except InfeasibleError:
         return None  # the method says why
 

@@ -17,7 +17,7 @@ from optsched.bounds.batch import unavoidable_work, work_makespan, work_tel, wor
 from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
 from optsched.bounds.paths import paths
 from optsched.cost import COEFFICIENTS
-from optsched.errors import InputError, OptschedError, UsageError
+from optsched.errors import InputError, NoIncumbentError, OptschedError, UsageError
 from optsched.policies.base import own_work
 from optsched.search.offline import improve
 
@@ -179,7 +179,7 @@ def check_tiny(seed: int, count: int) -> None:
                 assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(instance, cost, time_limit_s=0.05)
-        except UsageError:
+        except NoIncumbentError:
             continue  # no policy splits prefills as the limits ask for
         reached = evaluate(instance, found, cost).metrics["tel"]
         assert reached is not None

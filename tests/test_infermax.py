@@ -143,7 +143,7 @@ KINDS = {
     "cpsat": ["plain", "limits", "arrivals limits", "chunks", "chunks arrivals limits"],
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
-"""Switches by method, as declared."""
+"""Switches by exact method, as declared."""
 QUICK = {"astar": 12, "flow-highs": 8, "flow-cpsat": 6, "cpsat": 3, "pulp-bigm": 3}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
@@ -182,12 +182,46 @@ def test_cpsat_agrees_on_several_objectives_40():
 
 def test_every_declared_switch_is_among_the_kinds():
     formulation = get("infermax")
-    assert set(formulation.methods) == set(KINDS) == set(METHODS)
-    for name, method in formulation.methods.items():
-        kinds = " ".join(KINDS[name])
+    assert set(formulation.methods) - {"search"} == set(KINDS) == set(METHODS)
+    for name in METHODS:
+        method, kinds = formulation.methods[name], " ".join(KINDS[name])
         assert ("chunked_prefill" in method.switches) == ("chunks" in kinds)
         assert ("arrivals" in method.switches) == ("arrivals" in kinds)
         assert method.switches >= {"max_running", "hybrid_batching_off"}
+
+
+# Beyond exact methods
+
+
+def test_the_offline_search_and_its_bound_enclose_the_optimum():
+    rng = np.random.default_rng(16)
+    for draw in range(12):
+        instance, extras = tiny(rng, "arrivals limits" if draw % 2 else "chunks limits")
+        exact = Exhaustive(instance, PAPER, **extras)
+        for name in ("makespan", "tel", "mean_ttft"):
+            answer = run(instance, "search", name, limit=0.02, **extras)
+            (best,) = exact.best(name)
+            what = f"{draw} {name}: {instance.to_dict()} {extras}"
+            assert answer.bound <= best * (1 + 1e-12), what
+            if answer.schedule is None:
+                continue  # no policy keeps these rules
+            judged = evaluate(instance, answer.schedule, PAPER)
+            assert answer.objective >= best * (1 - 1e-12), what
+            assert not (extras.get("eviction_free") and judged.evictions.any()), what
+            assert not judged.split_prefill or instance.chunked_prefill, what
+
+
+def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
+    # 400 requests x 400 x 30 output tokens = 4,800,000 steps per greedy plan, 100,000 is the limit.
+    many = fixed(400, 20, 30)
+    task = Task(many, PAPER, ("tel",))
+    assert get("infermax").choose(task) == "search"
+    assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "astar"
+    answer = run(many, "search", "tel", limit=0.5)
+    assert answer.status == Status.FEASIBLE
+    assert 0 < answer.bound < answer.objective < 1.5 * answer.bound
+    with pytest.raises(UsageError, match=r"900 requests with 27000 output tokens.*method search"):
+        run(fixed(900, 20, 30), "cpsat", "tel")
 
 
 # The paper's 11 cases

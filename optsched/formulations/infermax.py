@@ -602,9 +602,19 @@ def _near(prob: Problem, level: Fraction, claimed: int) -> bool:
     return abs(level - claimed) <= slack
 
 
+_EXACT = 100_000
+"""Requests times output tokens up to which exact methods do better than the offline search."""
+
+
 def _choose(task: Task) -> str:
-    """Return A* where it can do the task, else CP-SAT (measured: `docs/infermax.md`)."""
+    """Return A* where it can do the task, else CP-SAT (measured: `docs/infermax.md`).
+
+    Beyond their reach the offline search, if it knows the objective.
+    """
     instance = task.instance
+    large = instance.n * int(instance.output_tokens.sum()) > _EXACT
+    if large and len(task.objective) == 1 and task.objective[0] in ("makespan", "tel", "mean_ttft"):
+        return "search"
     together = bool((instance.arrival == instance.arrival[0]).all())
     searched = len(task.objective) == 1 and task.objective[0] != "max_tpot"
     if together and searched and instance.chunked_prefill is not True:

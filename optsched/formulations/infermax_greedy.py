@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import product
+from itertools import islice, product
 
-from optsched.errors import OptschedError
+from optsched.errors import OptschedError, UsageError
 from optsched.evaluate import evaluate
 from optsched.formulations.infermax import Batch, Problem, Times, batches_of, exact_times
 from optsched.schedule import Schedule
 
 _LARGE = 2000
+_STEPS = 10_000_000
+"""Requests looked at while making plans: about a second per million."""
 
 
 def best_start(prob: Problem, given: Schedule | None) -> tuple[list[Batch] | None, Times | None]:
@@ -19,9 +21,20 @@ def best_start(prob: Problem, given: Schedule | None) -> tuple[list[Batch] | Non
 
     None where the problem asks for a value that none of them reaches. A given schedule that the
     problem rules out (evictions, chunks) is left aside.
+
+    Raises
+    ------
+    UsageError
+        A problem far beyond the exact methods.
     """
+    per_plan = prob.n * sum(prob.output)
+    if per_plan > _STEPS:
+        raise UsageError(
+            f"formulation infermax: {prob.n} requests with {sum(prob.output)} output tokens are "
+            "beyond the exact methods; method search is right"
+        )
     best: tuple[list[Batch], Times] | None = None
-    candidates: list[list[Batch]] = list(_greedy_plans(prob))
+    candidates: list[list[Batch]] = list(islice(_greedy_plans(prob), _STEPS // per_plan))
     if given is not None and _admitted(prob, given):
         candidates.insert(0, batches_of(given))
     for plan in candidates:

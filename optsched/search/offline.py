@@ -32,8 +32,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.cost import CostModel, cost_for
-from optsched.errors import OptschedError, UsageError, ViolationError
-from optsched.evaluate import evaluate
+from optsched.errors import NoIncumbentError, OptschedError, UsageError, ViolationError
+from optsched.evaluate import Evaluation, evaluate
 from optsched.instance import Instance
 from optsched.policies.base import own_work
 from optsched.replay import UNLIMITED, batch_time
@@ -56,7 +56,7 @@ _STARTS: tuple[tuple[float, ...], ...] = (
 )
 _PATIENCE = 400
 """Candidates in a row that bring nothing, after which the search ends."""
-_POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
+POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
 
 
 @njit(cache=True)
@@ -233,8 +233,11 @@ def improve(
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
     known: Sequence[Schedule] = (),
+    policies: Sequence[str] = POLICIES,
+    objective: str = "tel",
+    admit: Callable[[Evaluation], bool] | None = None,
 ) -> tuple[Schedule, str]:
-    """Return the schedule with the least total latency found within the time, and its origin.
+    """Return the best schedule found within the time, and its origin.
 
     Parameters
     ----------
@@ -245,11 +248,17 @@ def improve(
         No further candidate starts after that; the policies and the first of the list always run.
     seed : int
     progress : callable, optional
-        Called as ``progress(origin, tel)`` with every schedule that is better than those before.
+        Called as ``progress(origin, value)`` with every schedule that is better than those before.
     stop : threading.Event, optional
         When set, what has been found is returned.
     known : sequence of Schedule
-        Schedules to start from; without any, a few policies are run.
+        Schedules to start from.
+    policies : sequence of str
+        Policies to start from.
+    objective : str
+        The metric to minimize. The rule was made for total latency.
+    admit : callable, optional
+        Which schedules count; default all.
 
     Returns
     -------
@@ -260,28 +269,33 @@ def improve(
     Raises
     ------
     UsageError
-        An instance in rounds, or one that no policy can serve.
+        An instance in rounds.
+    NoIncumbentError
+        No schedule that counts was found.
     """
     if instance.in_rounds:
         raise UsageError("search: the offline search is for instances in seconds")
     cost = cost_for(instance, cost_model)
     begin = time.perf_counter()
     best: Schedule | None = None
-    best_tel, origin = np.inf, ""
+    least, origin = np.inf, ""
 
     def judge(schedule: Schedule, name: str) -> None:
-        nonlocal best, best_tel, origin
+        nonlocal best, least, origin
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            tel = evaluate(instance, schedule, cost).metrics["tel"]
-        if tel is not None and tel < best_tel:
-            best, best_tel, origin = schedule, float(tel), name
+            evaluation = evaluate(instance, schedule, cost)
+        if admit is not None and not admit(evaluation):
+            return
+        value = evaluation.metrics[objective]
+        if value is not None and value < least:
+            best, least, origin = schedule, float(value), name
             if progress is not None:
-                progress(name, best_tel)
+                progress(name, least)
 
     for schedule in known:
         judge(schedule, "known")
-    for policy in () if known else _POLICIES:
+    for policy in policies:
         try:
             judge(simulate(instance, policy, cost, seed=seed), policy)
         except OptschedError:
@@ -293,6 +307,7 @@ def improve(
     by_arrival = np.lexsort((np.arange(instance.n), arrival))
     limits = instance.limits
     run: Any = serve
+    in_total = objective == "tel"
     generator = np.random.default_rng(seed)
     factor = np.ones(instance.n)
     chosen = np.array(_STARTS[0])
@@ -306,20 +321,21 @@ def improve(
             arrival, prompt, output, instance.kv_capacity, instance.kv_offset,
             limits.max_batch_tokens or UNLIMITED, limits.max_prefill_tokens or UNLIMITED,
             limits.max_running or UNLIMITED, instance.hybrid_batching is not False, cost.array,
-            by_arrival, rank, *parameters[:4], (best_tel + arrival.sum()) * (1 + 1e-12),
+            by_arrival, rank, *parameters[:4],
+            (least + arrival.sum()) * (1 + 1e-12) if in_total else np.inf,
         )  # fmt: skip
-        if not total - arrival.sum() < best_tel:
+        if not total - arrival.sum() < (least if in_total else np.inf):
             return False
         schedule = from_batches(
             offsets, request, tokens, instance=instance, evict_mode="recompute",
             cost_model_sha256=cost.sha256,
         )  # fmt: skip
-        before = best_tel
+        before = least
         try:
             judge(schedule, "search")
         except ViolationError:  # without hybrid batches, KV of those that stand still can overflow
             return False
-        if best_tel < before:
+        if least < before:
             chosen, factor = parameters, factors
             return True
         return False
@@ -353,5 +369,5 @@ def improve(
         tried += 1
         stale = 0 if better else stale
     if best is None:
-        raise UsageError("search: no policy finds a schedule; chunked prefill may be needed")
+        raise NoIncumbentError("search: no policy finds a schedule; chunked prefill may be needed")
     return best, origin
