@@ -13,6 +13,7 @@ is cheap. The functions are bound eagerly because some share their module's name
 from optsched import queueing
 from optsched.compare import Comparison, compare
 from optsched.cost import BatchCost, UnitCost, load_cost_model, shipped_models
+from optsched.data import datasets, fetch_dataset
 from optsched.errors import OptschedError, ViolationError
 from optsched.evaluate import Evaluation, evaluate
 from optsched.generate import generate
@@ -46,7 +47,9 @@ __all__ = [
     "Windows",
     "__version__",
     "compare",
+    "datasets",
     "evaluate",
+    "fetch_dataset",
     "from_batches",
     "from_starts",
     "generate",

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schemas",),
     ("files",),
     ("measured", "specs"),
-    ("io", "generate", "traces", "profiles"),
+    ("io", "generate", "traces", "data", "profiles"),
     ("roofline",),
     ("fit",),
     ("replay", "spans", "predict", "theory", "validity", "queueing"),

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import optsched
 from optsched.cli import (
     comparing,
+    data,
     experimenting,
     files,
     fitting,
@@ -141,6 +142,7 @@ app.command("predict")(predicting.predict)
 app.command("generate")(files.generate)
 app.command("import")(files.import_trace)
 app.command("export")(files.export)
+app.add_typer(data.app, name="data")
 app.command("fit")(fitting.fit)
 app.command("roofline")(fitting.roofline)
 app.command("kv-capacity")(fitting.kv_capacity)

@@ -1,0 +1,66 @@
+"""``data``: public traces, listed and downloaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from optsched.cli.options import check_number
+from optsched.cli.output import LiveLine, show_table
+
+app = typer.Typer(help="List and download public traces.", no_args_is_help=False)
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the public traces."""
+    from optsched.data import cached, datasets
+
+    rows = [
+        (name, one.format, one.summary, one.licence, "yes" if cached(name) else "no")
+        for name, one in datasets().items()
+    ]
+    show_table(("dataset", "format", "summary", "licence", "here"), rows, text_columns=range(5))
+    print("\nhere: in the user's cache; `optsched data fetch NAME` puts it there")
+    for name, one in datasets().items():
+        if one.reported:
+            print(f"{name}: its sha256 is as others report it; the first download verifies it")
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, help="A dataset: `data list`.")
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder for the file. Default: the user's cache."),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A mirror. Default: OPTSCHED_DATA_URL, or the publisher."),
+    ] = None,
+    retries: Annotated[int, typer.Option(metavar="N", help="Further attempts.")] = 2,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="Longest silence of the server.")
+    ] = 30.0,
+) -> None:
+    """Download a public trace, check it, and print its file's name."""
+    check_number(retries, "--retries", 0)
+    check_number(timeout, "--timeout", 0.0, strict=True)
+    from optsched.data import datasets, fetch_dataset
+
+    with LiveLine() as line:
+
+        def progress(done: int, total: int) -> None:
+            of = f" of {total / 1e6:.1f}" if total else ""
+            line.show(f"{name}: {done / 1e6:.1f}{of} MB")
+
+        file = fetch_dataset(
+            name, to, base_url=base_url, retries=retries, timeout_s=timeout, progress=progress
+        )
+    one = datasets()[name]
+    print(f"{one.licence}; cite {one.cite}; format {one.format}", file=sys.stderr)
+    print(file)

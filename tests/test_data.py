@@ -1,0 +1,257 @@
+"""Public traces: downloads from a local server, checked, and nothing half-written left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import optsched
+from optsched import data
+from optsched.cli import app
+from optsched.errors import InputError
+
+pytest.importorskip("pooch", reason="pooch is not installed")
+
+CONTENT = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n" + (
+    b"2023-11-16 18:15:50.9951690,396,109\n" * 5000
+)
+NAME, FILE = "azure-2023-conv", "AzureLLMInferenceTrace_conv.csv"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves files of a folder of the mirror as its ``answers`` say, one for each request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[str] = []
+        self.paths: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/mirror"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Any
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        answer = self.server.answers.pop(0) if self.server.answers else "good"
+        if answer == "missing":
+            self.send_error(404)
+            return
+        body = CONTENT.replace(b"44", b"45") if answer == "changed" else CONTENT
+        self.send_response(200)
+        if answer != "endless":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if answer == "silent":
+            self.wfile.write(body[:100])
+            self.wfile.flush()
+            time.sleep(0.5)
+            return
+        self.wfile.write(body[: len(body) // 2] if answer in ("short", "endless") else body)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Yield a server that holds one dataset; attempts follow without a pause."""
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    known = [replace(one, sha256=digest) for one in data._DATASETS]
+    monkeypatch.setattr(data, "_DATASETS", tuple(known))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=lambda seconds: None))
+    with Server() as running:
+        thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv(data.BASE_URL_VARIABLE, running.url)
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a user's cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "optsched"
+
+
+def refused(words: str, folder: Path, **options: Any) -> None:
+    """Expect an error of one line, and nothing in the folder that was not there before."""
+    before = set(folder.rglob("*"))
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        optsched.fetch_dataset(NAME, folder, **options)
+    assert "\n" not in str(caught.value)
+    assert set(folder.rglob("*")) == before
+
+
+def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -> None:
+    assert data.cached(NAME) is None
+    seen: list[tuple[int, int]] = []
+    file = optsched.fetch_dataset(NAME, progress=lambda *state: seen.append(state))
+    assert file == cache / FILE == data.cached(NAME)
+    assert file.read_bytes() == CONTENT
+    assert server.paths == [f"/mirror/{FILE}"]
+    assert seen[0][1] == len(CONTENT)
+    assert max(done for done, _ in seen) == len(CONTENT)
+    assert optsched.fetch_dataset(NAME) == file
+    assert len(server.paths) == 1  # it was there
+    assert os.listdir(cache) == [FILE]
+    assert optsched.read_trace("azure", file, limit=1).prompt_tokens.tolist() == [374]
+
+
+def test_a_mirror_can_be_named_for_one_call(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(data.BASE_URL_VARIABLE)
+    base = server.url.replace("/mirror", "/other/")
+    assert optsched.fetch_dataset(NAME, tmp_path / "new" / "folder", base_url=base).is_file()
+    assert server.paths == [f"/other/{FILE}"]
+    refused("base_url: 'ftp://x'; an address that begins with", tmp_path, base_url="ftp://x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("changed", "its sha256 is not"),
+        ("short", "the transfer broke off"),
+        ("endless", "its sha256 is not"),  # nothing says how long it should have been
+        ("missing", "the server answers 404"),
+        ("silent", "the server is silent for 0.2 s"),
+    ],
+)
+def test_what_does_not_come_whole_leaves_nothing(
+    server: Server, tmp_path: Path, answer: str, words: str
+) -> None:
+    server.answers = [answer] * 2
+    refused(f"dataset '{NAME}': {server.url}/{FILE}: {words}", tmp_path, retries=1, timeout_s=0.2)
+    assert len(server.paths) == 2
+    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("answer", ["changed", "short", "missing"])
+def test_a_failed_attempt_is_followed_by_another(
+    server: Server, tmp_path: Path, answer: str
+) -> None:
+    server.answers = [answer, answer]
+    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+    assert len(server.paths) == 3
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_without_a_network_the_address_is_named(server: Server, tmp_path: Path) -> None:
+    server.shutdown()
+    server.server_close()
+    refused(f"{server.url}/{FILE}: the server cannot be reached", tmp_path, retries=0)
+
+
+def test_a_sum_that_others_report_is_said_to_be_one(server: Server, tmp_path: Path) -> None:
+    server.answers = ["changed"]
+    with pytest.raises(InputError, match="that sum is as others report it"):
+        optsched.fetch_dataset("burstgpt-1", tmp_path, retries=0)
+
+
+def test_what_a_killed_download_left_is_removed_after_an_hour(server: Server, cache: Path) -> None:
+    old, fresh = cache / f"{data._STAGE}old", cache / f"{data._STAGE}fresh"
+    for folder in (old, fresh):
+        folder.mkdir(parents=True)
+        (folder / "tmpabc").write_bytes(CONTENT[:100])
+    for path in (old, old / "tmpabc"):
+        os.utime(path, (0, time.time() - 3700))
+    optsched.fetch_dataset(NAME)
+    assert sorted(os.listdir(cache)) == sorted([FILE, fresh.name])
+
+
+def test_a_damaged_file_in_the_cache_is_replaced(server: Server, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / FILE).write_bytes(CONTENT[:1000])
+    assert optsched.fetch_dataset(NAME).read_bytes() == CONTENT
+    # If the new one does not come, the old one stays as it was.
+    (cache / FILE).write_bytes(CONTENT[:1000])
+    server.answers = ["short"]
+    with pytest.raises(InputError, match="broke off"):
+        optsched.fetch_dataset(NAME, retries=0)
+    assert (cache / FILE).read_bytes() == CONTENT[:1000]
+
+
+def test_a_file_of_the_user_s_is_never_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("mine")
+    refused(f"{FILE}: is not the dataset '{NAME}': its sha256 is", tmp_path)
+    assert (tmp_path / FILE).read_text() == "mine"
+    assert server.paths == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/sub/.*cannot be written: "):
+        optsched.fetch_dataset(NAME, tmp_path / "file" / "sub")
+
+
+def test_without_pooch_the_extra_is_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    refused("needs the package pooch; install it (pip install 'optsched[data]')", tmp_path)
+
+
+def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:
+    found = optsched.datasets()
+    assert len(found) == len(data._DATASETS)
+    for name, one in found.items():
+        assert one.name == name
+        assert one.url.startswith("https://")
+        assert re.fullmatch("[0-9a-f]{64}", one.sha256)
+        assert one.format in optsched.traces.trace_formats()
+        assert one.licence
+    assert len({one.file_name for one in found.values()}) == len(found)
+    with pytest.raises(InputError, match="dataset 'nope' is unknown; known are azure-2023-conv"):
+        optsched.fetch_dataset("nope")
+
+
+def test_the_command_line_lists_and_fetches(server: Server, cache: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ("data", *words))
+
+    listed = run("list")
+    assert listed.exit_code == 0
+    assert re.search(rf"^{NAME} .* no$", listed.stdout, re.MULTILINE)
+    assert "burstgpt-1: its sha256 is as others report it" in listed.stdout
+    fetched = run("fetch", NAME)
+    assert (fetched.exit_code, fetched.stdout) == (0, f"{cache / FILE}\n")
+    assert fetched.stderr == "CC-BY-4.0; cite Patel et al., Splitwise, ISCA 2024; format azure\n"
+    assert re.search(rf"^{NAME} .* yes$", run("list").stdout, re.MULTILINE)
+    assert run("fetch", NAME, "--to", str(tmp_path / "here")).exit_code == 0
+    assert (tmp_path / "here" / FILE).read_bytes() == CONTENT
+    server.answers = ["missing"]
+    failed = run("fetch", "azure-2023-code", "--retries", "0", "--base-url", server.url)
+    assert failed.exit_code == 2
+    assert failed.stderr.startswith("error: dataset 'azure-2023-code': http://127.0.0.1:")
+    assert failed.stderr.count("\n") == 1
+    for words in (
+        ("fetch",),
+        ("fetch", "nope"),
+        ("fetch", NAME, "--timeout", "0"),
+        ("nothing",),
+        (),
+    ):
+        result = run(*words)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), words
