@@ -30,9 +30,11 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[dict[str, Any]]
 
 
 def run(trial: dict[str, Any]) -> dict[str, Any]:
-    """Simulate MC-SF over a draw, or do what ``how`` says instead where k is ``at``."""
+    """Simulate MC-SF over a draw, or do what ``how`` says of this trial (``2:abort,5:eat``)."""
     note("start", trial["k"])
-    how = trial["how"] if trial["k"] == trial["at"] else ""
+    how = dict(part.split(":") for part in filter(None, trial["how"].split(","))).get(
+        str(trial["k"])
+    )
     if how == "abort":
         os.abort()
     if how == "exit":
@@ -72,7 +74,7 @@ SURVIVAL = Experiment(
     name="survival",
     summary="simulations that leave a trace",
     paper="none",
-    parameters={"size": 40, "how": "", "at": -1, "nap": 0.0},
+    parameters={"size": 40, "how": "", "nap": 0.0},
     trials=trials,
     run=run,
     summarize=lambda rows: [],

@@ -91,8 +91,13 @@ def experiment(
                 progress=bar.show,
             )
     except KeyboardInterrupt:
-        kept = f"stored in {out}; the same command goes on" if out else "lost without --out"
-        print(f"error: interrupted: {bar.done} of {bar.of} trials are {kept}", file=sys.stderr)
+        kept = f"{bar.done} of {bar.of} trials are lost without --out"
+        if out is not None:
+            from optsched.experiments.store import read
+
+            done = len(read(out)[1])
+            kept = f"{done} of {bar.of} trials are stored in {out}; the same command goes on"
+        print(f"error: interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     emit_json(outcome.summary(), json_out)
     rows = outcome.rows
@@ -111,17 +116,19 @@ def experiment(
     errors = sorted({str(row["error"]) for row in rows if row.get("error")})
     if errors and not outcome.claims:
         raise InputError(f"experiment {name}: no trial succeeded: {errors[0]}")
-    words = {True: "yes", False: "NO", None: ""}
-    show_table(
-        ("statement", "paper", "ours", "within 15 %"),
-        [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims],
-        text_columns=range(4),
-    )
+    if outcome.claims:
+        words = {True: "yes", False: "NO", None: ""}
+        show_table(
+            ("statement", "paper", "ours", "within 15 %"),
+            [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims],
+            text_columns=range(4),
+        )
+        print()
     impossible = sum(1 for row in rows if row.get("error"))
     counts = f"{outcome.resumed} from the store, {impossible} without a schedule"
     if failed:
         counts += f", {len(failed)} failed"
-    print(f"\n{len(rows)} trials ({counts}), {outcome.experiment.paper}")
+    print(f"{len(rows)} trials ({counts}), {outcome.experiment.paper}")
 
 
 class TrialBar:

@@ -13,21 +13,26 @@ from typing import Any
 from optsched.errors import InputError, SolverError, UsageError
 from optsched.experiments.isolation import Answer, Isolation, Row, attempt
 
-Finished = Generator[tuple[int, Answer]]
-"""Trials' numbers and answers, as they come."""
+Finished = Generator[int]
+"""Numbers of trials that have finished and whose answers are kept, as they come."""
+
+Keep = Callable[[int, Answer], None]
+"""Makes an answer durable; called in any thread, so that none goes on before it is done."""
 
 _CONNECT_S = 10.0
 
 
-def in_this_process(run: Callable[[Row], Row], todo: Mapping[int, Row]) -> Finished:
+def in_this_process(run: Callable[[Row], Row], todo: Mapping[int, Row], keep: Keep) -> Finished:
     """Run one trial after the other here: a crash ends the experiment."""
     for number, trial in todo.items():
-        yield number, attempt(run, trial)
+        keep(number, attempt(run, trial))
+        yield number
 
 
 def in_processes(
     run: Callable[[Row], Row],
     todo: Mapping[int, Row],
+    keep: Keep,
     *,
     jobs: int,
     code: str,
@@ -40,6 +45,7 @@ def in_processes(
     run : callable
     todo : mapping
         Trials by number.
+    keep : callable
     jobs : int
         How many processes.
     code : str
@@ -55,14 +61,15 @@ def in_processes(
     if jobs > 1 and find_spec("joblib") is None:
         raise UsageError("jobs: more than 1 needs the package joblib; install it, or use 1")
     with Isolation(code, memory_limit) as isolation:
+
+        def one(number: int, trial: Row) -> int:
+            keep(number, isolation.run(run, trial))
+            return number
+
         if jobs == 1:
             for number, trial in todo.items():
-                yield number, isolation.run(run, trial)
+                yield one(number, trial)
             return
-
-        def one(number: int, trial: Row) -> tuple[int, Answer]:
-            return number, isolation.run(run, trial)
-
         joblib: Any = import_module("joblib")
         # One trial to a batch: a trial that waits for others of its batch would not be durable.
         pool = joblib.Parallel(
@@ -78,6 +85,7 @@ def in_processes(
 def on_dask(
     run: Callable[[Row], Row],
     todo: Mapping[int, Row],
+    keep: Keep,
     *,
     jobs: int,
     code: str,
@@ -92,7 +100,7 @@ def on_dask(
 
     Parameters
     ----------
-    run, todo, code, memory_limit
+    run, todo, keep, code, memory_limit
         As for `in_processes`.
     jobs : int
         Workers of the cluster that is started where no scheduler is given.
@@ -132,7 +140,7 @@ def on_dask(
             raise UsageError(
                 f"--scheduler: {scheduler!r} has no workers; start `dask worker` first"
             ) from None
-        yield from _through(client, distributed, run, todo, code, memory_limit)
+        yield from _through(client, distributed, run, todo, keep, code, memory_limit)
 
 
 def _through(
@@ -140,6 +148,7 @@ def _through(
     distributed: Any,
     run: Callable[[Row], Row],
     todo: Mapping[int, Row],
+    keep: Keep,
     code: str,
     memory_limit: int | None,
 ) -> Finished:
@@ -160,16 +169,17 @@ def _through(
         for future in answers:
             number = running.pop(future.key)
             if future.status == "finished":
-                yield number, future.result()
+                keep(number, future.result())
             elif future.status == "error":
                 error = future.exception()
                 if isinstance(error, distributed.scheduler.KilledWorker):
-                    yield number, ("failed", "the Dask workers that ran it died", 0.0)
+                    keep(number, ("failed", "the Dask workers that ran it died", 0.0))
                 else:
                     raise _lost(error)
             else:
                 raise _lost(future.status)
             feed()
+            yield number
     except OSError as error:
         raise _lost(error) from None
     finally:

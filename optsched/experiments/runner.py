@@ -19,6 +19,7 @@ from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments import Claim, Experiment, Row, get_experiment
 from optsched.experiments.engines import in_processes, in_this_process, on_dask
 from optsched.experiments.figures import write_figures
+from optsched.experiments.isolation import Answer
 from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
 from optsched.files import json_text, reason, write_bytes
 
@@ -174,20 +175,24 @@ def run_experiment(
         todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
         if progress is not None:
             progress(len(found), len(wanted))
+
+        def keep(k: int, answer: Answer) -> None:
+            kind, content, wall_s = answer
+            if kind == "refused":
+                raise content
+            result, failed = (content, None) if kind == "result" else (None, content)
+            store.put(k, wanted[k], result, failed, wall_s)
+
         where: dict[str, Any] = {"code": identity.code, "memory_limit": memory_limit, "jobs": jobs}
         finished = (
-            on_dask(experiment.run, todo, scheduler=scheduler, **where)
+            on_dask(experiment.run, todo, keep, scheduler=scheduler, **where)
             if engine == "dask"
-            else in_processes(experiment.run, todo, **where)
+            else in_processes(experiment.run, todo, keep, **where)
             if jobs > 1 or isolate or memory_limit is not None
-            else in_this_process(experiment.run, todo)
+            else in_this_process(experiment.run, todo, keep)
         )
         with closing(finished):
-            for k, (kind, content, wall_s) in finished:
-                if kind == "refused":
-                    raise content
-                result, failed = (content, None) if kind == "result" else (None, content)
-                store.put(k, wanted[k], result, failed, wall_s)
+            for k in finished:
                 # Read back, so that a resumed run sees the very same values.
                 found[k] = store.get(k)
                 if progress is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class Store:
 
     Every trial is a transaction in write-ahead-log mode, on disk before `put` returns. While a
     store is open no second process can open the same one, but `read` and other readers can look
-    at it.
+    at it. Its methods may be called from any thread.
 
     Parameters
     ----------
@@ -147,12 +148,16 @@ class Store:
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
         self._path = path
         self._identity = identity
+        self._one = threading.Lock()
         with ExitStack() as opened:
             if path is not None:
                 opened.callback(_lock(path).close)
             with _one_line(path):
                 self._connection = sqlite3.connect(
-                    path or ":memory:", timeout=_BUSY_S, isolation_level=None
+                    path or ":memory:",
+                    timeout=_BUSY_S,
+                    isolation_level=None,
+                    check_same_thread=False,
                 )
                 opened.callback(self._connection.close)
                 self._open(fresh)
@@ -221,16 +226,17 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._opened.close()
+        with self._one:
+            self._opened.close()
 
     def records(self) -> dict[int, Record]:
         """Return the finished trials by number."""
-        with _one_line(self._path):
+        with self._one, _one_line(self._path):
             return _records(self._connection)
 
     def get(self, trial: int) -> Record:
         """Return a finished trial."""
-        with _one_line(self._path):
+        with self._one, _one_line(self._path):
             rows = self._connection.execute(f"{_SELECT} WHERE trial = ?", (trial,))
             return _record(rows.fetchone())
 
@@ -253,12 +259,12 @@ class Store:
             trial, self._identity.key(parameters), json.dumps(parameters),
             json.dumps(result or {}), failed, wall_s,
         )  # fmt: skip
-        with _one_line(self._path):
+        with self._one, _one_line(self._path):
             self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def forget_failed(self) -> None:
         """Delete the trials that failed, so that they run again."""
-        with _one_line(self._path):
+        with self._one, _one_line(self._path):
             self._connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
 
@@ -349,7 +355,7 @@ def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
 
 
 def _damaged(path: Path | None, how: str) -> str:
-    return f"{path}: is damaged ({how}); a copy of it, or another --out, is right"
+    return f"{path}: is damaged ({' '.join(how.split())}); a copy of it, or another --out, is right"
 
 
 @contextmanager

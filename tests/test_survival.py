@@ -1,0 +1,646 @@
+"""Experiments survive kills, crashes, memory hogs, full disks and lost workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import survival
+from survival import SURVIVAL
+
+from optsched.cli import app
+from optsched.cli.experimenting import TrialBar
+from optsched.errors import InputError, UsageError
+from optsched.experiments import experiments, load
+from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
+from optsched.experiments.runner import Outcome, run_experiment
+from optsched.experiments.store import code_version
+
+SCRIPT = str(Path(survival.__file__))
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the log of executions, which this process's children write too."""
+    monkeypatch.setenv(survival.LOG, str(tmp_path / "log"))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv("PYTHONPATH", path)
+    return tmp_path / "log"
+
+
+def go(folder: Path | None = None, **settings: Any) -> Outcome:
+    """Run the experiment in processes of its own, with options and parameters as they come."""
+    names = ("jobs", "engine", "scheduler", "memory_limit", "resume", "retry_failed", "trials")
+    options = {name: settings.pop(name) for name in names if name in settings}
+    return run_experiment(SURVIVAL, settings, isolate=True, out=folder, **options)
+
+
+def starts(log: Path) -> list[int]:
+    return [int(line.split()[1]) for line in log.read_text().splitlines() if "start" in line]
+
+
+def durable(folder: Path, copy: Path) -> set[int]:
+    """Return the trials that a store holds, asked of a copy: looking must not repair it."""
+    if not (folder / "results.sqlite").exists():
+        return set()
+    shutil.copytree(folder, copy)
+    connection = sqlite3.connect(copy / "results.sqlite")
+    tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'trials'")
+    rows = connection.execute("SELECT trial FROM trials") if tables.fetchone()[0] else []
+    found = {row[0] for row in rows}
+    connection.close()
+    return found
+
+
+def start(folder: Path, *pairs: str, **options: Any) -> subprocess.Popen[str]:
+    words = [sys.executable, SCRIPT, str(folder), *pairs]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
+
+
+def wait_for(process: subprocess.Popen[str], done: int) -> None:
+    """Wait until a process has said that so many trials are stored."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line.split()[0]) >= done:
+            return
+
+
+def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None:
+    draw = random.Random(seed)
+    go(tmp_path / "whole", size=size)
+    log.unlink()
+    folder = tmp_path / "parts"
+    promises = []
+    allowed = 0
+    left = size
+    for k in range(kills):
+        jobs = draw.choice((1, 2))
+        allowed += jobs
+        have = len(promises[-1][1]) if promises else 0
+        process = start(folder, f"size={size}", f"jobs={jobs}")
+        if k % 5:  # else at any moment of the start
+            wait_for(process, have + draw.randint(0, max(1, left // (kills - k))))
+            time.sleep(draw.random() * 0.02)
+        else:
+            time.sleep(draw.random() * 1.5)
+        process.kill()
+        process.communicate()
+        stored = durable(folder, tmp_path / f"copy-{k}")
+        promises.append((len(starts(log)) if log.exists() else 0, stored))
+        left = size - len(stored)
+    assert left > 0  # so every kill hit a run that had work left
+    process = start(folder, f"size={size}")
+    process.communicate()
+    assert process.returncode == 0
+    ran = starts(log)
+    # What was stored at a kill never starts again; what a kill cut short starts once more, and
+    # that is one trial for each job.
+    for before, stored in promises:
+        assert stored.isdisjoint(ran[before:])
+    assert set(ran) == set(range(size))
+    assert len(ran) <= size + allowed
+    for name in ("results.csv", "summary.json"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    print(f"{kills} kills: {len(ran)} starts of {size} trials, at most {size + allowed} allowed")
+
+
+def test_kill_9_at_any_moment_changes_nothing_and_repeats_nothing(
+    tmp_path: Path, log: Path
+) -> None:
+    survive(tmp_path, log, size=40, kills=5, seed=1)
+
+
+@pytest.mark.slow
+def test_fifty_kills_of_200_trials(tmp_path: Path, log: Path) -> None:
+    survive(tmp_path, log, size=200, kills=50, seed=2)
+
+
+def test_the_processes_of_a_killed_experiment_end_with_it(tmp_path: Path, log: Path) -> None:
+    # Trial 0 waits for ten minutes, in compiled code for all that its process can tell.
+    process = start(tmp_path / "out", "size=2", "how=0:wait", "jobs=2")
+    wait_for(process, 1)
+    task = Path(f"/proc/{process.pid}/task")
+    if not task.exists():
+        process.kill()
+        pytest.skip("no /proc")
+    children = [int(p) for t in task.iterdir() for p in (t / "children").read_text().split()]
+    assert len(children) == 2
+    process.kill()
+    process.communicate()
+    for child in children:
+        while (state := stat(child)) not in ("", "Z"):
+            assert state in "RSDI"
+            time.sleep(0.01)
+
+
+def stat(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def test_a_crash_costs_one_trial(tmp_path: Path, log: Path) -> None:
+    folder, how = tmp_path / "out", "1:abort,2:exit,3:raise"
+    outcome = go(folder, size=5, how=how, jobs=2)
+    why = [
+        None,
+        "its process was ended by SIGABRT, 2 times",
+        "its process ended with status 7, 2 times",
+        "RuntimeError: the solver fell over",
+        None,
+    ]
+    assert [row["failed"] for row in outcome.rows] == why
+    assert [row.get("tel") is None for row in outcome.rows] == [bool(words) for words in why]
+    lines = (folder / "results.csv").read_text().splitlines()
+    assert lines[0].endswith(",tel,share,failed")
+    assert [(words or ",,")[:9] in line for words, line in zip(why, lines[1:], strict=True)] == (
+        [False, True, True, True, False]
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["failed"] == [{"trial": k, "why": why[k]} for k in (1, 2, 3)]
+    assert "failed" in summary["columns"]
+    # They have finished, so they do not run again unless asked for.
+    count = len(starts(log))
+    assert count == 5 + 2  # an exception is tried once, an end of the process twice
+    assert go(folder, size=5, how=how).ran == 0
+    assert len(starts(log)) == count
+    assert go(folder, size=5, how=how, retry_failed=True).ran == 3
+    assert starts(log)[count:] == [1, 1, 2, 2, 3]
+
+
+def test_a_trial_whose_process_is_killed_from_outside_runs_again(tmp_path: Path, log: Path) -> None:
+    outcome = go(size=3, how="1:once")
+    assert [row["failed"] for row in outcome.rows] == [None] * 3
+    assert starts(log) == [0, 1, 1, 2]
+    same = run_experiment(SURVIVAL, {"size": 3}).rows
+    assert [row["tel"] for row in outcome.rows] == [row["tel"] for row in same]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_trial_that_eats_memory_is_ended(log: Path) -> None:
+    # A process for trials has some 150 MB in use, the trial takes 20 MB every 10 ms.
+    outcome = go(size=3, how="1:eat", memory_limit=700 * 1024**2)
+    why = "more memory than the limit of 700 MiB"
+    assert [row["failed"] for row in outcome.rows] == [None, why, None]
+    assert starts(log) == [0, 1, 2]  # once: it would eat as much again
+    assert memory_in_use(os.getpid()) > 50e6
+    assert memory_in_use(2**22 + 1) == 0  # no process has such an id
+
+
+def test_jobs_do_not_change_results_and_results_are_files_of_every_kind(
+    tmp_path: Path, log: Path
+) -> None:
+    here = run_experiment(SURVIVAL, {"size": 6}, out=tmp_path / "here")
+    go(tmp_path / "two", size=6, jobs=2)
+    for name in ("results.csv", "summary.json"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    table = load(tmp_path / "two")
+    assert table["tel"].tolist() == [row["tel"] for row in here.rows]
+    assert list(table) == [*here.rows[0], "wall_s"]
+    assert table["failed"].isna().all()
+    if find_spec("pyarrow"):
+        import pandas as pd
+
+        run_experiment(SURVIVAL, {"size": 6}, out=tmp_path / "two", parquet=True)
+        again = pd.read_parquet(tmp_path / "two" / "results.parquet")
+        assert again["share"].tolist() == table["share"].tolist()
+        assert list(again) == list(here.rows[0])
+
+
+def test_a_folder_can_be_read_while_trials_go_on(tmp_path: Path, log: Path) -> None:
+    seen: list[int] = []
+
+    def look(done: int, of: int) -> None:
+        if done:
+            seen.append(len(load(tmp_path / "out")))
+
+    run_experiment(SURVIVAL, {"size": 3}, out=tmp_path / "out", progress=look)
+    assert seen == [1, 2, 3]
+
+
+# Dask
+
+
+needs_dask = pytest.mark.skipif(find_spec("distributed") is None, reason="no dask[distributed]")
+
+
+@needs_dask
+def test_a_dask_cluster_of_its_own_gives_the_same_results(tmp_path: Path, log: Path) -> None:
+    go(tmp_path / "here", size=8, how="3:abort")
+    go(tmp_path / "dask", size=8, how="3:abort", engine="dask", jobs=1)
+    for name in ("results.csv", "summary.json"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "dask" / name).read_bytes()
+
+
+@pytest.fixture
+def cluster(log: Path) -> Iterator[Any]:
+    import distributed
+
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        yield cluster
+
+
+@needs_dask
+def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: Any) -> None:
+    whole = run_experiment(SURVIVAL, {"size": 12, "nap": 0.05}, out=tmp_path / "whole")
+    killed = []
+
+    def kill(done: int, of: int) -> None:
+        if done in (3, 6):
+            worker = cluster.workers[done // 3 - 1]
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+
+    run_experiment(
+        SURVIVAL, {"size": 12, "nap": 0.05}, out=tmp_path / "dask", engine="dask",
+        scheduler=cluster.scheduler_address, progress=kill,
+    )  # fmt: skip
+    assert len(killed) == 2
+    assert whole.rows[11]["failed"] is None
+    ours, theirs = (tmp_path / name / "results.csv" for name in ("whole", "dask"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@needs_dask
+def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
+    tmp_path: Path, log: Path, cluster: Any
+) -> None:
+    def close(done: int, of: int) -> None:
+        if done == 2:
+            cluster.close()
+
+    with pytest.raises(InputError, match="the cluster does not go on") as caught:
+        run_experiment(
+            SURVIVAL, {"size": 8, "nap": 0.05}, out=tmp_path, engine="dask",
+            scheduler=cluster.scheduler_address, progress=close,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
+    assert go(tmp_path, size=8, nap=0.05).resumed >= 2
+
+
+@needs_dask
+def test_no_dask_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optsched.experiments.engines._CONNECT_S", 0.5)
+    with pytest.raises(UsageError, match="no Dask scheduler answers at"):
+        go(size=2, engine="dask", scheduler="tcp://127.0.0.1:9")
+
+
+# A full disk
+
+
+def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
+    tmp_path: Path, log: Path
+) -> None:
+    # Files of this process may not grow beyond 64 KiB: the store's log needs more for 200
+    # trials. Its children write nothing.
+    go(tmp_path / "whole", size=60)
+    text = (
+        "import resource, survival\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+        f"survival.main({str(tmp_path / 'out')!r}, 'size=60')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", text], cwd=Path(SCRIPT).parent, capture_output=True, text=True
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert "InputError" in last
+    assert "the same command goes on once there is space on the disk" in last
+    rest = go(tmp_path / "out", size=60)
+    assert 0 < rest.resumed < 60
+    ours, theirs = (tmp_path / name / "results.csv" for name in ("whole", "out"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_the_rest_runs_when_there_is_space(
+    small_disk: Path, tmp_path: Path, log: Path
+) -> None:
+    go(tmp_path / "whole", size=30)
+    filler = small_disk / "filler"
+
+    def fill(done: int, of: int) -> None:
+        if done == 10:
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(b"x" * 4096)
+
+    with pytest.raises(InputError, match="goes on once there is space on the disk") as caught:
+        run_experiment(SURVIVAL, {"size": 30}, out=small_disk / "out", progress=fill)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"no space|space on the disk"):
+        go(small_disk / "new", size=2)
+    filler.unlink()
+    assert 10 <= go(small_disk / "out", size=30).resumed < 30
+    ours, theirs = tmp_path / "whole" / "results.csv", small_disk / "out" / "results.csv"
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+# Bad input
+
+
+def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
+
+    def refused(words: str, experiment: Any = SURVIVAL, size: int = 2, **options: Any) -> None:
+        with pytest.raises(InputError, match=words) as caught:
+            run_experiment(experiment, {"size": size}, out=tmp_path, **options)
+        assert "\n" not in str(caught.value)
+
+    refused("holds trials with size = 2, this asks for 3; another --out", size=3)
+    refused("holds trials with seed = 0, this asks for 5", seed=5)
+    refused("holds trials of survival, this asks for other", replace(SURVIVAL, name="other"))
+    monkeypatch.setattr("optsched.experiments.runner.code_version", lambda: "0.2.0+abc")
+    refused(rf"run by optsched {re.escape(code_version())}, this is 0\.2\.0\+abc; that version")
+    # Nothing was lost by asking; --fresh forgets it all.
+    assert run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, resume=False).ran == 2
+    monkeypatch.undo()
+    refused("run by optsched")
+    assert run_experiment(SURVIVAL, {"size": 3}, out=tmp_path, resume=False).ran == 3
+
+
+def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
+    # The digest of a copy of the package: cli/ does not count, evaluate.py and models do.
+    def digest() -> str:
+        text = "from optsched.experiments.store import code_version; print(code_version())"
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        words = [sys.executable, "-c", text]
+        found = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return found.stdout
+
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("optsched", "models", "instances"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    first = digest()
+    assert first == code_version() + "\n"
+    with (tmp_path / "optsched" / "cli" / "app.py").open("a") as file:
+        file.write("\n# more\n")
+    assert digest() == first
+    with (tmp_path / "optsched" / "evaluate.py").open("a") as file:
+        file.write("\n# more\n")
+    second = digest()
+    assert second != first
+    with next((tmp_path / "models").glob("*.toml")).open("a") as file:
+        file.write("\n# more\n")
+    assert digest() not in (first, second)
+
+
+def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:
+    run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
+    other = replace(SURVIVAL, trials=lambda p, s: ({**t, "nap": 1} for t in survival.trials(p, s)))
+    with pytest.raises(InputError, match="trial 0 is another one now than when it ran"):
+        run_experiment(other, {"size": 2}, out=tmp_path)
+
+
+def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
+    process = start(tmp_path / "out", "size=2", "how=1:wait")
+    try:
+        wait_for(process, 1)
+        with pytest.raises(InputError, match=r"results\.lock: another process is using it; wait"):
+            go(tmp_path / "out", size=2, how="1:wait")
+        assert len(load(tmp_path / "out")) == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_store_that_another_program_keeps_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_experiment(SURVIVAL, {"size": 1}, out=tmp_path)
+    monkeypatch.setattr("optsched.experiments.store._BUSY_S", 0.2)
+    other = sqlite3.connect(tmp_path / "results.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(InputError, match=r"results\.sqlite: another process is using it"):
+        run_experiment(SURVIVAL, {"size": 1}, out=tmp_path)
+    other.close()
+    assert run_experiment(SURVIVAL, {"size": 1}, out=tmp_path).resumed == 1
+
+
+def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> None:
+    def refused(words: str, folder: Path) -> None:
+        for ask in (
+            lambda: run_experiment(SURVIVAL, {"size": 1}, out=folder),
+            lambda: load(folder),
+        ):
+            with pytest.raises(InputError, match=words) as caught:
+                ask()
+            assert "\n" not in str(caught.value)
+
+    def database(name: str, *statements: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        with sqlite3.connect(folder / "results.sqlite") as connection:
+            for statement in statements:
+                connection.execute(statement)
+        connection.close()
+        return folder
+
+    refused("another program's database", database("theirs", "CREATE TABLE t (a)"))
+    refused("another program's database", database("named", "PRAGMA application_id=7"))
+    run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "next")
+    with sqlite3.connect(tmp_path / "next" / "results.sqlite") as connection:
+        connection.execute("PRAGMA user_version=2")
+    connection.close()
+    refused("a store of version 2, this optsched writes version 1", tmp_path / "next")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "results.sqlite").write_text("no database, but long enough " * 99)
+    refused("is no SQLite database", tmp_path / "text")
+    run_experiment(SURVIVAL, {"size": 60}, out=tmp_path / "damaged")
+    file = tmp_path / "damaged" / "results.sqlite"
+    content = file.read_bytes()
+    assert len(content) > 12288
+    file.write_bytes(content[:4096] + bytes(8192) + content[12288:])
+    refused("is damaged", tmp_path / "damaged")
+    file.write_bytes(content[:5000])
+    refused("is damaged", tmp_path / "damaged")
+
+
+def test_folders_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file: is a file; a folder is right"):
+        run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file")
+    with pytest.raises(InputError, match="file/below: cannot be made"):
+        run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file" / "below")
+    with pytest.raises(InputError, match="no experiment's folder"):
+        load(tmp_path)
+    if os.getuid():
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(InputError, match="cannot be written"):
+            run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "closed")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"jobs": 2000}, "jobs: 2000; 1 to 1024"),
+        ({"scheduler": "tcp://here:1"}, "is for the engine dask, not local"),
+        ({"memory_limit": 0}, "memory_limit: 0"),
+    ],
+)
+def test_bad_options_are_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InputError, UsageError), match=words):
+        go(size=1, **options)
+
+
+def test_functions_of_a_script_run_only_in_it() -> None:
+    def run(trial: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    run.__module__ = "__main__"
+    with pytest.raises(UsageError, match="in a module that they can import, not in a script"):
+        run_experiment(replace(SURVIVAL, run=run), {"size": 1}, jobs=2)
+    assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
+
+
+def test_amounts_of_memory() -> None:
+    # 4 GiB = 4 x 1024^3, 0.5 GB = 5 x 10^8
+    assert memory_bytes("4GiB") == 4 * 1024**3
+    assert memory_bytes(" 0.5 gb ") == 500_000_000
+    assert memory_bytes("2000") == 2000
+    assert memory_text(4 * 1024**3) == "4 GiB"
+    assert memory_text(1000) == "1000 bytes"
+    for text in ("", "GiB", "four", "-1GiB", "0", "nan", "inf GiB", "4 apples"):
+        with pytest.raises(InputError, match="an amount such as 4GiB or 500MB is right"):
+            memory_bytes(text)
+
+
+# The command
+
+
+def command(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        app([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def registered(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(experiments(), "survival", SURVIVAL)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_command_names_failed_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["experiment", "survival", "--set", "size=3", "--set", "how=1:abort"]
+    assert command(*words, "--out", tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "3 trials (0 from the store, 0 without a schedule, 1 failed)" in out
+    assert err == (
+        "warning: 1 of 3 trials failed, the first, trial 1: its process was ended by SIGABRT, 2 "
+        "times; --retry-failed runs them again\n"
+    )
+    words = ["experiment", "survival", "--set", "size=1", "--set", "how=0:raise"]
+    assert command(*words, "--in-process") == 1
+    assert "no trial succeeded: RuntimeError" in capsys.readouterr().err
+    assert command(*words, "--memory-limit", "much") == 2
+    assert "--memory-limit: 'much'; an amount" in capsys.readouterr().err
+    assert command(*words, "--memory-limit", "1GiB", "--in-process") == 2
+    assert "--isolate is right" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path) -> None:
+    text = (
+        "import survival\n"
+        "from optsched.cli import main\n"
+        "from optsched.experiments import experiments\n"
+        "experiments()['survival'] = survival.SURVIVAL\n"
+        "main()\n"
+    )
+    for jobs in ("1", "2"):
+        words = ["experiment", "survival", "--out", str(tmp_path / jobs), "--jobs", jobs]
+        words += ["--set", "size=3", "--set", "how=1:wait"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", text, *words], cwd=Path(SCRIPT).parent,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        want = int(jobs)
+        while not (
+            (tmp_path / jobs / "results.sqlite").exists() and stored(tmp_path / jobs) == want
+        ):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        folder = tmp_path / jobs
+        assert err == (
+            f"error: interrupted: {want} of 3 trials are stored in {folder}; the same command goes "
+            "on\n"
+        )
+        assert stored(folder) == want
+
+
+def stored(folder: Path) -> int:
+    try:
+        return len(load(folder))
+    except InputError:  # it is just being made
+        return -1
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("optsched.cli.experimenting.time.monotonic", lambda: clock[0])
+    with TrialBar(every_s=30) as bar:
+        for second, done in ((0, 10), (10, 12), (40, 20), (50, 30), (71, 40)):
+            clock[0] = 100.0 + second
+            bar.show(done, 100)
+    # 10 of 100 came from the store; 10 more in 40 s leave 80 for 320 s; 30 in 71 s leave 60 for
+    # 142 s.
+    assert capsys.readouterr().err.splitlines() == [
+        "20 of 100 trials, 0.25/s, 0:05:20 left",
+        "40 of 100 trials, 0.423/s, 0:02:22 left",
+    ]
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        with TrialBar() as bar:
+            bar.show(0, 4)
+            bar.show(1, 4)
+        terminal.flush()
+        text = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "1/4" in text
+    assert "left" in text
+    assert text.endswith("\x1b[2K")  # the line is gone in the end
