@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -806,3 +807,14 @@ def test_another_solver_of_pulp_is_taken_by_name(run) -> None:
     assert "NOSUCH" in one_line_error(unknown, 2)
     other = run(*words, "--method", "astar", "--pulp-solver", "PULP_CBC_CMD")
     assert "pulp-bigm can" in one_line_error(other, 2)
+
+
+def test_a_warning_is_printed_once_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from optsched.cli.app import _warn_once
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _warn_once()
+        for text in ("two\nlines", "another", "two\nlines"):
+            warnings.warn(text, stacklevel=1)
+    assert capsys.readouterr().err == "warning: two lines\nwarning: another\n"

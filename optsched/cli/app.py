@@ -85,8 +85,17 @@ def _json_alone(words: Sequence[str]) -> bool:
     return "--json=-" in words or ("--json", "-") in pairwise(words)
 
 
-def _one_line(message: Warning | str, *place: Any, **more: Any) -> str:
-    return "warning: " + " ".join(str(message).split()) + "\n"
+def _warn_once() -> None:
+    """Have every warning printed in one line, and once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in seen:
+            seen.add(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    warnings.showwarning = show
 
 
 def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
@@ -158,5 +167,5 @@ app.command("schema")(listing.schema)
 
 def main() -> None:
     """Run the command line; the entry point of the ``optsched`` script."""
-    warnings.formatwarning = _one_line
+    _warn_once()
     app()
