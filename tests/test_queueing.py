@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from optsched.errors import InputError
+from optsched.experiments.runner import run_experiment
 from optsched.queueing import (
     Jobs,
     exponential,
@@ -388,3 +389,32 @@ def test_bad_simulations_are_one_line(jobs: Jobs, options: dict, message: str) -
     settings = {"rate": 0.5, "c": 0.5, "arrivals": 100, "replications": 3, **options}
     with pytest.raises(InputError, match=message):
         simulate_queue(jobs, generator=np.random.default_rng(0), **settings)
+
+
+# --- experiments --------------------------------------------------------------------------------
+
+
+def test_the_experiments_hold_formulas_against_simulation() -> None:
+    small = {"arrivals": 5000, "replications": 10}
+    lemma = run_experiment(
+        "trail-lemma-1", {"shape": [1.0], "load": [0.6], "c": [0.2, 1.0], **small}
+    )
+    assert [(row["predictions"], row["c"]) for row in lemma.rows] == [
+        ("perfect", 0.2), ("perfect", 1.0), ("exponential", 0.2), ("exponential", 1.0),
+    ]  # fmt: skip
+    for row in lemma.rows:
+        assert row["error"] is None
+        assert abs(row["corrected"] - row["simulated"]) < 2 * row["half_width"]
+        assert row["corrected_error"] == row["corrected"] / row["simulated"] - 1
+    refined = run_experiment("trail-refined", {"load": [0.6], "hit": [0.0, 1.0], **small})
+    for row in refined.rows:
+        assert abs(row["soap"] - row["simulated"]) < 2 * row["half_width"]
+    # One trial of two: what needs both is left out.
+    assert run_experiment("trail-lemma-1", {"shape": [1.0], **small}, trials=1).claims
+
+
+def test_an_experiments_bad_values_are_one_line() -> None:
+    with pytest.raises(InputError, match="predictions: 'good'; perfect or exponential is right"):
+        run_experiment("trail-lemma-1", {"predictions": "good"})
+    row = run_experiment("trail-lemma-1", {"load": [1.5]}, trials=1).rows[0]
+    assert row["error"].startswith("rate: 1.5 is a load of 1.5")
