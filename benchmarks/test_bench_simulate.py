@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from optsched.evaluate import evaluate
+from optsched.experiments.trail import ALPACA
 from optsched.generate import generate
 from optsched.instance import Instance
+from optsched.predict import predict
 from optsched.simulate import simulate
 from optsched.traces import read_trace
 
@@ -74,3 +76,23 @@ def test_help_as_a_process(benchmark) -> None:
         subprocess.run, (command,), {"capture_output": True, "check": True}, rounds=5, iterations=1
     )
     assert b"solve" in done.stdout
+
+
+@pytest.mark.parametrize("arrivals", [{"rate": 30.0}, {"arrivals": "all-at-once"}])
+def test_trail_over_ten_thousand_requests(benchmark, arrivals: dict) -> None:
+    instance = generate("lognormal", seed=0, n=10_000, kv_capacity=20_000, **ALPACA, **arrivals)
+    told = predict(instance, "trail")
+    simulate(instance.subset(range(10)), "trail", COST_MODEL)
+    # Told outside of the clock, and not through the instance, whose digest would cover it.
+    arguments = {"predictor": lambda *_: told.forecast}
+    schedule = benchmark.pedantic(
+        simulate, (instance, "trail", COST_MODEL), arguments, rounds=3, iterations=1
+    )
+    assert len(schedule.request) >= instance.output_tokens.sum()
+
+
+def test_trails_predictor_over_ten_thousand_requests(benchmark) -> None:
+    instance = generate("lognormal", seed=0, n=10_000, kv_capacity=20_000, **ALPACA)
+    predict(instance.subset(range(10)), "trail")
+    told = benchmark.pedantic(predict, (instance, "trail"), rounds=3, iterations=1)
+    assert len(told.forecast.remaining) == instance.output_tokens.sum()

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from optsched.errors import InputError
+from optsched.experiments.trail import ALPACA
+from optsched.experiments.trail_predictions import errors
 from optsched.generate import generate
 from optsched.instance import Instance
 from optsched.predict import predict
@@ -19,23 +21,6 @@ from optsched.predict.trail import (
     trail,
     transition,
 )
-
-ALPACA = {
-    "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
-    "prompt_mean": 44.0, "prompt_median": 40.0, "prompt_max": 200,
-}  # fmt: skip
-
-
-def errors(told: Instance) -> tuple[float, float]:
-    """Return the mean absolute error after each token: of the forecast, and of its first entry."""
-    o, forecast = told.output_tokens, told.forecast
-    assert forecast is not None
-    left = np.repeat(forecast.offsets[1:], o) - np.arange(forecast.offsets[-1])
-    late = np.ones(len(left), dtype=bool)
-    late[forecast.offsets[:-1]] = False
-    down = np.maximum(1.0, np.repeat(forecast.first - o, o) + left)
-    refined = np.abs(forecast.remaining - left)[late].mean()
-    return float(refined), float(np.abs(down - left)[late].mean())
 
 
 def test_bins_are_those_of_the_paper() -> None:
@@ -85,16 +70,6 @@ def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, long
         p = class_probabilities(readings[a:b], 30.0, 0.2, bins=bins, longest=longest)
         q = refine_probabilities(p, longest=longest, feedback=feedback) if refine else p
         assert fast[a:b].tolist() == pytest.approx((q @ middles(bins, longest)).tolist(), rel=1e-9)
-
-
-def test_refined_predictions_are_266_times_better_than_one_off_ones() -> None:
-    # The only accuracy in the paper's text; noise and the one-off spread are assumed.
-    ratios = []
-    for seed in range(3):
-        told = predict(generate("lognormal", seed=seed, n=1500, **ALPACA), "trail", seed=seed)
-        refined, one_off = errors(told)
-        ratios.append(one_off / refined)
-    assert np.mean(ratios) == pytest.approx(2.66, rel=0.05)
 
 
 def test_the_filter_gains_on_the_classifier_and_the_printed_equation_gains_less() -> None:

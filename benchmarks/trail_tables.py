@@ -1,0 +1,97 @@
+"""The tables of docs/trail.md, from the experiments that it names.
+
+    python benchmarks/trail_tables.py [--out DIR] [--draws 10]
+
+Runs ``trail-predictions``, ``trail-c`` and ``trail-rates`` into folders of DIR, or takes from them
+what is there, and prints means over draws with 95 % t-intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optsched.experiments import Row
+from optsched.experiments.runner import run_experiment
+from optsched.experiments.trail import BURST, POLICIES, SETTINGS, mean
+
+NAMES = {spec: name for name, spec in {**POLICIES, **BURST}.items()}
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for line in lines:
+        print(f"| {' | '.join(line)} |")
+
+
+def cell(rows: Sequence[Row], column: str, digits: int, **where: Any) -> str:
+    """Return a mean over draws and half of its interval."""
+    found = mean(rows, column, **where)
+    return "" if found is None else f"{found.mean:,.{digits}f} ± {found.half_width:,.{digits}f}"
+
+
+def predictions(rows: Sequence[Row]) -> None:
+    """Print mean absolute errors by noise and bias."""
+    columns = ("one_off", "classifier", "printed", "refined")
+    axes = dict.fromkeys((row["noise"], row["bias"]) for row in rows)
+    table(
+        ["noise", "bias", *columns],
+        [[f"{n:g}", f"{b:g}", *(cell(rows, k, 1, noise=n, bias=b) for k in columns)]
+         for n, b in axes],
+    )  # fmt: skip
+
+
+def by_c(rows: Sequence[Row]) -> None:
+    """Print latency, KV and evictions by C."""
+    columns = {"mean_latency_s": 2, "p50_latency_s": 2, "mean_ttft_s": 2, "mean_kv": 0,
+               "peak_kv": 0, "evictions": 0}  # fmt: skip
+    for setting in SETTINGS:
+        for keep in (False, True):
+            print(f"\n**{setting}, preempted KV {'kept' if keep else 'discarded'}**")
+            here = {"setting": setting, "keep": keep}
+            table(
+                ["C", *columns],
+                [[f"{c:g}", *(cell(rows, k, d, c=c, **here) for k, d in columns.items())]
+                 for c in dict.fromkeys(row["c"] for row in rows)],
+            )  # fmt: skip
+
+
+def by_rate(rows: Sequence[Row]) -> None:
+    """Print latencies by rate and policy, the burst last."""
+    for setting in SETTINGS:
+        here = [row for row in rows if row["setting"] == setting]
+        specs = list(dict.fromkeys(row["policy"] for row in here))
+        for column in ("mean_latency_s", "p50_latency_s", "mean_ttft_s", "p50_ttft_s"):
+            print(f"\n**{setting}, {column}**")
+            table(
+                ["rate", *(NAMES[spec] for spec in specs)],
+                [["burst" if rate is None else f"{rate:g}",
+                  *(cell(here, column, 2, rate=rate, policy=spec) for spec in specs)]
+                 for rate in dict.fromkeys(row["rate"] for row in here)],
+            )  # fmt: skip
+
+
+def main() -> None:
+    """Run or resume the experiments and print their tables and claims."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--draws", type=int, help="default: the experiments' own")
+    given = parser.parse_args()
+    settings = {} if given.draws is None else {"draws": given.draws}
+    for name, show in (("trail-predictions", predictions), ("trail-c", by_c),
+                       ("trail-rates", by_rate)):  # fmt: skip
+        outcome = run_experiment(name, settings, out=given.out / name)
+        print(f"\n## {name}: {len(outcome.rows)} trials")
+        show(outcome.rows)
+        table(
+            ["claim", "paper", "ours", "holds"],
+            [[c.what, str(c.paper), "" if c.ours is None else str(c.ours),
+              {True: "yes", False: "no", None: ""}[c.verdict]] for c in outcome.claims],
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
