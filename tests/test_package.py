@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("solve", "bound"),
     ("compare",),
     ("ratio",),
-    ("plot",),
+    ("plot", "sources"),
     ("experiments", "report", "trace"),
     ("cli",),
     ("__main__",),

@@ -1,4 +1,4 @@
-"""``plot`` and ``trace``: schedules, results and experiments as pictures and traces."""
+"""``plot``, ``trace`` and ``report``: pictures, traces and pages of what other commands wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optsched.cli.options import CostModelName, InstanceFile, check_outputs
-from optsched.cli.sources import (
+from optsched.errors import InputError, UsageError
+from optsched.sources import (
     cost_model_like,
     experiment_rows,
     instance_for,
@@ -17,7 +18,6 @@ from optsched.cli.sources import (
     read_source,
     schedule_of,
 )
-from optsched.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,6 +97,32 @@ def trace(
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     events = write_trace(timeline(instance, schedule, cost), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
+
+
+def report(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            show_default=False,
+            help="Results, comparisons, certificates, schedules and instances, in any order.",
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option("-o", "--out", metavar="FILE.html", show_default=False, help="The report."),
+    ],
+    cost_model: CostModelName = None,
+) -> None:
+    """Write one HTML file about results, comparisons and schedules; it loads nothing."""
+    if not out.endswith((".html", ".htm")):
+        raise UsageError(f"--out: {out!r}; a name ending in .html is right")
+    check_outputs(out)
+    from optsched.report import write_report
+
+    write_report(files, out, cost_model=cost_model)
+    size = Path(out).stat().st_size
+    print(f"{out}: {size / 1e6:.1f} MB, one file")
 
 
 def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:

@@ -44,8 +44,8 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Plot what every request does when: a row per request, in order of arrival.
 
     With more than `ROWS_APART` requests a row is a group of requests that arrived one after
-    another: the colour is the phase that most of those present are in, its strength their share
-    of the group, and dots are evictions.
+    another: the colour is the phase that most of those present are in, stronger the more of the
+    group are there, and dots are evictions.
 
     Parameters
     ----------
@@ -109,7 +109,8 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
     shares = timeline.phase_shares(min(n, ROWS_APART), 900)
     most = shares.argmax(axis=0)
     colours = np.array([to_rgb(PHASE_COLOURS[name]) for name in PHASES])
-    strength = np.clip(shares.sum(axis=0), 0, 1)[:, :, None]
+    # The root, so that a few of many are seen.
+    strength = np.sqrt(np.clip(shares.sum(axis=0), 0, 1))[:, :, None]
     image = strength * colours[most] + (1 - strength)
     ax.imshow(
         image, extent=(timeline.begin, timeline.end, n - 0.5, -0.5), aspect="auto",

@@ -75,10 +75,9 @@ def cost_model_like(
     Raises
     ------
     UsageError, InputError
-        As `optsched.cli.options.cost_model_for`, where there is none.
+        As `optsched.cost.cost_for`, where there is none.
     """
-    from optsched.cli.options import cost_model_for
-    from optsched.cost import load_cost_model, shipped_models
+    from optsched.cost import cost_for, load_cost_model, shipped_models
 
     digests = {digest, (known or {}).get("sha256")} - {None}
     if given is None and not instance.in_rounds and digests:
@@ -86,7 +85,8 @@ def cost_model_like(
             model = load_cost_model(name)
             if model.sha256 in digests:
                 return model
-    return cost_model_for(instance, given)
+    cost = cost_for(instance, given)
+    return None if instance.in_rounds else cost
 
 
 def schedule_of(

@@ -1,0 +1,212 @@
+"""The page of a report: tables as rows of cells, figures as JSON, everything escaped by jinja2."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from optsched.report.figures import distribution_figure, timeline_figure
+from optsched.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report, Section, Verdict
+from optsched.version import __version__
+
+Cell = dict[str, Any]
+
+ENVIRONMENT = ("numpy", "numba", "jinja2", "plotly")
+METRICS = (
+    ("mean_latency", "mean latency"), ("p99_latency", "p99 latency"), ("mean_ttft", "mean TTFT"),
+    ("p99_ttft", "p99 TTFT"), ("mean_tpot", "mean TPOT"), ("makespan", "makespan"),
+)  # fmt: skip
+
+
+def render(report: Report) -> str:
+    """Return the report as HTML."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+                              lstrip_blocks=True)  # fmt: skip
+    template = (Path(__file__).parent / "report.html.jinja").read_text(encoding="utf-8")
+    figures: dict[str, Any] = {}
+    sections = [_section(k, section, figures) for k, section in enumerate(report.sections)]
+    drawn = bool(figures)
+    return environment.from_string(template).render(
+        title="optsched: " + ", ".join(section.name for section in report.sections),
+        sections=sections,
+        figures=figures,
+        plotly=Markup(get_plotlyjs()) if drawn else "",
+        origins=_origins(report),
+        environment=[
+            ("optsched", __version__),
+            ("Python", platform.python_version()),
+            ("system", f"{platform.system()} {platform.machine()}"),
+            ("packages", ", ".join(f"{name} {version(name)}" for name in ENVIRONMENT)),
+        ],
+    )
+
+
+def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any]:
+    unit = section.unit
+    drawn = []
+    for place, (label, found) in enumerate(section.schedules.items()):
+        if place >= MAX_TIMELINES:
+            break
+        name = f"timeline-{k}-{place}"
+        figures[name] = timeline_figure(found)
+        drawn.append({"name": name, "label": label, "open": place == 0})
+    left = len(section.schedules) - len(drawn)
+    distribution = None
+    if section.schedules:
+        distribution = f"distribution-{k}"
+        figures[distribution] = distribution_figure(
+            dict(islice(section.schedules.items(), MAX_DISTRIBUTIONS))
+        )
+    notes = list(section.notes)
+    if left > 0:
+        notes.append(
+            f"{left} more schedules are not drawn over time, and distributions are of the first "
+            f"{MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
+        )
+    return {
+        "name": section.name or "unnamed",
+        "sha256": section.sha256,
+        "facts": section.facts,
+        "results": _results(section, unit) if section.results else None,
+        "comparisons": [_comparison(section, data, unit) for data in section.comparisons],
+        "certificates": section.certificates,
+        "timelines": drawn,
+        "distribution": distribution,
+        "notes": notes,
+    }
+
+
+def number(value: Any) -> str:
+    """Return a number for people, a dash for none."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _header(text: str, unit: str = "") -> dict[str, str]:
+    return {"text": text, "unit": unit}
+
+
+def _cell(value: Any, text: str | None = None) -> Cell:
+    """Return a cell: what is shown, and the number that it sorts by."""
+    sort = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return {
+        "text": number(value) if text is None else text,
+        "sort": "" if sort is None else repr(float(sort)),
+        "numeric": sort is not None or value is None,
+    }
+
+
+def _results(section: Section, unit: str) -> dict[str, Any]:
+    headers = [
+        *map(_header, ("file", "command", "by", "objective")), _header("value", unit),
+        _header("bound", unit), *map(_header, ("gap", "status", "schedule", "bound's proof")),
+    ]  # fmt: skip
+    rows = []
+    for data in section.results:
+        gap = data.get("gap")
+        verdicts: dict[str, Verdict] = data["verdicts"]
+        rows.append([
+            _cell(data["file"]), _cell(data.get("command")),
+            _cell(data.get("policy") or data.get("method") or "–"),
+            _cell(data.get("objective_name") or "–"), _cell(data.get("objective")),
+            _cell(data.get("bound")), _cell(gap, "–" if gap is None else f"{gap:.2%}"),
+            _cell(data.get("status") or "–"), _verdict(verdicts.get("schedule")),
+            _verdict(verdicts.get("certificate") or verdicts.get("bound")),
+        ])  # fmt: skip
+    return {"headers": headers, "rows": rows}
+
+
+def _verdict(verdict: Verdict | None) -> Cell:
+    if verdict is None:
+        return _cell("–")
+    return {**_cell(verdict.words), "state": verdict.state}
+
+
+def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, Any]:
+    certified = section.certified
+    ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
+    headers = [_header("policy"), _header("lengths"), _header("TEL", unit)]
+    headers += [_header(f"/ {name}") for name in ratios]
+    headers += [
+        _header(words, f"{unit}/token" if "tpot" in name else unit) for name, words in METRICS
+    ]
+    headers += [_header("evictions"), _header("decisions", "ms")]
+    rows, notes = [], []
+    for row in data["policies"]:
+        for note in [*(row.get("notes") or []), *([row["error"]] if row.get("error") else [])]:
+            notes.append(f"{row['policy']}: {note}")
+        metrics = row.get("metrics") or {}
+        tel = metrics.get("tel")
+        inside = row.get("ratio_to_bound") is not None or row.get("ratio_to_best_known") is not None
+        cells = [
+            _cell(row["policy"]), _cell("known" if row.get("clairvoyant") else ""), _cell(tel),
+            _ratio(row.get("ratio_to_best_known")), _ratio(row.get("ratio_to_bound")),
+        ]  # fmt: skip
+        if certified is not None:
+            cells.append(_ratio(tel / certified if inside and tel is not None else None))
+        cells += [_cell(metrics.get(key)) for key, _ in METRICS]
+        wall = row.get("wall_s")
+        cells += [_cell(metrics.get("evictions")), _cell(None if wall is None else 1000 * wall)]
+        rows.append(cells)
+    notes += [str(note) for note in data.get("notes") or []]
+    verdict = data["verdicts"].get("bound")
+    bound, best = data.get("bound"), data.get("best_known")
+    gap = data.get("gap")
+    lines = [
+        ("best known", f"{number(best)} {unit}, from {data.get('best_known_origin')}")
+        if best is not None
+        else ("best known", "none"),
+        ("bound", f"{number(bound)} {unit}, from {data.get('bound_origin')}")
+        if bound is not None
+        else ("bound", "none"),
+    ]
+    if gap is not None:
+        lines.append(("gap", f"{gap:.2%}"))
+    lines.append(("output lengths", str(data.get("predictor") or "–")))
+    return {
+        "file": data["file"],
+        "lines": lines,
+        "verdict": verdict,
+        "headers": headers,
+        "rows": rows,
+        "notes": notes,
+    }
+
+
+def _ratio(value: float | None) -> Cell:
+    return _cell(value, "–" if value is None else f"{value:.4f}")
+
+
+def _origins(report: Report) -> dict[str, Any]:
+    names = ("file", "format", "made by", "optsched", "cost model", "seed", "threads")
+    headers = [
+        *map(_header, names), _header("time", "s"), _header("versions"),
+        _header("sha256 of the file"),
+    ]  # fmt: skip
+    rows = []
+    for one in report.origins:
+        spent: Sequence[float] = [
+            t for t in (one["build_s"], one["solve_s"]) if isinstance(t, (int, float))
+        ]
+        made = " ".join(str(v) for v in (one["command"], one["method"] or one["policy"]) if v)
+        versions = ", ".join(f"{name} {v}" for name, v in one["versions"].items())
+        rows.append([
+            _cell(one["file"]), _cell(one["format"]), _cell(made or "–"),
+            _cell(one["optsched"] or "–"), _cell(one["cost_model"] or "–"), _cell(one["seed"]),
+            _cell(one["threads"]), _cell(sum(spent) if spent else None), _cell(versions or "–"),
+            _cell(one["sha256"]),
+        ])  # fmt: skip
+    return {"headers": headers, "rows": rows}

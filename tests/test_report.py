@@ -1,0 +1,379 @@
+"""Reports: what they say, that everything from files is escaped, and a real browser's opinion."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import optsched
+from optsched.cli import app
+from optsched.errors import InputError, UsageError
+from optsched.instance import Instance
+from optsched.io import write_instance, write_json, write_schedule
+
+pytest.importorskip("jinja2", reason="reports need the extra `report`")
+go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra `report`")
+
+from optsched import report  # noqa: E402
+from optsched.report import figures, gather, page  # noqa: E402
+
+MODEL = "llama2-7b-a100-infermax"
+CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+EVIL = '<script>alert("x")</script>'
+
+
+def run(*words: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a solve, a comparison with schedules, and a proved optimum of ``tiny``."""
+    place = tmp_path_factory.mktemp("report")
+    run("solve", "tiny", "--schedule-out", place / "best.json", "--json", place / "result.json")
+    run(
+        "compare", "tiny", "--policy", "mc-sf", "--policy", "vllm", "--policy", "sarathi",
+        "--policy", "alpha-protection:alpha=0.3", "--schedules-out", place / "all",
+        "--json", place / "comparison.json",
+    )  # fmt: skip
+    proved = optsched.solve(optsched.read_instance("tiny"), method="ramp")
+    write_json(proved.certificate, place / "certificate.json")
+    bound = {**proved.to_dict(), "command": "bound", "certificate": "certificate.json"}
+    write_json(bound, place / "bound.json")
+    return place
+
+
+def evil(place: Path) -> list[Path]:
+    """Write an instance, schedule, result and comparison whose every text is hostile."""
+    instance = Instance(
+        [0, 0, 1], [2, 2, 1], [2, 1, 3], kv_capacity=9, name=EVIL,
+        id=[EVIL, "\"><img src=x onerror='alert(1)'>", "</script><b>&amp;"],
+        known={"optimum": 7, "reference": EVIL},
+    )  # fmt: skip
+    schedule = optsched.simulate(instance, "mc-sf")
+    files = [place / "instance.json", place / "schedule<b>.json"]
+    write_instance(instance, files[0])
+    write_schedule(schedule, files[1])
+    made = optsched.compare(instance, ["mc-sf", "fcfs"], bound=False).to_dict()
+    made["policies"][0].update(policy=EVIL, notes=[EVIL], schedule=str(files[1]))
+    made["bound_origin"], made["bound"], made["notes"] = EVIL, 1, [EVIL]
+    files.append(place / "comparison.json")
+    files[-1].write_text(json.dumps(made))
+    result = optsched.solve(instance).to_dict()
+    result.update(method=EVIL, formulation=EVIL, versions={EVIL: EVIL}, schedule=str(files[1]))
+    files.append(place / "result.json")
+    files[-1].write_text(json.dumps(result))
+    return files
+
+
+class Tags(HTMLParser):
+    """Collects elements, attributes and the visible text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._raw = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        self._raw = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._raw:
+            self.text += data
+
+
+def parsed(path: Path) -> Tags:
+    tags = Tags()
+    tags.feed(path.read_text(encoding="utf-8"))
+    return tags
+
+
+# --- What it says ---------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_was_verified(folder: Path) -> None:
+    names = ("comparison.json", "result.json", "bound.json", "certificate.json")
+    found = gather.gather(["tiny", *(folder / name for name in names)])
+    (section,) = found.sections
+    assert section.certified == 33  # the known optimum of tiny
+    assert [v.state for _, v in section.certificates] == ["verified"]
+    solved = next(entry for entry in section.results if entry["command"] == "solve")
+    assert solved["verdicts"]["schedule"].state == "verified"
+    assert solved["verdicts"]["bound"].state == "verified"
+    (comparison,) = section.comparisons
+    assert comparison["verdicts"]["bound"].state == "verified"
+    text = page.render(found)
+    assert "total latency 33 is proved" in text
+    assert "endless loop" in text  # why alpha-protection has no schedule
+    facts = dict(section.facts)
+    assert facts["requests"] == "6"
+    assert facts["KV capacity"] == "14 tokens (generated)"
+    assert {o["file"] for o in found.origins} == {"tiny.json", *names}
+
+
+def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
+    folder: Path, tmp_path: Path
+) -> None:
+    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate["value"] += 1
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate))
+    result = json.loads((folder / "result.json").read_text())
+    result["objective"] = 32
+    result["certificate"] = "certificate.json"  # beside the result
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (section,) = gather.gather([tmp_path / "result.json"]).sections
+    (entry,) = section.results
+    assert entry["verdicts"]["certificate"].state == "rejected"
+    assert entry["verdicts"]["schedule"].words == "replayed by the judge: tel 33, not 32"
+    assert section.certified is None
+
+
+def test_without_the_instance_nothing_is_checked_and_the_report_says_so(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = json.loads((folder / "comparison.json").read_text())
+    data["instance"]["sha256"] = "0" * 64
+    (tmp_path / "c.json").write_text(json.dumps(data))
+    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate["instance_sha256"] = "0" * 64
+    (tmp_path / "z.json").write_text(json.dumps(certificate))
+    found = gather.gather([tmp_path / "c.json", tmp_path / "z.json"])
+    (section,) = found.sections
+    assert section.instance is None
+    assert [v.state for _, v in section.certificates] == ["unchecked"]
+    assert "nothing could be checked" in page.render(found)
+
+
+def test_files_of_several_instances_are_sections_of_their_own(folder: Path) -> None:
+    found = gather.gather(["tiny", "tiny-seconds", folder / "comparison.json"])
+    assert [s.name for s in found.sections] == ["tiny", "tiny-seconds"]
+    assert [len(s.comparisons) for s in found.sections] == [1, 0]
+
+
+def test_schedules_of_files_come_before_those_of_comparisons(folder: Path) -> None:
+    (section,) = gather.gather([folder / "comparison.json", folder / "best.json"]).sections
+    assert list(section.schedules) == ["best", "mc-sf", "sarathi", "vllm"]
+
+
+def test_figures_are_valid_to_plotly() -> None:
+    rng = np.random.default_rng(3)
+    instance = Instance(
+        rng.uniform(0, 30, 1500), rng.integers(1, 300, 1500), rng.integers(1, 100, 1500),
+        kv_capacity=9000, time_unit="second",
+    )  # fmt: skip
+    many = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    tiny = optsched.read_instance("tiny")
+    few = optsched.timeline(tiny, optsched.simulate(tiny, "vllm"))
+    for found in (many, few):
+        for figure in (
+            figures.timeline_figure(found),
+            figures.distribution_figure({"a": found, "b": found}),
+        ):
+            go.Figure(figure)
+            json.dumps(figure, allow_nan=False)
+    drawn = figures.timeline_figure(many)["data"]
+    assert drawn[0]["type"] == "heatmap"
+    assert sum(trace["type"] == "heatmap" for trace in drawn) == 1
+    peak = np.array([t["y"] for t in drawn if t.get("yaxis") == "y2"]).sum(axis=0).max()
+    assert peak == many.evaluation.metrics["peak_kv"]
+    bars = [t for t in figures.timeline_figure(few)["data"] if t["type"] == "bar"]
+    assert sum(len(t["y"]) for t in bars) == len(few.span_start)
+
+
+def test_the_page_forbids_the_network_and_names_no_other_file(folder: Path) -> None:
+    out = folder / "r.html"
+    run("report", folder / "comparison.json", "-o", out)
+    tags = parsed(out)
+    policy = next(a for t, a in tags.seen if t == "meta" and "http-equiv" in a)["content"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert not [tag for tag, attrs in tags.seen if "src" in attrs or "href" in attrs]
+    assert out.stat().st_size < 6_000_000
+
+
+# --- Escaping -------------------------------------------------------------------------------------
+
+
+def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    report.write_report(evil(tmp_path), out)
+    tags = parsed(out)
+    assert EVIL in tags.text  # shown as it is
+    scripts = [attrs for tag, attrs in tags.seen if tag == "script"]
+    assert scripts == [{}, {"type": "application/json", "id": "figures"}, {}]
+    assert not {"img", "b"} & {tag for tag, _ in tags.seen}
+    assert not [a for _, attrs in tags.seen for a in attrs if a.startswith("on")]
+    text = out.read_text(encoding="utf-8")
+    embedded = re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)
+    assert embedded is not None
+    assert "<" not in embedded.group(1)
+    # plotly reads a little HTML in labels: there the names are entities.
+    assert "<" not in json.dumps(
+        [t.get("customdata") for f in json.loads(embedded.group(1)).values() for t in f["data"]]
+    )
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    assert "a name ending in .html" in run("report", "tiny", "-o", tmp_path / "r.txt", status=2)
+    assert "no such file" in run("report", tmp_path / "none.json", "-o", out, status=2)
+    (tmp_path / "other.json").write_text('{"format": "other", "version": 1}')
+    assert "format: 'other'" in run("report", tmp_path / "other.json", "-o", out, status=2)
+    (tmp_path / "half.json").write_text('{"format": "optsched-result", "version": 1}')
+    assert "missing" in run("report", tmp_path / "half.json", "-o", out, status=2)
+    bad = json.loads((folder / "best.json").read_text())
+    bad["starts"] = [0] * 6
+    (tmp_path / "bad.json").write_text(json.dumps(bad))
+    assert "before its arrival" in run("report", tmp_path / "bad.json", "-o", out, status=5)
+    assert not out.exists()
+    with pytest.raises(UsageError, match="no file is given"):
+        gather.gather([])
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(report, "find_spec", lambda name: None if name == "plotly" else object())
+    with pytest.raises(UsageError, match=r"needs the package plotly; .*optsched\[report\]"):
+        report.write_report(["tiny"], tmp_path / "r.html")
+
+
+def test_a_schedule_in_seconds_of_an_unknown_cost_model_asks_for_it(tmp_path: Path) -> None:
+    run("simulate", "tiny-seconds", "--policy", "vllm", "--cost-model", MODEL,
+        "--schedule-out", tmp_path / "s.json")  # fmt: skip
+    data = json.loads((tmp_path / "s.json").read_text())
+    data["cost_model_sha256"] = None
+    (tmp_path / "s.json").write_text(json.dumps(data))
+    text = run("report", "tiny-seconds", tmp_path / "s.json", "-o", tmp_path / "r.html", status=2)
+    assert "cost model" in text
+    run("report", "tiny-seconds", tmp_path / "s.json", "--cost-model", MODEL,
+        "-o", tmp_path / "r.html")  # fmt: skip
+
+
+# --- A real browser -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("no browser: chromium and chromedriver are not on the PATH")
+    selenium = pytest.importorskip("selenium.webdriver", reason="needs the package selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--window-size=1300,2400", f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def opened(browser: Any, path: Path) -> None:
+    browser.get(path.as_uri())
+    waited = "return document.querySelectorAll('.figure .main-svg').length"
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(waited) > 0)
+
+
+def column(browser: Any, table: str, place: int) -> list[str]:
+    script = (
+        "return Array.from(document.querySelectorAll(arguments[0] + ' tbody tr'))"
+        ".map(row => row.cells[arguments[1]].textContent.trim())"
+    )
+    return list(browser.execute_script(script, table, place))
+
+
+def test_the_browser_sorts_hovers_and_complains_of_nothing(folder: Path, browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    out = folder / "browser.html"
+    run("report", folder / "comparison.json", folder / "result.json", "-o", out)
+    opened(browser, out)
+    # Sorting by total latency, then the other way; what has none stays at the end going up.
+    assert column(browser, "#comparison-1-1", 0)[:3] == ["mc-sf", "vllm", "sarathi"]
+    head = browser.find_elements("css selector", "#comparison-1-1 th button")[2]
+    head.click()
+    assert column(browser, "#comparison-1-1", 2) == ["48", "56", "72", "–"]
+    head.click()
+    assert column(browser, "#comparison-1-1", 2)[:3] == ["72", "56", "48"]
+    head = browser.find_elements("css selector", "#comparison-1-1 th button")[0]
+    head.click()
+    names = column(browser, "#comparison-1-1", 0)
+    assert names == sorted(names)
+    # Hovering over a bar of the timeline shows what it is.
+    bar = browser.find_elements("css selector", "#timeline-0-0 .bars .point path")[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", bar)
+    ActionChains(browser).move_to_element(bar).perform()
+    hover = (
+        "return Array.from(document.querySelectorAll('.hoverlayer text')).map(t => t.textContent)"
+    )
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(hover))
+    assert any("request" in text for text in browser.execute_script(hover))
+    # A closed timeline is drawn when it is opened.
+    assert not browser.find_elements("css selector", "#timeline-0-1 .main-svg")
+    summary = browser.find_elements("css selector", "details summary")[1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", summary)
+    summary.click()
+    WebDriverWait(browser, 20).until(
+        lambda b: b.find_elements("css selector", "#timeline-0-1 .main-svg")
+    )
+    assert browser.get_log("browser") == []
+
+
+def test_the_browser_runs_nothing_that_files_hold(tmp_path: Path, browser: Any) -> None:
+    out = tmp_path / "r.html"
+    report.write_report(evil(tmp_path), out)
+    opened(browser, out)  # an alert would make every further call fail
+    assert browser.title == f"optsched: {EVIL}"
+    assert EVIL in column(browser, "#comparison-1-1", 0)
+    ticks = "return Array.from(document.querySelectorAll('.ytick text')).map(t => t.textContent)"
+    assert any(text.startswith("<script>") for text in browser.execute_script(ticks))
+    assert browser.get_log("browser") == []
+
+
+def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser: Any) -> None:
+    rng = np.random.default_rng(5)
+    n = 20_000
+    instance = Instance(
+        np.sort(rng.uniform(0, 2000, n)), rng.integers(1, 400, n), rng.integers(1, 30, n),
+        kv_capacity=30_000, time_unit="second",
+    )  # fmt: skip
+    write_instance(instance, tmp_path / "i.json")
+    write_schedule(optsched.simulate(instance, "fcfs", MODEL), tmp_path / "s.json")
+    out = tmp_path / "r.html"
+    report.write_report([tmp_path / "i.json", tmp_path / "s.json"], out)
+    assert out.stat().st_size < 10_000_000
+    opened(browser, out)
+    cells = "return document.getElementById('timeline-0-0').data[0].z.length"
+    assert browser.execute_script(cells) == figures._ROWS
+    assert browser.get_log("browser") == []
+
+
+def test_input_errors_keep_their_kind() -> None:
+    with pytest.raises(InputError):
+        gather.gather(["no-such-file.json"])
