@@ -43,6 +43,9 @@ def run(trial: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("the solver\nfell over")
     if how == "once" and started(trial["k"]) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "orphan":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
     if how == "eat":
         held = []
         while True:

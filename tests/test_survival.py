@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -117,7 +118,9 @@ def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None
     assert len(ran) <= size + allowed
     for name in ("results.csv", "summary.json"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    print(f"{kills} kills: {len(ran)} starts of {size} trials, at most {size + allowed} allowed")
+    ends = Counter(line for line in log.read_text().splitlines() if line.startswith("end"))
+    twice = sum(ends.values()) - size
+    print(f"{kills} kills: {len(ran)} starts of {size} trials, {twice} killed between end and disk")
 
 
 def test_kill_9_at_any_moment_changes_nothing_and_repeats_nothing(
@@ -278,6 +281,17 @@ def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: 
     assert whole.rows[11]["failed"] is None
     ours, theirs = (tmp_path / name / "results.csv" for name in ("whole", "dask"))
     assert ours.read_bytes() == theirs.read_bytes()
+
+
+@needs_dask
+def test_a_trial_that_takes_its_dask_worker_with_it_has_failed(log: Path) -> None:
+    import dask
+
+    # Dask gives up after as many lost workers as it is told, here the first.
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        outcome = go(size=2, how="1:orphan", engine="dask", jobs=1)
+    why = "the Dask workers that ran it died"
+    assert [row["failed"] for row in outcome.rows] in ([None, why], [why, why])
 
 
 @needs_dask

@@ -34,8 +34,11 @@ def main() -> None:
     # What native code prints to stdout must not get between the messages.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _end_with(pickle.load(orders))
-    sys.path[:] = pickle.load(orders)
+    try:
+        _end_with(pickle.load(orders))
+        sys.path[:] = pickle.load(orders)
+    except EOFError:  # the parent has ended meanwhile
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     warnings.formatwarning = _one_line
     with suppress(OSError):  # where memory runs out the system ends this process first
