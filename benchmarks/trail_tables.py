@@ -61,7 +61,7 @@ def by_c(rows: Sequence[Row]) -> None:
 
 def by_rate(rows: Sequence[Row]) -> None:
     """Print latencies by rate and policy, the burst last."""
-    for setting in SETTINGS:
+    for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [row for row in rows if row["setting"] == setting]
         specs = list(dict.fromkeys(row["policy"] for row in here))
         for column in ("mean_latency_s", "p50_latency_s", "mean_ttft_s", "p50_ttft_s"):

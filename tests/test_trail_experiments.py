@@ -93,9 +93,9 @@ def test_the_workload_is_the_same_at_every_rate() -> None:
 
 
 def test_the_experiments_run_and_keep_or_discard_what_is_preempted() -> None:
-    small = {"draws": 2, "requests": 150, "max_running": 8, "seats_rate": 5.0, "memory_rate": 5.0}
-    outcome = run_experiment("trail-c", {**small, "c": [0.2, 1.0]})
-    assert len(outcome.rows) == 2 * 2 * 2 * 2
+    small = {"draws": 2, "requests": 150, "max_running": 8, "seats_rate": 5.0, "both_rate": 5.0}
+    outcome = run_experiment("trail-c", {**small, "memory_rate": 5.0, "c": [0.2, 1.0]})
+    assert len(outcome.rows) == 3 * 2 * 2 * 2
     assert all(row["error"] is None for row in outcome.rows)
     seats = [row for row in outcome.rows if row["setting"] == "seats"]
     assert all(row["evictions"] == 0 for row in seats if row["keep"])

@@ -4,7 +4,7 @@ The Alpaca prompts, Llama-3-8B's answers and its batch times are not at hand. An
 with the range of the paper's bins, 1 to 512 tokens, an assumed mean of 200 and median of 170;
 prompts have an assumed mean of 44 tokens, the size of the one that section 3.1 shows. Batch times
 are Llama-2-7B's. Under them an A100 is not busy at the paper's 14 requests/s: rates are around the
-saturation of ours, in two settings.
+saturation of ours, where requests queue for seats, for KV, or for both.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from optsched.queueing.simulation import Estimate, estimate
 from optsched.simulate import simulate
 
 MODEL = "llama2-7b-a100-vidur-fit"
-SETTINGS = {"seats": 100_000, "memory": 20_000}
+SETTINGS = {"seats": 100_000, "both": 50_000, "memory": 20_000}
 """KV capacity in tokens. With 100,000 the 256 seats of a batch are what requests queue for (vLLM's
-default number); with 20,000, about a sixth of the card, KV is."""
+default number), with 50,000 both seats and KV are short, with 20,000, about a sixth of the card, KV
+alone is."""
 SEATS = 256
 ALPACA = {
     "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
@@ -204,7 +205,13 @@ C = Experiment(
     name="trail-c",
     summary="TRAIL's limit on preemption: latency, KV and evictions by C",
     paper="000, section 4.2 (Figure 5) and Appendix D",
-    parameters={**SHARED, "c": [0.0, 0.2, 0.5, 0.8, 1.0], "seats_rate": 34.0, "memory_rate": 24.0},
+    parameters={
+        **SHARED,
+        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
+        "seats_rate": 34.0,
+        "both_rate": 34.0,
+        "memory_rate": 24.0,
+    },
     trials=c_trials,
     run=run,
     summarize=summarize_c,
@@ -228,7 +235,7 @@ C = Experiment(
 
 def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     """Yield one trial per setting, draw, rate (the burst last) and policy."""
-    for setting in SETTINGS:
+    for setting in ("seats", "memory"):
         for draw in range(parameters["draws"]):
             for rate in [*parameters[f"{setting}_rates"], None]:
                 for spec in [*POLICIES.values(), *(BURST.values() if rate is None else ())]:
@@ -270,7 +277,7 @@ def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
         holds = low <= max(values) <= high
         claims.append(Claim(what, paper, f"{min(values):.2f} to {max(values):.2f}", holds))
 
-    for setting in SETTINGS:
+    for setting in ("seats", "memory"):
         for trail in ("trail", "trail-keep"):
             name = f"{setting}, {trail}"
             for column, words, paper, least in (
