@@ -191,6 +191,21 @@ def test_a_server_is_judged_like_a_schedule_of_the_same_times():
     assert server["slo_goodput"] == policy["slo_goodput"] is not None
 
 
+def test_the_table_of_requests_is_read_back_with_its_times(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, BENCH)
+    instance, _ = bench(tmp_path)
+    optsched.write_instance(instance, "i.json")
+    words = ("simulate", "i.json", "--policy", "vllm", "--cost-model", COST)
+    result = CliRunner().invoke(app, (*words, "--requests-out", "requests.csv"))
+    assert result.exit_code == 0, result.stderr
+    again, report = read_trace_report("csv", "requests.csv")
+    evaluation = optsched.evaluate(instance, optsched.simulate(instance, "vllm", COST), COST)
+    assert again.sha256 == instance.sha256
+    assert report.measured.latency == pytest.approx(evaluation.latency, abs=1e-9)
+    assert report.measured.ttft == pytest.approx(evaluation.ttft, abs=1e-9)
+
+
 def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
     instance, _ = bench(tmp_path)
     fast = optsched.Measured(np.full(3, 1e-4), name="fast")

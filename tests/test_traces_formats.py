@@ -55,7 +55,7 @@ CHAT = [
     ]},
     {"id": "b", "conversations": [{"from": "gpt", "value": "An answer to nothing"}]},
     {"id": "c", "conversations": [
-        {"from": "system", "value": "Be brief."}, {"from": "human", "value": "Is it\nso?"},
+        {"from": "system", "value": None}, {"from": "human", "value": "Is it\nso?"},
         {"from": "gpt", "value": "Yes"},
     ]},
 ]  # fmt: skip
@@ -106,6 +106,8 @@ def test_mooncake_times_are_milliseconds(tmp_path):
         ('{"timestamp": 3052,', "[1, 2]\n{", "line 2: '[1, 2]' is not an object with named fields"),
         (', "input_length": 8}\n', ', "inp', "line 3: not JSON: the file is cut short"),
         (', "input_length": 8}\n', "", "line 3: not JSON: the file is cut short"),
+        ("3052.25", "1e" + "9" * 30, "line 3: not JSON: holds a number of too many digits"),
+        ("3052.25", "9" * 5000, "line 3: not JSON: holds a number of too many digits"),
         ('": 3052,', '" 3052,', "line 2: not JSON: expecting ':' delimiter"),
         (MOONCAKE, "\n \n", "no requests: 0 rows"),
     ],
@@ -337,6 +339,8 @@ def test_only_named_columns_take_names_and_units(tmp_path, format):
 
 
 def test_every_format_of_the_contract_is_there():
+    shown = " ".join(CliRunner().invoke(app, ("import", "--help")).stdout.split())
+    assert ", ".join(trace_formats()) in shown
     assert list(trace_formats()) == [
         "azure", "burstgpt", "csv", "lmsys", "mooncake", "sharegpt", "vidur", "vllm"
     ]  # fmt: skip

@@ -75,11 +75,12 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
         if not isinstance(turn, dict):
             raise InputError(f"{where}: turn {str(turn)[:40]!r} is not an object with named fields")
         role = str(turn.get("from", turn.get("role", ""))).lower()
+        if role not in (_USERS if question is None else _MODELS):
+            continue
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
             raise InputError(f"{where}: turn of {role!r}: {str(text)[:40]!r} is no text")
-        if role in _USERS and question is None:
-            question = source.count(text)
-        elif role in _MODELS and question is not None:
+        if question is not None:
             return question, source.count(text)
+        question = source.count(text)
     return question or 0, 0

@@ -67,9 +67,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, gzip undone, its troubles while it is open turned into input errors."""
     try:
         with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if packed:
+            if raw.peek(2)[:2] == b"\x1f\x8b":  # and a pipe can be read too
                 with gzip.open(raw, "rb") as stream:
                     yield cast("IO[bytes]", stream)
             else:

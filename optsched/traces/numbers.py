@@ -127,6 +127,7 @@ STAMP = re.compile(
     re.ASCII,
 )
 _STAMP_RIGHT = "is not a date and time; 2023-11-16 18:15:46.6805900 is the form"
+_YEARS = (1900, 2190)  # differences of two such times fit into 64-bit nanoseconds
 _SECONDS = 19  # characters of a date and time to the second
 _DIGITS_AT = np.array([0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18])
 
@@ -137,7 +138,7 @@ def timestamps(rows: Fields, field: str) -> NDArray[np.int64]:
     Raises
     ------
     InputError
-        Another form, no such day, or beyond 64-bit nanoseconds; with line, column and value.
+        Another form, no such day, before 1900 or after 2189; with line, column and value.
     """
     data, start = rows.data, rows.start[field]
     length = rows.end[field] - start
@@ -164,7 +165,7 @@ def _plain_stamps(
         good &= (char == marks[0]) | (char == marks[-1])
     year = digit[:, 0] * 1000 + digit[:, 1] * 100 + digit[:, 2] * 10 + digit[:, 3]
     month, day, hour, minute, second = (digit[:, k] * 10 + digit[:, k + 1] for k in range(4, 14, 2))
-    good &= (year >= 1700) & (year < 2262) & (month >= 1) & (month <= 12) & (day >= 1)
+    good &= (year >= _YEARS[0]) & (year < _YEARS[1]) & (month >= 1) & (month <= 12) & (day >= 1)
     good &= (hour < 24) & (minute < 60) & (second < 60)
     first = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     begin = first.astype("datetime64[D]")
@@ -204,8 +205,7 @@ def _stamp(rows: Fields, field: str, i: int) -> int:
         stamp = np.datetime64(plain, "ns")
     except ValueError:
         raise error from None
-    # The range of 64-bit nanoseconds is 1678 to 2261; numpy wraps silently beyond it.
-    if int(stamp.astype("datetime64[Y]").astype(np.int64)) + 1970 != int(plain[:4]):
+    if not _YEARS[0] <= int(plain[:4]) < _YEARS[1]:
         raise error
     zone = 0 if sign is None else (1 if sign == "+" else -1) * (int(hours) * 60 + int(minutes))
     return int(stamp.astype(np.int64)) - zone * 60 * 10**9

@@ -115,6 +115,8 @@ class _Text:
                 self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
+            except (ValueError, ArithmeticError):
+                self.fail(self.at, "holds a number of too many digits")
             self.go(end)
             return value
 

@@ -14,7 +14,9 @@ _BATCH_ROWS = 65_536
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file says that it is Parquet, by its suffix or its first bytes."""
+    """Return whether a file is Parquet, by its first bytes."""
+    if not path.is_file():
+        return False  # reading from a pipe would take its first bytes away
     try:
         with open(path, "rb") as stream:
             return stream.read(4) == b"PAR1"
