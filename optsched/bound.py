@@ -13,6 +13,7 @@ from optsched.evaluate import evaluate
 from optsched.formulations import Task, get
 from optsched.formulations.base import Answer
 from optsched.instance import Instance
+from optsched.markup import facts, number
 from optsched.schedule import Schedule
 from optsched.search.anytime import explore
 from optsched.solvers.base import Progress, SolveOptions, round_up_bound
@@ -47,6 +48,17 @@ class Bounded:
     certificate: dict[str, Any]
     certified: int
     first_bound_s: float
+
+    def _repr_html_(self) -> str:
+        return facts(
+            "Bound on total latency, in rounds",
+            [
+                ("bound", f"{number(self.bound)} ({self.origin})"),
+                ("certified", self.certified),
+                ("best schedule", number(self.objective)),
+                ("first bound after", f"{self.first_bound_s:.2f} s"),
+            ],
+        )
 
 
 def bound_within(

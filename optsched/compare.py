@@ -24,6 +24,7 @@ from optsched.errors import (
 )
 from optsched.evaluate import METRICS, Evaluation, evaluate, time_metrics
 from optsched.instance import Instance
+from optsched.markup import number, table
 from optsched.measured import Measured, read_measured
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
@@ -187,6 +188,26 @@ class Comparison:
             f"<Comparison {self.instance.name!r}: {len(self.rows)} policies, {self.status}, best "
             f"known {self.best_known} {unit} ({self.best_known_origin}), bound {self.bound} {unit}>"
         )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.instance.in_rounds else "s"
+        keys = ("tel", "mean_latency", "p99_latency", "mean_ttft", "mean_tpot")
+        times = ("total latency", "mean latency", "p99 latency", "mean TTFT", "mean TPOT")
+        rows = []
+        for row in self.rows:
+            metrics = row.metrics or {}
+            ratios = (row.ratio_to_best_known, row.ratio_to_bound)
+            rows.append(
+                (row.policy, "clairvoyant" if row.clairvoyant else "", *ratios,
+                 *(metrics.get(key) for key in keys), metrics.get("evictions"))
+            )  # fmt: skip
+        gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
+        below = (
+            f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
+            f"bound {number(self.bound)} ({self.bound_origin}), gap {gap}"
+        )
+        headers = ("policy", "", "/ best known", "/ bound", *times, "evictions")
+        return table(f"Comparison on {self.instance.name}", headers, rows, below)
 
     def table(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, wall time, and why there is none.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from optsched.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.errors import InputError, ViolationError
 from optsched.instance import Instance
+from optsched.markup import number, table
 from optsched.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
@@ -143,6 +144,24 @@ class Evaluation:
             f"{metrics['makespan']} {unit}, peak_kv {metrics['peak_kv']} of "
             f"{self.instance.kv_capacity} tokens, {metrics['evictions']} evictions>"
         )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.instance.in_rounds else "s"
+        metrics = self.metrics
+        rows: list[tuple[Any, ...]] = [
+            (name, metrics[f"mean_{key}"], *(metrics[f"p{q}_{key}"] for q in (50, 90, 99)))
+            for name, key in ((f"latency [{unit}]", "latency"), (f"TTFT [{unit}]", "ttft"))
+        ]
+        tpot = (metrics["mean_tpot"], None, None, metrics["p99_tpot"])
+        rows.append((f"TPOT [{unit}/token]", *tpot))
+        below = (
+            f"total latency {number(metrics['tel'])} {unit}, makespan "
+            f"{number(metrics['makespan'])} {unit}, peak KV {number(metrics['peak_kv'])} of "
+            f"{self.instance.kv_capacity:,} tokens, {number(metrics['batches'])} batches, "
+            f"{number(metrics['evictions'])} evictions"
+        )
+        title = f"Evaluation on {self.instance.name}"
+        return table(title, ("", "mean", "p50", "p90", "p99"), rows, below)
 
     @cached_property
     def latency(self) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from optsched.columns import (
 )
 from optsched.errors import InputError
 from optsched.forecast import Forecast
+from optsched.markup import facts
 
 TimeUnit = Literal["round", "second"]
 KvAccounting = Literal["generated", "cached"]
@@ -246,6 +247,29 @@ class Instance:
         return (
             f"<Instance {self.name!r}: {self.n} requests in {self.time_unit}s, "
             f"kv_capacity {self.kv_capacity} ({self.kv_accounting})>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.in_rounds else "s"
+        sizes = {
+            name: f"{column.min():,} to {column.max():,}, mean {column.mean():,.1f}"
+            for name, column in (("prompt", self.prompt_tokens), ("output", self.output_tokens))
+        }
+        limits = ", ".join(f"{name} {value}" for name, value in self.limits.as_dict().items())
+        told = self.predicted is not None or self.predicted_upper is not None
+        return facts(
+            f"Instance {self.name}",
+            [
+                ("requests", self.n),
+                ("arrivals", f"{self.arrival.min():g} to {self.arrival.max():g} {unit}"),
+                *((f"{name} tokens", words) for name, words in sizes.items()),
+                ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
+                ("limits", limits or None),
+                ("hybrid batching", self.hybrid_batching),
+                ("chunked prefill", self.chunked_prefill),
+                ("output lengths", "predicted" if told else "true lengths only"),
+                ("known optimum", (self.known or {}).get("optimum")),
+            ],
         )
 
     @property

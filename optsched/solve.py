@@ -20,6 +20,7 @@ from optsched.errors import (
 from optsched.evaluate import Evaluation, evaluate
 from optsched.formulations import Answer, Formulation, Task, check_method, get
 from optsched.instance import Instance
+from optsched.markup import facts, number
 from optsched.schedule import Schedule, from_starts
 from optsched.solvers.base import (
     History,
@@ -118,6 +119,22 @@ class Result:
             f"<Result {self.instance.name!r} in {self.instance.time_unit}s: {self.status.value}, "
             f"{self.objective_name} {self.objective}, bound {self.bound}, "
             f"{self.formulation} by {self.method}>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.instance.in_rounds else "s"
+        gap = self.gap
+        return facts(
+            f"Result on {self.instance.name}",
+            [
+                ("status", self.status.value),
+                (f"{self.objective_name} (times in {unit})", number(self.objective)),
+                ("bound", number(self.bound)),
+                ("gap", None if gap is None else f"{gap:.2%}"),
+                ("by", f"{self.formulation}, {self.method}"),
+                ("time", f"{self.build_s + self.solve_s:.2f} s"),
+                ("certificate", None if self.certificate is None else "yes"),
+            ],
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ ROOT = Path(optsched.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("least_squares",),
+    ("least_squares", "markup"),
     ("hardware",),
     ("columns",),
     ("forecast",),
@@ -164,6 +164,7 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "optsched/py.typed" in names
+    assert "optsched/report/report.html.jinja" in names
     for folder in ("models", "instances"):
         shipped = {p.name for p in (ROOT.parent / folder).iterdir() if p.is_file()}
         assert shipped

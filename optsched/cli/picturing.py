@@ -248,7 +248,7 @@ def _comparison(
             schedule, _ = schedule_of(file, instance, cost, data.get("cost_model"))
             evaluations[policy] = evaluate(instance, schedule, model)
         return _distribution(evaluations, kind, name)
-    rows = [row for row in data["policies"] if row.get("metrics")]
+    rows = [row for row in data["policies"] if (row.get("metrics") or {}).get("tel") is not None]
     if not rows:
         raise InputError(f"{source}: policies: none has a schedule; nothing to draw")
     canvas = style.figure((9.5, 1.6 + 0.32 * len(rows)))

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from optsched.markup import number
 from optsched.report.figures import distribution_figure, timeline_figure
 from optsched.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report, Section, Verdict
 from optsched.version import __version__
@@ -84,17 +85,6 @@ def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any
     }
 
 
-def number(value: Any) -> str:
-    """Return a number for people, a dash for none."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, int) or float(value).is_integer():
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
 def _header(text: str, unit: str = "") -> dict[str, str]:
     return {"text": text, "unit": unit}
 
@@ -138,7 +128,7 @@ def _verdict(verdict: Verdict | None) -> Cell:
 def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, Any]:
     certified = section.certified
     ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
-    headers = [_header("policy"), _header("lengths"), _header("TEL", unit)]
+    headers = [_header("policy"), _header("kind"), _header("TEL", unit)]
     headers += [_header(f"/ {name}") for name in ratios]
     headers += [
         _header(words, f"{unit}/token" if "tpot" in name else unit) for name, words in METRICS
@@ -151,8 +141,11 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
         metrics = row.get("metrics") or {}
         tel = metrics.get("tel")
         inside = row.get("ratio_to_bound") is not None or row.get("ratio_to_best_known") is not None
+        kind = "clairvoyant" if row.get("clairvoyant") else ""
+        if row.get("measured"):
+            kind = "measured"
         cells = [
-            _cell(row["policy"]), _cell("known" if row.get("clairvoyant") else ""), _cell(tel),
+            _cell(row["policy"]), _cell(kind), _cell(tel),
             _ratio(row.get("ratio_to_best_known")), _ratio(row.get("ratio_to_bound")),
         ]  # fmt: skip
         if certified is not None:
