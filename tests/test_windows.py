@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from slow_judge import TIMED, random_instance
+from typer.testing import CliRunner
 
+from optsched.cli import app
+from optsched.compare import compare
 from optsched.cost import BatchCost, UnitCost
 from optsched.errors import InputError, LoopError, OptschedError
 from optsched.evaluate import evaluate
 from optsched.forecast import Forecast
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
+from optsched.io import read_schedule, write_instance
 from optsched.policies import allows, is_clairvoyant, make_policy
 from optsched.policies.base import Windows
 from optsched.policies.readable_windows import simulate_windows
@@ -393,3 +400,40 @@ def test_a_users_file_may_hold_windows(tmp_path) -> None:
     assert rows_of(simulate(instance, f"{file}:wide:size=2")) == [{1: 1, 0: 1}, *[{0: 1}] * 2]
     with pytest.raises(OptschedError, match="batch_size: 0"):
         simulate(instance, f"{file}:wide:size=0")
+
+
+# --- files and commands -------------------------------------------------------------------------
+
+
+def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_path) -> None:
+    instance = generate("lognormal", seed=2, n=40, rate=5.0, arrivals="gamma")
+    write_instance(instance, tmp_path / "in.json")
+    schedule, table = str(tmp_path / "out.json"), str(tmp_path / "requests.csv")
+    words = [str(tmp_path / "in.json"), "--cost-model", LLAMA]
+    spec = ["--policy", "isrtf:workers=3,batch_size=1,predictor=elis"]
+    run = CliRunner().invoke(app, ["simulate", *words, *spec, "--schedule-out", schedule])
+    assert run.exit_code == 0, run.output
+    assert "mean queuing delay" in run.output
+    judged = CliRunner().invoke(
+        app, ["evaluate", words[0], schedule, *words[1:], "--requests-out", table, "--json", "-"]
+    )
+    assert judged.exit_code == 0, judged.output
+    read = evaluate(instance, read_schedule(schedule, instance), LLAMA)
+    assert read.workers == 3
+    metrics = json.loads(judged.stdout)["metrics"]
+    assert metrics["mean_queuing_delay"] == read.metrics["mean_queuing_delay"] > 0
+    assert metrics["mean_waiting"] >= metrics["mean_queuing_delay"]
+    with Path(table).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["queuing_delay"]) for row in rows] == read.queuing_delay.tolist()
+    assert [float(row["waiting"]) for row in rows] == read.waiting.tolist()
+
+
+def test_compare_runs_them_beside_the_others() -> None:
+    instance = generate("lognormal", seed=2, n=40, rate=5.0)
+    found = compare(instance, ["isrtf", "elis-fcfs:workers=2", "fcfs"], cost_model=LLAMA)
+    rows = {row.policy: row for row in found.rows}
+    assert not any(row.error for row in rows.values())
+    assert rows["isrtf"].ratio_to_bound is not None
+    assert rows["elis-fcfs:workers=2"].ratio_to_bound is None
+    assert "it uses 2 workers" in " ".join(rows["elis-fcfs:workers=2"].notes)

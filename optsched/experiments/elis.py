@@ -67,6 +67,18 @@ def _requests(n: int, cv: float, seed: int | np.random.Generator) -> Instance:
     )  # fmt: skip
 
 
+def _spec(trial: Row) -> str:
+    """Return the policy, which may carry parameters of its own, with the trial's."""
+    policy: str = trial["policy"]
+    joint = "," if ":" in policy else ":"
+    return f"{policy}{joint}window={trial['window']},batch_size={trial['batch_size']}"
+
+
+def _told(trial: Row) -> str | None:
+    """Return the predictor: the paper's baselines need nothing, or know the truth."""
+    return str(trial["predictor"]) if trial["policy"].startswith("isrtf") else None
+
+
 def jct_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     """Yield one trial per model, batch size, load, draw and policy."""
     for model in parameters["models"]:
@@ -96,9 +108,7 @@ def _run_jct(trial: Row) -> Row:
     instance = _requests(trial["requests"], trial["cv"], rng)
     rate = trial["load"] * full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     instance = at_rate(instance, rate)
-    policy = f"{trial['policy']}:window={trial['window']},batch_size={trial['batch_size']}"
-    told = trial["predictor"] if trial["policy"] == "isrtf" else None
-    schedule = simulate(instance, policy, cost, seed=trial["draw"], predictor=told)
+    schedule = simulate(instance, _spec(trial), cost, seed=trial["draw"], predictor=_told(trial))
     judged = evaluate(instance, schedule, cost)
     return {
         "rate": rate,
@@ -242,16 +252,11 @@ def _run_scaling(trial: Row) -> Row:
     cost = stretched(load_cost_model(trial["cost_model"]), trial["latency_s"])
     rng = np.random.default_rng([trial["seed"], trial["draw"], trial["workers"]])
     instance = _requests(trial["requests"], trial["cv"], rng)
-    policy = (
-        f"{trial['policy']}:window={trial['window']},batch_size={trial['batch_size']},"
-        f"workers={trial['workers']}"
-    )
-    told = trial["predictor"] if trial["policy"] == "isrtf" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # batches beyond the profiles' range
         found = peak_rate(
-            policy, instance, cost, max_delay_s=trial["max_delay_s"], predictor=told,
-            seed=trial["draw"],
+            f"{_spec(trial)},workers={trial['workers']}", instance, cost,
+            max_delay_s=trial["max_delay_s"], predictor=_told(trial), seed=trial["draw"],
         )  # fmt: skip
     full = full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     return {
