@@ -114,6 +114,7 @@ def loaded_after(code: str) -> set[str]:
 
 HEAVY = {
     "numba", "pandas", "matplotlib", "highspy", "ortools", "pulp", "pydantic", "scipy", "pyarrow",
+    "pooch", "requests",
 }  # fmt: skip
 
 

@@ -130,8 +130,8 @@ def test_a_trace_without_arrivals_says_so_and_how_to_give_them(tmp_path):
     arrival, *_, report = read("vidur", file)
     assert arrival == [0.0] * 4
     assert report.arrivals is False
-    assert report.notes[0].startswith("the trace has no arrivals: all requests arrive at 0; a rate")
-    refused("the trace has no arrivals; a rate of Poisson arrivals", "vidur", file, strict=True)
+    assert report.notes[0].startswith("the trace has no arrivals: all requests arrive at 0; rate")
+    refused("the trace has no arrivals; rate=R (--rate R) for Poisson", "vidur", file, strict=True)
     assert read("vidur", file, rate=math.inf, strict=True)[0] == [0.0] * 4
 
 
@@ -386,9 +386,9 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
     assert result.stderr.splitlines() == [
         "warning: chat.json: dropped 1 of 3 rows (1 with zero or negative tokens), the first in "
         "line 1",
-        "warning: chat.json: tokens are words: a tokenizer counts a model's",
-        "warning: chat.json: the trace has no arrivals: all requests arrive at 0; a rate draws "
-        "Poisson arrivals of so many requests a second",
+        "warning: chat.json: tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",
+        "warning: chat.json: the trace has no arrivals: all requests arrive at 0; rate=R (--rate "
+        "R) draws Poisson arrivals of R requests a second",
     ]
     for words, error in (
         (("--rate", "0"), "--rate: 0.0; a number > 0 is right"),

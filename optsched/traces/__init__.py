@@ -238,7 +238,7 @@ def read_trace_report(
     kept = rows.kept()
     notes = rows.notes()
     if "tokenizer" in chosen.options and tokenizer is None:
-        notes += ("tokens are words: a tokenizer counts a model's",)
+        notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
     order = np.arange(len(kept.line))
     if rate is None and kept.time_ns is not None:
         time = kept.time_ns
@@ -248,8 +248,8 @@ def read_trace_report(
     else:
         if rate is None:
             notes += (
-                "the trace has no arrivals: all requests arrive at 0; a rate draws Poisson "
-                "arrivals of so many requests a second",
+                "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
+                "Poisson arrivals of R requests a second",
             )
         since = _poisson(len(kept.line), rate, draws[1])
     arrival: NDArray[Any]

@@ -93,8 +93,8 @@ class Rows:
             self.arrivals = False
             if self.strict and not self.drawn:
                 raise InputError(
-                    f"{self.file}: the trace has no arrivals; a rate of Poisson arrivals is "
-                    "right, infinite if all requests arrive at 0"
+                    f"{self.file}: the trace has no arrivals; rate=R (--rate R) for Poisson "
+                    "arrivals of R requests a second, or inf for all at 0, is right"
                 )
             return
         if self.drawn or not len(block.time_ns):
