@@ -32,7 +32,13 @@ def measure(jobs: int, first: int, count: int, n: int, out: Path) -> tuple[float
 
     wall, used = time.perf_counter(), cpu()
     outcome = run_experiment(
-        NAME, {"n": n}, seed=first, trials=count, jobs=jobs, isolate=True, out=out
+        NAME,
+        {"n": n, "time_limit": 600},
+        seed=first,
+        trials=count,
+        jobs=jobs,
+        isolate=True,
+        out=out,
     )
     elapsed = time.perf_counter() - wall
     assert all(row["proved"] for row in outcome.rows), "a time limit would hide the difference"

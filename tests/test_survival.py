@@ -448,6 +448,7 @@ def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+    assert len(load(tmp_path / "out")) == 1
 
 
 def test_a_store_that_another_program_keeps_locked_is_refused(

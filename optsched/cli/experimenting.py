@@ -69,8 +69,10 @@ def experiment(
     from optsched.experiments.isolation import memory_bytes
     from optsched.experiments.runner import run_experiment
 
-    if memory_limit is not None and not isolate:
-        raise UsageError("--in-process: has no --memory-limit; --isolate is right")
+    if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
+        raise UsageError(
+            "--in-process: is for one job here without --memory-limit; --isolate is right"
+        )
     bar = TrialBar()
     try:
         with bar:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
@@ -120,11 +121,11 @@ def on_dask(
     with ExitStack() as stack:
         address: Any = scheduler
         if scheduler is None:
-            address = stack.enter_context(
-                distributed.LocalCluster(
+            with _ctrl_c_ignored():
+                cluster = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
-            )
+            address = stack.enter_context(cluster)
         try:
             client = stack.enter_context(
                 distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -141,6 +142,19 @@ def on_dask(
                 f"--scheduler: {scheduler!r} has no workers; start `dask worker` first"
             ) from None
         yield from _through(client, distributed, run, todo, keep, code, memory_limit)
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Start processes that leave Ctrl-C to this one: they inherit what is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _through(

@@ -124,6 +124,8 @@ class Isolation:
                 break
             except _DiedError as died:
                 why = f"its process {died}, {ATTEMPTS} times"
+        if self._closed:  # `close` ended it, not the trial
+            raise OptschedError("the experiment has ended")
         return "failed", why, time.perf_counter() - begin
 
     def _child(self) -> _Child:
@@ -219,7 +221,10 @@ class _Child:
     def end(self) -> None:
         if self.alive():
             with suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                if hasattr(os, "killpg"):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    self._process.kill()
         self._process.wait()
         for pipe in (self._orders, self._answers):
             with suppress(OSError, ValueError):

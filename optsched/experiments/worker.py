@@ -39,7 +39,9 @@ def main() -> None:
         sys.path[:] = pickle.load(orders)
     except EOFError:  # the parent has ended meanwhile
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    # The parent decides what these mean; this process ends when it does.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     warnings.formatwarning = _one_line
     with suppress(OSError):  # where memory runs out the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
