@@ -181,7 +181,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     from optsched.schedule import from_starts
 
     module = import_module("optsched.compare")
-    monkeypatch.setattr(module, "_load_engine", lambda: None)
+    monkeypatch.setattr(module, "_load_engine", lambda specs: None)
     monkeypatch.setattr(module, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
     with pytest.raises(ViolationError, match="policy mc-sf: the judge rejects its schedule"):
         compare(tiny(), ["mc-sf"])
