@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 
-.PHONY: demo docs test test-slow bench check clean
+.PHONY: demo docs notebooks test test-slow bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
@@ -16,6 +16,12 @@ test-slow: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict
+
+notebooks: $(STAMP)
+	cd notebooks && for name in $(basename $(notdir $(wildcard notebooks/*.py))); do \
+	    ../$(BIN)/python -m jupytext --quiet --to ipynb --output $$name.ipynb $$name.py && \
+	    ../$(BIN)/ruff format --quiet $$name.ipynb && \
+	    ../$(BIN)/python -m jupytext --quiet --to py:percent --output $$name.py $$name.ipynb; done
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -m ''

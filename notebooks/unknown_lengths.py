@@ -1,0 +1,239 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Scheduling without knowing lengths
+#
+# Shortest first is a good rule, and a server cannot follow it: how long an answer will be is known
+# when it is finished. Three papers take three ways out. **TRAIL** (000) predicts what is left of
+# each answer after every token. **ELIS** (004) predicts again once per window of tokens. Chen, Ye
+# and Zhou (001) ask for an interval only, and prove what can be done with it.
+#
+# We put all three on the same requests, ask how much knowing is worth, and how much error it bears.
+
+# %%
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import optsched
+from optsched.plot import plot_distribution, plot_lines
+
+warnings.filterwarnings("ignore", message="cost model .* is used outside its range")
+
+# %% [markdown]
+# ## The workload
+#
+# 600 chats with the published statistics of LMSYS-Chat-1M, 20 a second, on a GPU fitted to profiles
+# of an A100 with a 7B model. 16 places in a batch, and 4,000 tokens of KV.
+
+# %%
+gpu = "llama2-7b-a100-vidur-fit"
+chats = optsched.generate(
+    "lognormal", seed=3, n=600, kv_capacity=4000, time_unit="second", rate=20.0
+)
+outputs = chats.output_tokens
+print("outputs: mean", outputs.mean(), "median", np.median(outputs), "longest", outputs.max())
+
+
+def serve(policy: str, predictor: str | None = None, seed: int = 0) -> optsched.Evaluation:
+    """Return what a policy does on the chats, judged."""
+    plan = optsched.simulate(chats, policy, gpu, predictor=predictor, seed=seed)
+    return optsched.evaluate(chats, plan, gpu)
+
+
+# %% [markdown]
+# ## What knowing is worth
+#
+# First with the truth. `vllm-fcfs` does not look at lengths; `vllm-sjf` takes the shortest of those
+# that wait; `trail` also preempts a running request for a shorter one, during the first 80 % of its
+# run; `isrtf` is ELIS, which re-sorts every 50 tokens.
+
+# %%
+places = "max_running=16"
+policies = {
+    "first come": f"vllm-fcfs:{places}",
+    "shortest first": f"vllm-sjf:{places}",
+    "TRAIL": f"trail:{places}",
+    "ELIS": "isrtf:batch_size=16",
+}
+known = {name: serve(policy) for name, policy in policies.items()}
+for name, judged in known.items():
+    m = judged.metrics
+    print(
+        f"{name:15} latency: mean {m['mean_latency']:.2f} s, 99 % below {m['p99_latency']:.1f} s; "
+        f"mean TTFT {m['mean_ttft']:.2f} s; {m['evictions']} evictions"
+    )
+
+# %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
+plot_distribution(known, "latency", ax=left)
+plot_distribution(known, "ttft", ax=right);
+# %% [markdown]
+# Knowing lengths helps the mean and hurts the tail: somebody has to be last, and with lengths known
+# it is the longest. Preempting shortens the time to the first token further; each preemption costs
+# a refill, and on this workload they cost more latency than they save.
+
+# %%
+mean = {name: judged.metrics["mean_latency"] for name, judged in known.items()}
+assert mean["shortest first"] < mean["first come"]
+assert known["TRAIL"].metrics["mean_ttft"] < known["shortest first"].metrics["mean_ttft"]
+assert known["first come"].metrics["p99_latency"] < known["shortest first"].metrics["p99_latency"]
+
+# %% [markdown]
+# C, the share of a run during which TRAIL may preempt, trades the two. C = 0 never preempts for a
+# shorter request, C = 1 always may (SRPT):
+
+# %%
+rows = []
+for c in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+    m = serve(f"trail:c={c},{places}").metrics
+    rows.append({"C": c, "mean latency": m["mean_latency"], "mean TTFT": m["mean_ttft"]})
+    print(rows[-1], m["evictions"], "evictions")
+
+ax = plot_lines(rows, "C", ["mean latency", "mean TTFT"])
+ax.set(xlabel="C", ylabel="[s]", ylim=(0, None));
+# %% [markdown]
+# ## How much error it bears
+#
+# Now with predictions: the truth plus a normal error of a given mean size. The median output is a
+# few dozen tokens, so an error of 60 is more noise than signal for half of the requests. MC-SF
+# joins in: it does not only order by predictions, it *relies* on them, admitting requests whose
+# predicted peaks just fit.
+
+# %%
+contenders = {**policies, "MC-SF": "mc-sf"}
+noise = []
+for error in (0, 15, 30, 60):
+    for name, policy in contenders.items():
+        predictor = f"noisy:mae={error}" if error else None
+        m = serve(policy, predictor, seed=1).metrics
+        noise.append({"error": error, "policy": name, "mean latency": m["mean_latency"]})
+
+ax = plot_lines(noise, "error", "mean latency", series="policy")
+ax.set(xlabel="mean absolute error of the prediction [tokens]", ylabel="mean latency [s]")
+ax.set_yscale("log");
+# %% [markdown]
+# Those that only *order* by a prediction hardly notice: even a poor guess tells short from long.
+# MC-SF, best of all with the truth, falls apart: a prediction that is short by a few tokens makes
+# memory overflow, and it then clears everybody. The cure is not a better predictor but a margin, or
+# an order without a promise.
+
+# %%
+at = {(row["error"], row["policy"]): row["mean latency"] for row in noise}
+assert at[0, "MC-SF"] < at[0, "shortest first"]
+assert at[30, "MC-SF"] > 2 * at[0, "MC-SF"]
+for name in ("shortest first", "TRAIL", "ELIS"):
+    assert at[30, name] < 1.25 * at[0, name]
+
+# %% [markdown]
+# ## Predicting again
+#
+# TRAIL reads a prediction off the model's own embeddings after every token, and refines it with a
+# Bayesian filter over ten bins. The predictor `trail` does that with a synthetic classifier. What a
+# request is told while it runs, for four requests:
+
+# %%
+from optsched.predict import forecast_of, predict
+
+told = predict(chats, "trail", seed=1)
+forecast = forecast_of(told)
+figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+for share, color in zip(
+    (0.6, 0.8, 0.9, 0.97), ("#0072B2", "#E69F00", "#009E73", "#CC79A7"), strict=True
+):
+    i = int(np.argsort(outputs)[int(share * len(outputs))])
+    left = forecast.remaining[forecast.offsets[i] : forecast.offsets[i + 1]]
+    done = np.arange(len(left)) * forecast.every
+    ax.plot(done, left, color=color)
+    ax.plot([0, outputs[i]], [outputs[i], 0], color=color, linestyle=":")
+ax.set(xlabel="tokens produced", ylabel="tokens left: predicted, and true (dotted)");
+# %%
+informed = {
+    "TRAIL, refined": serve(f"trail:{places}", "trail", seed=1),
+    "TRAIL, first prediction only": serve(f"trail:refine=false,{places}", "trail", seed=1),
+    "ELIS": serve("isrtf:batch_size=16", "elis", seed=1),
+    "first come": known["first come"],
+}
+for name, judged in informed.items():
+    print(f"{name:30} mean latency {judged.metrics['mean_latency']:.2f} s")
+assert informed["TRAIL, refined"].metrics["mean_latency"] < mean["first come"]
+
+# %% [markdown]
+# Predictions this good order nearly as well as the truth. That the refined ones are no better than
+# the first is no contradiction to the paper: what counts for an order is who is short, and that is
+# mostly known at the start.
+#
+# ELIS decides once per window of K tokens. Shorter windows follow the predictions more closely, in
+# longer ones a newcomer waits for the end. On this workload the two hardly show:
+
+# %%
+for tokens in (10, 50, 200):
+    m = serve(f"isrtf:window={tokens},batch_size=16", "elis", seed=1).metrics
+    print(f"window {tokens:3}: mean latency {m['mean_latency']:.2f} s, TTFT {m['mean_ttft']:.3f} s")
+
+# %% [markdown]
+# ## Only an interval
+#
+# Suppose all that is known is that an output lies between l and u. Paper 001 has two attitudes:
+# **A_max** takes everything to be u, and never overflows; **A_min** takes everything to be l,
+# admits more, and evicts whoever grows too long. With outputs that are either l or u, a third,
+# **A_l**, lets everybody try l tokens first. The yardstick, H-SF, knows the truth.
+
+# %%
+from optsched.ratio.families import two_point
+from optsched.theory import a_l_bound, a_min_two_point_bound
+
+long = 24
+curves = []
+for short in (2, 4, 6, 9, 12, 16, 20):
+    instance = two_point(short, long, 0.8, 400, kv_capacity=400)
+    total = {
+        policy: np.mean(
+            [
+                optsched.evaluate(instance, optsched.simulate(instance, policy, seed=s)).metrics[
+                    "tel"
+                ]
+                for s in range(2)
+            ]
+        )
+        for policy in ("a-max", "a-min", "a-l", "h-sf")
+    }
+    for policy in ("a-max", "a-min", "a-l"):
+        curves.append(
+            {"alpha": short / long, "policy": policy, "ratio": total[policy] / total["h-sf"]}
+        )
+
+ax = plot_lines(curves, "alpha", "ratio", series="policy", reference={"H-SF": 1.0})
+alpha = np.linspace(0.08, 0.85, 100)
+ax.plot(alpha, [a_min_two_point_bound(x) for x in alpha], color="#999999", label="A_min: bound")
+ax.plot(alpha, [a_l_bound(x) for x in alpha], color="#999999", linestyle=":", label="A_l: bound")
+ax.set(xlabel="alpha = l / u", ylabel="total latency over H-SF's", ylim=(0.9, 2.8))
+ax.legend();
+# %%
+ratio = {(round(row["alpha"], 3), row["policy"]): row["ratio"] for row in curves}
+assert ratio[round(2 / 24, 3), "a-l"] < 1.1  # trying costs nothing where l is small
+assert ratio[round(2 / 24, 3), "a-max"] > 2  # reserving costs most there
+assert ratio[round(20 / 24, 3), "a-l"] > ratio[round(20 / 24, 3), "a-min"]
+
+# %% [markdown]
+# Reserving for the worst is the most expensive attitude wherever the interval is wide. Trying and
+# evicting is cheap when the try is short. (A ratio below 1 is no mistake: H-SF knows the truth and
+# is no optimum.) Where the two bounds cross, at alpha = 0.38, the policy `a-switch` changes from
+# one to the other.
+#
+# So: rank by whatever prediction there is, promise nothing on its word, and where only an interval
+# is known, start with its lower end.
