@@ -66,6 +66,10 @@ def fit(
 ) -> None:
     """Fit a cost model to profiles: Vidur's columns, Splitwise's, or aiconfigurator's."""
     check_outputs(out, plot, json_out)
+    if plot is not None:
+        from optsched.plot.style import check_suffix
+
+        check_suffix(plot)
     from optsched.cost import load_cost_model
     from optsched.fit import errors_of
     from optsched.fit import fit as run
@@ -88,10 +92,11 @@ def fit(
     if out is not None:
         write_bytes(found.to_toml().encode(), out)
     if plot is not None:
-        from optsched.plot.fit import plot_fit
+        from optsched.plot import plot_fit, style
 
-        figure = plot_fit(found).figure
-        figure.savefig(plot, dpi=150)  # type: ignore[union-attr]
+        canvas = style.figure((6.0, 5.0))
+        plot_fit(found, canvas.subplots())
+        style.save(canvas, plot)
     cost = found.cost_model
     data = {
         "format": "optsched-fit",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from optsched.plot.style import COLOURS, MARKERS, axes, plain_ticks
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -21,19 +23,16 @@ def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
     ax : matplotlib Axes, optional
         Default: new ones.
     """
-    import matplotlib.pyplot as plt
-
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 5), layout="constrained")[1]
+    ax = axes(ax, (6.0, 5.0))
     low, high = float("inf"), 0.0
     for k, o in enumerate(fit.operators):
-        colour = f"C{k}"
+        colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
         ax.plot(
-            o.measured_ms[~o.tested], o.predicted_ms[~o.tested], ".", ms=3, alpha=0.15,
+            o.measured_ms[~o.tested], o.predicted_ms[~o.tested], mark, ms=2, alpha=0.15,
             color=colour, rasterized=True,
         )  # fmt: skip
         ax.plot(
-            o.measured_ms[o.tested], o.predicted_ms[o.tested], ".", ms=5, color=colour,
+            o.measured_ms[o.tested], o.predicted_ms[o.tested], mark, ms=3.5, color=colour,
             label=f"{o.operator} (mean error {o.mean:.1%})", rasterized=True,
         )  # fmt: skip
         if o.measured_ms.size:
@@ -43,6 +42,8 @@ def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
         ax.plot([low, high], [low, high], color="black", lw=0.8, zorder=0)
         ax.set_xscale("log")
         ax.set_yscale("log")
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
     ax.set(
         xlabel="measured [ms]", ylabel="predicted [ms]", title=f"{fit.cost_model.name}: held out"
     )

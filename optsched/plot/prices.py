@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from optsched.plot.style import BLUE, axes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -24,14 +26,11 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1]
+    ax = axes(ax)
     rows = np.asarray(prices, dtype=np.float64).reshape(-1, 2)
-    ax.step(rows[:, 0], rows[:, 1], where="post", linewidth=1)
-    ax.fill_between(rows[:, 0], rows[:, 1], step="post", alpha=0.2)
+    ax.step(rows[:, 0], rows[:, 1], where="post", color=BLUE, lw=1)
+    ax.fill_between(rows[:, 0], rows[:, 1], step="post", color=BLUE, alpha=0.2, lw=0)
     ax.set_xlabel("time [rounds]")
-    ax.set_ylabel("price of one KV token [rounds of latency per token and round]")
+    ax.set_ylabel("price of a KV token for a round\n[rounds of total latency]")
     ax.set_ylim(bottom=0)
     return ax

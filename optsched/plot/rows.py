@@ -174,7 +174,7 @@ def plot_bars(
     ax.invert_yaxis()
     _references(ax, reference, horizontal=False)
     if len(places_of) > 1 or reference:
-        legend(ax)
+        legend(ax, 9)  # bars leave no room inside
     return ax
 
 
