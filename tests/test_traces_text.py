@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
+import io
 import os
 import re
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from threading import Thread
 
@@ -135,6 +138,37 @@ def test_quotes_change_nothing(tmp_path):
     refused("line 6: ContextTokens: 'x2'", put(tmp_path, quoted.replace(",12,", ",x2,")))
     refused("line 6: has 3 fields", put(tmp_path, quoted.replace(",12,", ",")))
     refused("not CSV: a quote is never closed", put(tmp_path, plain + ',"'))
+
+
+CELLS = st.tuples(
+    st.decimals(0, 10**6, places=6).map(str), st.integers(1, 10**4), st.integers(-1, 10**4),
+    st.text(st.characters(codec="utf-8", exclude_characters='",\r\n\0'), max_size=5),
+)  # fmt: skip
+
+
+@given(st.lists(CELLS, min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_a_quoted_file_is_the_plain_one(tmp_path_factory, rows):
+    folder = tmp_path_factory.getbasetemp()
+    header = ("arrival", "prompt_tokens", "output_tokens", "note")
+    found = []
+    for style in (csv.QUOTE_NONE, csv.QUOTE_ALL):
+        text = io.StringIO()
+        csv.writer(text, quoting=style, lineterminator="\n").writerows([header, *rows])
+        file = put(folder, text.getvalue(), "same.csv")
+        try:
+            instance, report = read_trace_report("csv", file)
+            found.append((instance.sha256, replace(report, measured=None)))
+        except InputError as error:  # no row has tokens
+            found.append((str(error), None))
+    assert found[0] == found[1]
+
+
+def test_progress_counts_the_rows_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 60)  # two lines of 38 bytes at a time
+    seen = []
+    prompts(put(tmp_path, TEXT), progress=seen.append)
+    assert seen == [2, 4]
 
 
 def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
