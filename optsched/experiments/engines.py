@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
-from optsched.errors import InputError, SolverError, UsageError
+from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments.isolation import Answer, Isolation, Row, attempt
 
 Finished = Generator[int]
@@ -182,16 +182,17 @@ def _through(
         feed()
         for future in answers:
             number = running.pop(future.key)
-            if future.status == "finished":
-                keep(number, future.result())
-            elif future.status == "error":
-                error = future.exception()
-                if isinstance(error, distributed.scheduler.KilledWorker):
-                    keep(number, ("failed", "the Dask workers that ran it died", 0.0))
-                else:
-                    raise _lost(error)
-            else:
-                raise _lost(future.status)
+            # Not its status: a result may be lost with its worker while it is on its way, and
+            # then this waits until another worker has it.
+            try:
+                answer = future.result()
+            except distributed.scheduler.KilledWorker:
+                answer = ("failed", "the Dask workers that ran it died", 0.0)
+            except OptschedError:
+                raise
+            except Exception as error:
+                raise _lost(error) from None
+            keep(number, answer)
             feed()
             yield number
     except OSError as error:
@@ -201,10 +202,8 @@ def _through(
             client.cancel(list(answers.futures))
 
 
-def _lost(why: Any) -> Exception:
-    if isinstance(why, (InputError, UsageError, SolverError)):
-        return why
-    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+def _lost(why: Exception) -> InputError:
+    text = " ".join(f"{type(why).__name__}: {why}".split())
     return InputError(
         f"--engine dask: the cluster does not go on ({text}); what has finished is stored, and "
         "the same command goes on with the rest"
