@@ -145,8 +145,9 @@ def run(
     assigned = np.zeros(workers, dtype=np.int64)  # unfinished requests
     until = np.full(workers, np.inf)  # end of the window that runs; inf: idle
     size = min(n, batch_size, max_batch, max_running)
-    members = np.empty((workers, size), dtype=np.int64)
-    n_members = np.zeros(workers, dtype=np.int64)
+    members = np.empty(size, dtype=np.int64)
+    first_member = np.full(workers, -1, dtype=np.int64)  # of the window that runs
+    next_member = np.full(n, -1, dtype=np.int64)
     inside = np.zeros(n, dtype=np.bool_)  # in the batch of a window
     quota = np.zeros(size, dtype=np.int64)  # tokens that a member has to produce
     step = np.empty(size, dtype=np.int64)
@@ -170,19 +171,22 @@ def run(
             if until[w] > now:
                 continue
             until[w] = np.inf
-            for k in range(n_members[w]):
-                i = members[w, k]
+            i = first_member[w]
+            first_member[w] = -1
+            while i >= 0:
+                j = next_member[i]
                 inside[i] = False
                 if produced[i] == output[i]:
                     done += 1
                     assigned[w] -= 1
-                    continue
-                key[i] = _priority(
-                    i, order, aging, arrival, total, every, offsets, remaining, seen, produced
-                )
-                outdated[i] = False
-                left[i] = right[i] = -1
-                queue[w] = _merged(queue[w], i, key, rank, left, right)
+                else:
+                    key[i] = _priority(
+                        i, order, aging, arrival, total, every, offsets, remaining, seen, produced
+                    )
+                    outdated[i] = False
+                    left[i] = right[i] = -1
+                    queue[w] = _merged(queue[w], i, key, rank, left, right)
+                i = j
         while next_arrival < n and arrival[by_arrival[next_arrival]] <= now:
             i = by_arrival[next_arrival]
             next_arrival += 1
@@ -217,11 +221,12 @@ def run(
                 if need > capacity:
                     break
                 queue[w] = _merged(left[i], right[i], key, rank, left, right)
-                members[w, n_batch] = i
+                members[n_batch] = i
+                next_member[i] = first_member[w]
+                first_member[w] = i
                 quota[n_batch] = window
                 inside[i] = True
                 n_batch += 1
-            n_members[w] = n_batch
 
             # Its window: prefills first, in as few batches as C and P allow, then decodes.
             clock = now
@@ -232,7 +237,7 @@ def run(
                 c_sum = c_square = kv_sum = grown = 0
                 prefill = False
                 while position < n_batch:
-                    i = members[w, position]
+                    i = members[position]
                     if cached[i] == 0 and quota[position] > 0:
                         c = prompt[i] + produced[i]
                         if c_sum + c > min(max_batch, max_prefill):
@@ -252,14 +257,14 @@ def run(
                 if not prefill:
                     own = 0  # KV of the members alone: those that it cannot hold will leave
                     for k in range(n_batch):
-                        own += cached[members[w, k]] + offset
+                        own += cached[members[k]] + offset
                         if quota[k] > 0:
                             step[chosen] = k
                             chosen += 1
                             grown += 1
                     while own + grown > capacity:
                         staying -= 1
-                        own -= cached[members[w, staying]] + offset
+                        own -= cached[members[staying]] + offset
                         if quota[staying] > 0:
                             chosen -= 1
                             grown -= 1
@@ -284,7 +289,7 @@ def run(
                         outdated[victim] = restart
                     elif n_batch > staying:
                         n_batch -= 1
-                        victim = members[w, n_batch]
+                        victim = members[n_batch]
                     else:
                         break
                     held[w] -= cached[victim] + offset
@@ -301,7 +306,7 @@ def run(
                 tokens = _grown(tokens, entries + chosen)
                 for p in range(chosen):
                     k = step[p]
-                    i = members[w, k]
+                    i = members[k]
                     request[entries + p] = i
                     if prefill:
                         tokens[entries + p] = cached[i] = prompt[i] + produced[i]
@@ -339,7 +344,7 @@ def run(
             if outcome != DONE:
                 break
             for k in range(n_batch):  # what is done holds nothing in the next window
-                i = members[w, k]
+                i = members[k]
                 if produced[i] == output[i]:
                     since = 0
                     held[w] -= cached[i] + offset
@@ -347,7 +352,7 @@ def run(
                     _unlink(i, w, first_holder, before, after)
                     cached[i] = 0
             if restart and since > patience:
-                outcome, about = STALLED, members[w, 0]
+                outcome, about = STALLED, members[0]
                 break
     return (
         outcome, about, blocked, batches, now, batch_offsets[: batches + 1], request[:entries],

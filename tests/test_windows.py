@@ -26,6 +26,7 @@ from optsched.io import read_schedule, write_instance
 from optsched.policies import allows, is_clairvoyant, make_policy
 from optsched.policies.base import Windows
 from optsched.policies.readable_windows import simulate_windows
+from optsched.ratio import competitive_ratio
 from optsched.schedule import COLUMNS, Schedule
 from optsched.simulate import simulate
 
@@ -339,11 +340,11 @@ def test_much_aging_is_first_come_first_served() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("isrtf:window=0", "window: 0; an integer >= 1"),
+        ("isrtf:window=0", "window: 0; an integer from 1"),
         ("isrtf:window=2.5", "parameter window: '2.5' is not an integer"),
-        ("isrtf:batch_size=0", "batch_size: 0; an integer >= 1"),
-        ("elis-fcfs:workers=0", "workers: 0; an integer >= 1"),
-        ("elis-sjf:workers=10001", "workers: 10001; at most 10000"),
+        ("isrtf:batch_size=0", "batch_size: 0; an integer from 1"),
+        ("elis-fcfs:workers=0", "workers: 0; an integer from 1 to 10000"),
+        ("elis-sjf:workers=10001", "workers: 10001; an integer from 1 to 10000"),
         ("isrtf:aging=-1", "aging: -1.0; a number of tokens >= 0"),
         ("isrtf:aging=nan", "aging: 'nan' is not a number"),
         ("elis-fcfs:aging=1", "parameter 'aging' is unknown"),
@@ -359,8 +360,11 @@ def test_rules_are_checked_when_they_are_made() -> None:
         Windows("size")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="window: True"):
         Windows(window=True)
-    with pytest.raises(InputError, match="aging: inf"):
-        Windows(aging=float("inf"))
+    for aging in (float("inf"), float("nan"), "1"):
+        with pytest.raises(InputError, match="aging: "):
+            Windows(aging=aging)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="window: 1000000000000"):
+        Windows(window=10**30)
 
 
 def test_an_input_that_no_batch_holds_is_named() -> None:
@@ -437,3 +441,16 @@ def test_compare_runs_them_beside_the_others() -> None:
     assert rows["isrtf"].ratio_to_bound is not None
     assert rows["elis-fcfs:workers=2"].ratio_to_bound is None
     assert "it uses 2 workers" in " ".join(rows["elis-fcfs:workers=2"].notes)
+
+
+def test_several_workers_and_pauses_get_no_ratio_to_the_optimum() -> None:
+    instance = Instance([0, 1], [1, 1], [6, 1], 20)
+    specs = ["isrtf:workers=2", "isrtf:window=1,batch_size=1", "elis-fcfs:window=1,batch_size=1"]
+    study = competitive_ratio(specs, [instance], "optimum")
+    two, paused, plain = study.rows
+    assert (two.tel, two.low) == (6 + 1, None)
+    assert two.error == "no ratio: it uses 2 workers"
+    # B takes A's second round.
+    assert (paused.tel, paused.low) == (1 + 7, None)
+    assert "pauses running requests" in str(paused.error)
+    assert (plain.tel, plain.low, plain.error) == (6 + 6, 12 / 7, None)  # 7: both at once

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.columns import MAX_TOKENS
 from optsched.cost import BatchCost, CostModel
 from optsched.errors import InputError
 from optsched.instance import Instance, Limits
@@ -182,8 +183,8 @@ class Windows:
         Each with the instance's KV capacity and limits.
     aging : float
         Tokens by which a request moves forward in the order per second (or round) since its
-        arrival, against starvation: a request is never passed by one that arrives more than
-        (its predicted tokens) / aging after it. 0: none.
+        arrival, against starvation: on its worker a request is never passed by one that arrives
+        more than (the most tokens ever predicted of it) / aging after it. 0: none.
 
     Notes
     -----
@@ -204,13 +205,12 @@ class Windows:
     def __post_init__(self) -> None:
         if self.order not in ("arrival", "remaining", "total"):
             raise InputError(f"order: {self.order!r}; arrival, remaining or total is right")
-        for name in ("window", "batch_size", "workers"):
+        most = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
+        for name, limit in most.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
-        if self.workers > MAX_WORKERS:
-            raise InputError(f"workers: {self.workers}; at most {MAX_WORKERS} is right")
-        if not 0 <= self.aging < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise InputError(f"{name}: {value!r}; an integer from 1 to {limit} is right")
+        if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: {self.aging!r}; a number of tokens >= 0 is right")
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds import lower_bound
-from optsched.compare import best_of_policies
+from optsched.compare import best_of_policies, outside_reason
 from optsched.cost import CostModel, cost_for
 from optsched.errors import InputError, OptschedError, UsageError
 from optsched.evaluate import evaluate
@@ -45,7 +45,8 @@ class Ratio:
     low, high : float or None
         Equal where the reference is known exactly. ``high`` is None without a bound.
     error : str or None
-        Why there is no latency.
+        Why there is no latency, or no ratio: an optimum or a bound is one for schedules of its
+        own model (`optsched.compare.outside_reason`), such as those of one worker.
     """
 
     policy: str
@@ -355,21 +356,24 @@ def _one(
         errors: list[str | None] = []
         for spec in specs:
             try:
-                tels.append(_tel(instance, spec, cost_model, seeds, seed))
-                errors.append(None)
+                tel, outside = _tel(instance, spec, cost_model, seeds, seed)
+                tels.append(tel)
+                error = None if outside is None or reference == "h-sf" else f"no ratio: {outside}"
+                errors.append(error)
             except (InputError, UsageError):
                 raise
             except OptschedError as failure:
                 tels.append(None)
                 errors.append(str(failure))
-        below, above = _references(instance, reference, cost_model, time_limit_s, seed, tels)
+        inside = [tel for tel, error in zip(tels, errors, strict=True) if error is None]
+        below, above = _references(instance, reference, cost_model, time_limit_s, seed, inside)
     rows = []
-    for spec, tel, error in zip(specs, tels, errors, strict=True):
+    for spec, value, error in zip(specs, tels, errors, strict=True):
         low = high = None
-        if tel is not None:
-            low = 1.0 if above is None else tel / above
-            high = None if not below else tel / below
-        rows.append(Ratio(spec, number, instance.name, tel, low, high, error))
+        if value is not None and error is None:
+            low = 1.0 if above is None else value / above
+            high = None if not below else value / below
+        rows.append(Ratio(spec, number, instance.name, value, low, high, error))
     return number, rows
 
 
@@ -379,12 +383,15 @@ def _tel(
     cost_model: CostModel | str | Path | None,
     seeds: int,
     seed: int,
-) -> float:
-    values = []
+) -> tuple[float, str | None]:
+    """Return the mean total latency, and why some schedule is outside the bounds' model."""
+    values, outside = [], None
     for k in range(seeds):
         schedule = simulate(instance, spec, cost_model, seed=seed + k)
-        values.append(float(evaluate(instance, schedule, cost_model).metrics["tel"] or 0))
-    return math.fsum(values) / seeds
+        judged = evaluate(instance, schedule, cost_model)
+        values.append(float(judged.metrics["tel"] or 0))
+        outside = outside or outside_reason(judged)
+    return math.fsum(values) / seeds, outside
 
 
 def _references(
@@ -398,7 +405,7 @@ def _references(
     """Return two values between which the reference lies; None where there is none."""
     if reference == "h-sf":
         truth = instance.without_predictions()
-        value = _tel(truth, "h-sf", cost_model, 1, seed)
+        value, _ = _tel(truth, "h-sf", cost_model, 1, seed)
         return value, value
     if reference == "bound":
         bound, _ = lower_bound(instance, cost_model=cost_for(instance, cost_model))
