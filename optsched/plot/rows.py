@@ -136,12 +136,12 @@ def plot_bars(
 ) -> Axes:
     """Plot means of columns as horizontal bars, a group per value of ``x``.
 
+    What is not listed is as in `plot_lines`; references are vertical lines here.
+
     Parameters
     ----------
     published : mapping of value of ``x`` to float, optional
         A paper's values, drawn beside ours.
-
-    See `plot_lines` for the others; references are vertical lines here.
     """
     ax = axes(ax)
     words = labels or {}
