@@ -60,18 +60,26 @@ def by_c(rows: Sequence[Row]) -> None:
 
 
 def by_rate(rows: Sequence[Row]) -> None:
-    """Print latencies by rate and policy, the burst last."""
+    """Print latencies by rate and policy, then those of the burst."""
+    columns = {"mean_latency_s": "mean latency", "p50_latency_s": "median latency",
+               "mean_ttft_s": "mean TTFT", "p50_ttft_s": "median TTFT"}  # fmt: skip
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [row for row in rows if row["setting"] == setting]
-        specs = list(dict.fromkeys(row["policy"] for row in here))
-        for column in ("mean_latency_s", "p50_latency_s", "mean_ttft_s", "p50_ttft_s"):
-            print(f"\n**{setting}, {column}**")
+        rates = [rate for rate in dict.fromkeys(row["rate"] for row in here) if rate is not None]
+        for column, words in columns.items():
+            print(f"\n**{setting}: {words}, s**")
             table(
-                ["rate", *(NAMES[spec] for spec in specs)],
-                [["burst" if rate is None else f"{rate:g}",
-                  *(cell(here, column, 2, rate=rate, policy=spec) for spec in specs)]
-                 for rate in dict.fromkeys(row["rate"] for row in here)],
+                ["requests/s", *POLICIES],
+                [[f"{rate:g}",
+                  *(cell(here, column, 2, rate=rate, policy=spec) for spec in POLICIES.values())]
+                 for rate in rates],
             )  # fmt: skip
+        print(f"\n**{setting}, burst, s**")
+        table(
+            ["policy", *columns.values()],
+            [[name, *(cell(here, column, 2, rate=None, policy=spec) for column in columns)]
+             for spec, name in NAMES.items()],
+        )  # fmt: skip
 
 
 def main() -> None:

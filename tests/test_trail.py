@@ -19,6 +19,7 @@ from optsched.instance import Instance, Limits
 from optsched.policies import is_clairvoyant, make_policy
 from optsched.policies.base import Batch, View
 from optsched.policies.trail import Trail
+from optsched.schedule import Schedule
 from optsched.simulate import simulate
 
 MODULE = importlib.import_module("optsched.simulate")  # the package names its function so
@@ -88,6 +89,56 @@ def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
     instance = Instance([0, 2.5], [3, 1], [9, 1], kv_capacity=12, **fixed)
     with pytest.raises(LoopError, match="request 0: its input of 6 tokens exceeds max_batch"):
         simulate(instance, Trail(c=1, max_running=1), STEP)
+
+
+# --- nothing is known ahead -----------------------------------------------------------------------
+
+
+def batch_of_token(instance: Instance, schedule: Schedule, i: int, count: int) -> int:
+    """Return the batch in which request ``i`` has first produced ``count`` tokens."""
+    cached = produced = 0
+    gone = evicted_of(schedule)
+    for j, row in enumerate(rows_of(schedule)):
+        if i in gone.get(j, []):
+            cached = 0
+            produced = 0 if schedule.evict_mode == "restart" else produced
+        cached += row.get(i, 0)
+        if i in row and cached == instance.prompt_tokens[i] + produced:
+            produced += 1
+            if produced == count:
+                return j
+    raise AssertionError("it never did")
+
+
+@pytest.mark.parametrize("spec", SPECS[4:])
+def test_later_entries_and_the_truth_change_no_decision_before_their_tokens(spec: str) -> None:
+    rng = Random(spec)
+    compared = 0
+    for _ in range(80):
+        instance = random_instance(rng, most=8)
+        every, longest = rng.randint(1, 3), int(instance.output_tokens.max()) + 6
+        entries = -(-longest // every)
+        left = np.array([rng.uniform(0, 9) for _ in range(entries * instance.n)])
+        offsets = np.arange(instance.n + 1) * entries
+        i = rng.randrange(instance.n)
+        most = instance.kv_capacity - instance.prompt_tokens[i] + 1 - instance.kv_offset
+        count = rng.randint(1, int(instance.output_tokens[i]))
+        outputs = instance.output_tokens.copy()
+        outputs[i] = rng.randint(count, int(min(most, longest)))
+        other = left.copy()  # what is said once `count` tokens are there
+        other[i * entries + -(-count // every) : (i + 1) * entries] = rng.uniform(0, 9)
+        one = replace(instance, forecast=Forecast(every, offsets, left))
+        two = replace(instance, output_tokens=outputs, forecast=Forecast(every, offsets, other))
+        found = [run_or_error(case, f"{spec},max_running=2") for case in (one, two)]
+        if any(isinstance(schedule, OptschedError) for schedule in found):
+            continue
+        last = 1 + batch_of_token(one, found[0], i, count)
+        story = (spec, i, count, one.to_dict(), two.to_dict())
+        assert rows_of(found[0])[:last] == rows_of(found[1])[:last], story
+        gone = [{j: e for j, e in evicted_of(s).items() if j < last} for s in found]
+        assert gone[0] == gone[1], story
+        compared += 1
+    assert compared > 50
 
 
 # --- by hand ------------------------------------------------------------------------------------
