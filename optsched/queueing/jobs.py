@@ -28,6 +28,9 @@ _WIDEST = 40.0
 _NEGLIGIBLE = 1e-8
 """Share of the mass and of the moments that may lie outside the grid, at each end."""
 
+_LEAST_POINTS = 200
+"""Of a grid of predictions, however narrow their range."""
+
 _BLOCK = 1 << 21
 """Values of a density that are computed at a time."""
 
@@ -54,10 +57,10 @@ def weibull(shape: float, mean: float = 1.0) -> Sizes:
     Raises
     ------
     InputError
-        A shape outside [0.2, 20] or a mean that is not positive.
+        A shape outside [0.3, 20] or a mean that is not positive.
     """
-    if not 0.2 <= shape <= 20:
-        raise InputError(f"shape: {shape!r}; 0.2 <= shape <= 20 is right")
+    if not 0.3 <= shape <= 20:
+        raise InputError(f"shape: {shape!r}; 0.3 <= shape <= 20 is right")
     _check_positive(mean=mean)
     scale = mean / math.gamma(1 + 1 / shape)
 
@@ -92,9 +95,9 @@ class Jobs:
     draw : callable or None
         ``(generator, n)``: sizes and predictions of n jobs. None: they cannot be simulated.
     low, high : float
-        Predictions outside are negligible.
+        Predictions outside are negligible or impossible.
     step : float
-        Ratio of neighbouring points of the grid, minus 1, about.
+        Distance of points of the grid in the logarithm, at most.
     """
 
     remaining: Callable[[int, Floats, Floats], Floats]
@@ -106,8 +109,13 @@ class Jobs:
     @cached_property
     def predictions(self) -> Floats:
         """Points, equidistant in their logarithm, that integrals over predictions run over."""
-        count = math.ceil(math.log(self.high / self.low) / self.step) + 1
-        return np.asarray(self.low * np.exp(self.step * np.arange(count)))
+        count = max(_LEAST_POINTS, math.ceil(math.log(self.high / self.low) / self.step) + 1)
+        return np.asarray(np.geomspace(self.low, self.high, count))
+
+    @property
+    def spacing(self) -> float:
+        """Distance of `predictions` in the logarithm."""
+        return math.log(self.high / self.low) / (len(self.predictions) - 1)
 
     @cached_property
     def densities(self) -> Floats:
@@ -115,15 +123,23 @@ class Jobs:
         r = self.predictions
         return np.array([self.remaining(k, np.zeros_like(r), r) for k in range(3)])
 
-    def integrate(self, values: Floats) -> float:
-        """Return the integral over predictions of values at `predictions`.
+    def cumulative(self, values: Floats) -> Floats:
+        """Return the integrals of values at `predictions`, from the first to each of them.
 
         Notes
         -----
-        The trapezoidal rule in the logarithm, which for smooth integrands that vanish at both
-        ends converges faster than any power of the step.
+        The trapezoidal rule in the logarithm with its end corrections, of order 4; for smooth
+        integrands that vanish at both ends the whole converges faster than any power.
         """
-        return float((values * self.predictions).sum() * self.step)
+        h = self.spacing
+        slopes = values * self.predictions
+        bend = np.gradient(slopes, h, edge_order=2)
+        parts = (slopes[1:] + slopes[:-1]) * h / 2 - (bend[1:] - bend[:-1]) * h**2 / 12
+        return np.append(0.0, np.cumsum(parts))
+
+    def integrate(self, values: Floats) -> float:
+        """Return the integral over predictions of values at `predictions`."""
+        return float(self.cumulative(values)[-1])
 
     @cached_property
     def moments(self) -> tuple[float, float, float]:
@@ -137,8 +153,18 @@ class Jobs:
         return self.moments[1]
 
 
-def perfect(sizes: Sizes, *, step: float = 0.01) -> Jobs:
+def perfect(
+    sizes: Sizes, *, step: float = 0.01, support: tuple[float, float] = (0.0, math.inf)
+) -> Jobs:
     """Return jobs whose predictions are their sizes.
+
+    Parameters
+    ----------
+    sizes : Sizes
+    step : float
+        Grid step in the logarithm of sizes.
+    support : pair of float
+        Where the density is positive, if it jumps there.
 
     Raises
     ------
@@ -158,7 +184,7 @@ def perfect(sizes: Sizes, *, step: float = 0.01) -> Jobs:
         return x, x
 
     x = _axis(step)
-    low, high = _range(x, density(x) * x, x)
+    low, high = _clipped(_range(x, density(x) * x, x), support)
     return _normal(Jobs(remaining, draw, low, high, step))
 
 
@@ -188,6 +214,7 @@ def joint(
     draw: Draw | None = None,
     *,
     step: float = 0.05,
+    support: tuple[tuple[float, float], tuple[float, float]] = ((0.0, math.inf), (0.0, math.inf)),
 ) -> Jobs:
     """Return jobs with any joint density of size and prediction.
 
@@ -199,7 +226,10 @@ def joint(
         ``(generator, n)``: sizes and predictions of n jobs, for simulation.
     step : float
         Grid step in the logarithm of sizes and predictions. A density that is narrower than
-        that, or jumps, needs a smaller one; the error of a jump is about half a step.
+        that needs a smaller one.
+    support : pair of pairs of float
+        Smallest and largest size, smallest and largest prediction. Needed where the density
+        jumps to 0, as a uniform one does; otherwise found.
 
     Raises
     ------
@@ -219,27 +249,45 @@ def joint(
         by_size += mass.sum(axis=0)
         by_prediction[part] = mass.sum(axis=1)
         square[part] = mass @ axis**2
-    smallest, largest = _range(axis, by_size, axis)
-    low, high = _range(axis, by_prediction, np.sqrt(square / np.maximum(by_prediction, 1e-300)))
+    smallest, largest = _clipped(_range(axis, by_size, axis), support[0])
+    root = np.sqrt(square / np.maximum(by_prediction, 1e-300))
+    low, high = _clipped(_range(axis, by_prediction, root), support[1])
     mean = float(by_size @ axis / by_size.sum())
-    grids = []
+    floor = smallest if support[0][0] else 0.0
+    # Sizes run from the largest down to the age, x - a in powers: Gauss rules in the logarithm.
+    # The k-th moment of what is below `least` is negligible; x - a can be smaller than any size.
+    # With a smallest size the moments do not fall towards it.
+    lowest = min(smallest, _NEGLIGIBLE * mean)
+    rules = []
     for k in range(3):
-        # What remains may be smaller than any size. Its k-th power is negligible below this.
-        least = min(smallest, mean * _NEGLIGIBLE ** (1 / (k + 1)))
-        offsets = np.exp(np.arange(math.log(least), math.log(largest) + step, step))
-        grids.append((offsets, offsets ** (k + 1) * step))
+        least = lowest if floor or k == 0 else mean * _NEGLIGIBLE ** (1 / k)
+        down, weights = _gauss(math.log(largest / least), step)
+        rules.append((np.exp(-down), weights))
 
     def remaining(k: int, a: Floats, r: Floats) -> Floats:
         a, r = np.broadcast_arrays(a, r)
-        offsets, weights = grids[k]
-        out = np.empty(a.size)
-        rows = max(1, _BLOCK // len(offsets))
+        share, weights = rules[k]
+        out = np.zeros(a.size)
+        rows = max(1, _BLOCK // len(share))
         for at in range(0, a.size, rows):
             here = slice(at, at + rows)
-            out[here] = g(a.flat[here][:, None] + offsets, r.flat[here][:, None]) @ weights
+            age = a.flat[here][:, None]
+            start = np.maximum(age, floor)
+            offset = np.maximum(largest - start, 0.0) * share
+            x = np.maximum(start + offset, 1e-300)
+            out[here] = (g(x, r.flat[here][:, None]) * (x - age) ** k * offset) @ weights
         return out.reshape(a.shape)
 
     return _normal(Jobs(remaining, draw, low, high, step))
+
+
+def _gauss(length: float, step: float) -> tuple[Floats, Floats]:
+    """Return points and weights on [0, length]: panels of 16 points, about ``step`` apart."""
+    points, weights = (np.asarray(v) for v in np.polynomial.legendre.leggauss(16))
+    panels = math.ceil(length / (16 * step))
+    half = length / panels / 2
+    starts = 2 * half * np.arange(panels)[:, None]
+    return (starts + half * (points + 1)).ravel(), np.tile(half * weights, panels)
 
 
 def _axis(step: float) -> Floats:
@@ -259,24 +307,35 @@ def _checked(values: ArrayLike, shape: tuple[int, ...]) -> Floats:
 
 def _range(axis: Floats, mass: Floats, root: Floats) -> tuple[float, float]:
     """Return where mass, and mass times root^2, are not negligible."""
-    if not mass.any():
-        raise InputError("density: 0 everywhere between exp(-40) and exp(40); 1 in total is right")
     wanted = np.zeros(len(axis), dtype=bool)
     for weight in (mass, mass * root**2):
-        share = np.cumsum(weight) / weight.sum()
+        share = np.cumsum(weight) / max(float(weight.sum()), 1e-300)
         wanted |= (share > _NEGLIGIBLE) & (share < 1 - _NEGLIGIBLE)
+    if not wanted.any():
+        raise InputError(
+            "density: 0 at all points from exp(-40) to exp(40) but one at most; 1 in total is "
+            "right (a smaller step where it is narrow)"
+        )
     first, last = np.flatnonzero(wanted)[[0, -1]]
-    if last >= len(axis) - 2 - round(1 / (axis[1] / axis[0] - 1)):
-        raise InputError("density: E[X^2] is infinite; a finite one is right")
-    return float(axis[max(first - 1, 0)]), float(axis[min(last + 1, len(axis) - 1)])
+    if axis[last] >= axis[-1] / math.e:
+        raise InputError("density: E[X^2] is infinite or nearly so; a finite one is right")
+    return float(axis[max(first - 1, 0)]), float(axis[last + 2])
+
+
+def _clipped(found: tuple[float, float], support: tuple[float, float]) -> tuple[float, float]:
+    low, high = support
+    if not 0 <= low < high:
+        raise InputError(f"support: {support!r}; 0 <= smallest < largest is right")
+    # Just inside, where a density that jumps has its value.
+    return max(found[0], low * (1 + 1e-12)), min(found[1], high * (1 - 1e-12))
 
 
 def _normal(jobs: Jobs) -> Jobs:
     mass = jobs.moments[0]
     if not abs(mass - 1) <= 1e-3:
         raise InputError(
-            f"density: integrates to {mass:.4g}; 1 is right (a smaller step than {jobs.step} if "
-            "the density is narrow or jumps)"
+            f"density: integrates to {mass:.4g}; 1 is right (a smaller step than {jobs.step} "
+            "where the density is narrow, its support where it jumps)"
         )
     return jobs
 

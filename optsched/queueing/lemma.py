@@ -107,24 +107,18 @@ class _Queue:
         check_queue(rate, jobs.mean, c)
         self.jobs, self.rate, self.c, self.printed = jobs, rate, c, printed
         r = jobs.predictions
-        self._first, self._second = (self._table(row * r) for row in jobs.densities[1:])
+        self._first, self._second = (self._table(row) for row in jobs.densities[1:])
         # E[(remaining at age C t)^2; prediction > t]: the whole minus what is up to t.
-        self._late = self._table(jobs.remaining(2, c * r, r) * r)
+        self._late = self._table(jobs.remaining(2, c * r, r))
 
-    def _table(self, slopes: Floats) -> tuple[Floats, Floats]:
-        """Return a cumulative integral over the logarithm of predictions, and its derivative.
-
-        The trapezoidal rule with its end corrections, of order 4.
-        """
-        h = self.jobs.step
-        bend = np.gradient(slopes, h)
-        parts = (slopes[1:] + slopes[:-1]) * h / 2 - (bend[1:] - bend[:-1]) * h**2 / 12
-        return np.append(0.0, np.cumsum(parts)), slopes
+    def _table(self, values: Floats) -> tuple[Floats, Floats]:
+        """Return a cumulative integral, and its derivative by the logarithm of predictions."""
+        return self.jobs.cumulative(values), values * self.jobs.predictions
 
     def _read(self, table: tuple[Floats, Floats], r: Floats) -> Floats:
         """Return a table's value at any predictions: cubic between the points of the grid."""
         values, slopes = table
-        h = self.jobs.step
+        h = self.jobs.spacing
         place = np.log(np.maximum(r, self.jobs.low) / self.jobs.low) / h
         k = np.minimum(place.astype(np.int64), len(values) - 2)
         s = np.minimum(place - k, 1.0)
@@ -151,7 +145,7 @@ class _Queue:
 
         The substitution t = r + span z^4 puts points where t - r is small against the sizes.
         """
-        start = (1 + self.c) * r if self.printed else r
+        start = np.maximum((1 + self.c) * r if self.printed else r, self.jobs.low)
         end = np.full_like(r, self.jobs.high)
         if not self.printed and self.c < 1:
             end = np.minimum(end, r / (1 - self.c))

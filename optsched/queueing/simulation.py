@@ -43,16 +43,6 @@ class Estimate:
     mean: float
     half_width: float
 
-    @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self.mean + self.half_width
-
 
 @dataclass(frozen=True)
 class Measured:
