@@ -96,3 +96,18 @@ def test_trails_predictor_over_ten_thousand_requests(benchmark) -> None:
     predict(instance.subset(range(10)), "trail")
     told = benchmark.pedantic(predict, (instance, "trail"), rounds=3, iterations=1)
     assert len(told.forecast.remaining) == instance.output_tokens.sum()
+
+
+@pytest.mark.parametrize("spec", ["isrtf", "isrtf:workers=50"])
+@pytest.mark.parametrize("kv_capacity", [100_000, 2_000])
+def test_isrtf_over_ten_thousand_requests(benchmark, spec: str, kv_capacity: int) -> None:
+    instance = generate(
+        "lognormal", seed=0, n=10_000, arrivals="gamma", rate=30.0, kv_capacity=kv_capacity
+    )
+    told = predict(instance, "elis")
+    simulate(instance.subset(range(10)), spec, COST_MODEL)
+    arguments = {"predictor": lambda *_: told.forecast}
+    schedule = benchmark.pedantic(
+        simulate, (instance, spec, COST_MODEL), arguments, rounds=3, iterations=1
+    )
+    assert len(schedule.request) >= instance.output_tokens.sum()

@@ -274,7 +274,9 @@ def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: i
 _ARRIVAL_PARAMETERS = {
     "arrivals": Parameter("text", "all-at-once", "arrival process", choices=ARRIVALS),
     "rate": Parameter("float", 1.0, "arrivals per unit of time; unused all at once", 0.0, 1e9),
-    "cv": Parameter("float", 2.0, "gamma: coefficient of variation of the gaps", 0.0, 100.0),
+    "cv": Parameter(
+        "float", 2.0, "gamma: coefficient of variation of the gaps, 1 / sqrt(shape)", 0.0, 100.0
+    ),
     "time_unit": Parameter(
         "text", "round", "rounds floor the arrival times", choices=("round", "second")
     ),

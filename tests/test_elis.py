@@ -234,3 +234,18 @@ def test_peaks_grow_with_the_workers() -> None:
     assert all(row["delay_s"] <= 0.5 for row in rows)
     two, four = ([r["peak"] for r in rows if r["workers"] == w] for w in (2, 4))
     assert np.mean(four) > 1.5 * np.mean(two)
+
+
+@pytest.mark.slow
+def test_the_experiments_at_their_size() -> None:
+    rows = run_experiment("elis-jct", {"draws": 5}).rows
+    jct = {
+        policy: np.array([r["jct_s"] for r in rows if r["policy"] == policy]).reshape(-1, 5)
+        for policy in ("elis-fcfs", "isrtf", "elis-sjf")
+    }
+    # Every model, batch size and load: ISRTF far below FCFS, and close to the oracle.
+    assert (jct["isrtf"].mean(axis=1) < 0.6 * jct["elis-fcfs"].mean(axis=1)).all()
+    assert (jct["isrtf"].mean(axis=1) < 1.15 * jct["elis-sjf"].mean(axis=1)).all()
+    claims = {c.what: c for c in run_experiment("elis-scaling", {"draws": 2}).claims}
+    assert claims["R2 of peaks on workers"].verdict
+    assert claims["growth of the peak from 10 to 50 workers, over 5"].verdict
