@@ -17,7 +17,7 @@ from optsched.schedule import Schedule, from_batches
 INFINITE = float("inf")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """A worker: its unfinished requests, the batch of the window that runs, and its end."""
 
