@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+import optsched
 from optsched.cli import app
 from optsched.policies import policies
 
@@ -131,6 +132,15 @@ def test_the_site_builds_without_warnings_and_fetches_nothing(site: Path) -> Non
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not fetched.search(text), page.name
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    reference = "".join(p.read_text(encoding="utf-8") for p in (site / "api").glob("*.html"))
+    for public in set(optsched.__all__) - {"__version__"}:
+        found = getattr(optsched, public)
+        name = getattr(found, "__qualname__", "")
+        anchor = f"{found.__module__}.{name}" if name else found.__name__
+        assert f'id="{anchor}"' in reference, anchor
 
 
 def test_formulas_are_markup_and_not_source(site: Path) -> None:
