@@ -35,26 +35,30 @@ def cell(rows: Sequence[Row], column: str, digits: int, **where: Any) -> str:
 
 def predictions(rows: Sequence[Row]) -> None:
     """Print mean absolute errors by noise and bias."""
-    columns = ("one_off", "classifier", "printed", "refined")
+    columns = {"one-off": "one_off", "classifier alone": "classifier",
+               "filter, as printed": "printed", "filter, as the text": "refined"}  # fmt: skip
     axes = dict.fromkeys((row["noise"], row["bias"]) for row in rows)
     table(
         ["noise", "bias", *columns],
-        [[f"{n:g}", f"{b:g}", *(cell(rows, k, 1, noise=n, bias=b) for k in columns)]
+        [[f"{n:g}", f"{b:g}", *(cell(rows, k, 1, noise=n, bias=b) for k in columns.values())]
          for n, b in axes],
     )  # fmt: skip
 
 
 def by_c(rows: Sequence[Row]) -> None:
     """Print latency, KV and evictions by C."""
-    columns = {"mean_latency_s": 2, "p50_latency_s": 2, "mean_ttft_s": 2, "mean_kv": 0,
-               "peak_kv": 0, "evictions": 0}  # fmt: skip
+    columns = {
+        "mean latency, s": ("mean_latency_s", 2), "median, s": ("p50_latency_s", 2),
+        "mean TTFT, s": ("mean_ttft_s", 2), "mean KV, tokens": ("mean_kv", 0),
+        "peak KV, tokens": ("peak_kv", 0), "evictions": ("evictions", 0),
+    }  # fmt: skip
     for setting in SETTINGS:
         for keep in (False, True):
             print(f"\n**{setting}, preempted KV {'kept' if keep else 'discarded'}**")
             here = {"setting": setting, "keep": keep}
             table(
                 ["C", *columns],
-                [[f"{c:g}", *(cell(rows, k, d, c=c, **here) for k, d in columns.items())]
+                [[f"{c:g}", *(cell(rows, k, d, c=c, **here) for k, d in columns.values())]
                  for c in dict.fromkeys(row["c"] for row in rows)],
             )  # fmt: skip
 
