@@ -97,7 +97,8 @@ def on_dask(
 
     A worker that is lost has its trials run by others; Dask gives a trial up when it has lost
     four workers (``distributed.scheduler.allowed-failures``), and then the trial has failed.
-    joblib's Dask engine is not used: it waits for ever for a task that was given up.
+    joblib's Dask engine is not used: it waits for ever for a task that was given up, and runs
+    the trials in this process where the cluster has one worker.
 
     Parameters
     ----------
