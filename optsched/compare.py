@@ -424,13 +424,11 @@ def _load_engine(specs: Iterable[str]) -> None:
 
 def _feature_notes(made: object, instance: Instance) -> tuple[str, ...]:
     """Return which features of a scheduler the instance switches off."""
-    if not isinstance(made, Rules):
-        return ()
-    rules, _, hybrid, chunked = effective(made, instance)
+    wants = effective(made, instance)[0] if isinstance(made, Rules) else made
     notes = []
-    if rules.hybrid and not hybrid:
+    if getattr(wants, "hybrid", False) and instance.hybrid_batching is False:
         notes.append("hybrid batching is off by the instance")
-    if rules.chunked and not chunked:
+    if getattr(wants, "chunked", False) and instance.chunked_prefill is False:
         notes.append("chunked prefill is off by the instance")
     return tuple(notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,10 @@ class Forecast:
                 f"{name}.offsets: request {i}: {offsets[i]} to {offsets[i + 1]} holds no entry; "
                 "at least one per request is right"
             )
-        values = self.remaining
+        values: Any = self.remaining
+        if isinstance(values, (list, tuple)) and {type(v) for v in values} <= {int, float}:
+            with suppress(OverflowError):  # too large for a float: named below
+                values = np.array(values, dtype=np.float64)
         if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f":
             bad = ~((values >= 0) & (values <= MAX_TOKENS))
             if bad.any() and int(np.argmax(bad)) < offsets[-1]:

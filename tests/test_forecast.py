@@ -120,6 +120,9 @@ def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
         (1, [0, 1], [None], "remaining: entry 0: None is not a number"),
         (5, [0, 1, 3], np.array([1, 2, np.nan]), "request 1: nan tokens left after 5; 0 to"),
         (5, [0, 1, 3], np.array([-1, 2, 3.0]), "request 0: -1 tokens left after 0; 0 to"),
+        (5, [0, 1, 3], [1, 2, -2.5], "request 1: -2.5 tokens left after 5; 0 to"),
+        (5, [0, 1], [10**400], "remaining: entry 0: 1000"),
+        (5, [0, 1], [True], "remaining: entry 0: True is not a number"),
     ],
 )
 def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from slow_judge import TIMED, random_instance
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
+from optsched.compare import compare
 from optsched.cost import BatchCost
 from optsched.errors import InputError, LoopError, OptschedError
 from optsched.evaluate import evaluate
@@ -290,6 +291,16 @@ def test_new_requests_have_the_tokens_of_a_batch_first() -> None:
 def test_a_bad_specification_says_what_would_be_right(spec: str, text: str) -> None:
     with pytest.raises(InputError, match=text):
         make_policy(spec)
+
+
+def test_comparisons_say_which_features_the_instance_switches_off() -> None:
+    plain = Instance([0, 0], [1, 2], [3, 1], kv_capacity=9)
+    fixed = replace(plain, hybrid_batching=False, chunked_prefill=False)
+    notes = [compare(i, ["trail"], bound=False).rows[0].notes for i in (plain, fixed)]
+    assert not [note for note in notes[0] if "by the instance" in note]
+    assert [note for note in notes[1] if "by the instance" in note] == [
+        "hybrid batching is off by the instance", "chunked prefill is off by the instance",
+    ]  # fmt: skip
 
 
 def test_trail_is_clairvoyant_only_without_predictions() -> None:

@@ -44,10 +44,11 @@ class Trail:
     -----
     The paper's text says of preempted requests both that "the cache must keep the intermediate
     state" (section 2) and that they are discarded and recomputed when memory is out (section 4):
-    that is ``keep``. FORMULATIONS of optsched and its default discard at once.
+    that is ``keep``. Discarding at once is the plainer reading of "discard", and costs more.
     """
 
     evict_mode: EvictMode = "recompute"
+    hybrid = chunked = True  # unless the instance forbids it
 
     def __init__(
         self,
