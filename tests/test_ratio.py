@@ -195,7 +195,7 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
 
 
 def test_worst_case_finds_6_times_the_optimum_online() -> None:
-    found = worst_case("mc-sf", "online", 6.0, n=10, kv_capacity=100)
+    found = worst_case("mc-sf", "online", 600.0, n=10, kv_capacity=100, enough=6.0)
     assert found.proved
     assert found.low >= 6
     assert found.instance.n <= 10
@@ -206,7 +206,7 @@ def test_worst_case_finds_6_times_the_optimum_online() -> None:
 
 
 def test_worst_case_finds_2_times_the_optimum_with_all_arrivals_at_0() -> None:
-    found = worst_case("mc-sf", "offline", 6.0, n=10, kv_capacity=100)
+    found = worst_case("mc-sf", "offline", 600.0, n=10, kv_capacity=100, enough=2.0)
     assert found.low >= 2
     assert not found.instance.arrival.any()
 

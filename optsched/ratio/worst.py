@@ -70,6 +70,7 @@ def worst_case(
     seeds: int = 1,
     seed: int = 0,
     proof_s: float | None = None,
+    enough: float = np.inf,
     progress: Callable[[float, int], None] | None = None,
 ) -> WorstCase:
     """Search for an instance in rounds on which a policy is far from the optimum.
@@ -94,6 +95,8 @@ def worst_case(
     seed : int
     proof_s : float, optional
         Seconds of the budget kept for proofs; a third by default.
+    enough : float
+        The search ends, and the proofs begin, once a quotient is that large.
     progress : callable, optional
         Called with the best quotient and the number of instances tried, about once a second.
 
@@ -131,7 +134,7 @@ def worst_case(
         draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
         value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
         patience = 0
-        while patience < 150 and time.perf_counter() < until:
+        while patience < 150 and value < enough and time.perf_counter() < until:
             trial = _changed(now, rng)
             worth = score(trial)
             patience = 0 if worth > value else patience + 1
@@ -140,7 +143,7 @@ def worst_case(
         pool.append((value, now))
         pool.sort(key=lambda pair: -pair[0])
         del pool[8:]
-        if time.perf_counter() >= until:
+        if value >= enough or time.perf_counter() >= until:
             break
     return _proved(pool, policy, seeds, begin, budget_s, tried)
 
