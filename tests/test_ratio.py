@@ -43,7 +43,7 @@ def small(seed: int, n: int = 5) -> Instance:
 
 def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
     instances = [small(seed) for seed in range(6)]
-    study = competitive_ratio(["mc-sf", "mc-benchmark"], instances)
+    study = competitive_ratio(["mc-sf", "mc-benchmark"], instances, time_limit_s=120)
     for row in study.rows:
         best = solve(instances[row.instance], threads=1).objective
         assert row.exact
@@ -61,7 +61,7 @@ def test_references_are_ordered() -> None:
     # bound <= optimum <= best known <= H-SF: the ratios the other way round.
     instances = [small(seed) for seed in range(4)]
     found = {
-        reference: competitive_ratio("mc-benchmark", instances, reference)
+        reference: competitive_ratio("mc-benchmark", instances, reference, time_limit_s=120)
         for reference in ("bound", "optimum", "best-known", "h-sf")
     }
     rows = {name: study.of("mc-benchmark") for name, study in found.items()}
