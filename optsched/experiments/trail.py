@@ -292,6 +292,8 @@ def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
             for column, words, paper, least in (
                 ("mean_latency_s", "mean latency", "1.66 to 2.01", 1.66),
                 ("mean_ttft_s", "mean TTFT", "1.76 to 24.07", 1.76),
+                ("p50_latency_s", "median latency", "above 1", 1.01),
+                ("p50_ttft_s", "median TTFT", "above 1", 1.01),
             ):
                 found = _over_rates(rows, column, setting, "vllm-fcfs", trail)
                 span(f"{name}: {words} of vllm-fcfs over it", paper, found, least, np.inf)
