@@ -1,4 +1,4 @@
-"""What the site does beyond mkdocs: formulas without scripts, facts about policies."""
+"""What the site does beyond mkdocs: formulas, links to the reference, facts about policies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+NAME = re.compile(r"(<a\b[^>]*>)?<code>(optsched(?:\.\w+)+)</code>")
 NAMES = re.compile(r"\A---\npolicies: \[(.*?)\]\n---\n")
 
 
@@ -36,13 +37,20 @@ def pages() -> dict[str, str]:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Turn formulas into MathML, which browsers show without a script."""
+    """Turn formulas into MathML, which needs no script, and names of the API into links."""
 
     def mathml(match: re.Match[str]) -> str:
         display = "block" if match[2] == "[" else "inline"
         return convert(html.unescape(match[3]), display=display)
 
-    return FORMULA.sub(mathml, content)
+    def link(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[0]
+        return f'<autoref identifier="{match[2]}" optional><code>{match[2]}</code></autoref>'
+
+    content = FORMULA.sub(mathml, content)
+    content = content.replace("::</p>", ":</p>")  # before code, in docstrings
+    return NAME.sub(link, content)
 
 
 def facts(names: list[str], links: dict[str, str]) -> str:
