@@ -5,7 +5,7 @@ The common ground of pictures, traces and reports, which draw it and compute not
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,26 @@ class Timeline:
             cover = np.cumsum(step.reshape(rows, bins + 2), axis=1)[:, :bins]
             shares[phase] = np.clip(cover / size[:, None], 0, 1)
         return shares
+
+    def without_pauses(self) -> Timeline:
+        """Return the timeline with pauses taken into the phase around them.
+
+        Where prefills interrupt decodes (vLLM), pauses are nearly all of the spans.
+        """
+        keep = np.flatnonzero(self.span_phase != PAUSED)
+        request, phase = self.span_request[keep], self.span_phase[keep]
+        goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
+        first = np.flatnonzero(np.append(True, ~goes_on))
+        last = np.append(first[1:] - 1, len(keep) - 1)
+        return replace(
+            self,
+            span_request=request[first],
+            span_phase=phase[first],
+            span_start=self.span_start[keep][first],
+            span_end=self.span_end[keep][last],
+            span_tokens=np.add.reduceat(self.span_tokens[keep], first),
+            span_worker=self.span_worker[keep][first],
+        )
 
     @property
     def by_arrival(self) -> NDArray[np.int64]:

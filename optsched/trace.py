@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from optsched.version import __version__
 
 REQUESTS = 1
 """Process of the requests, each a thread; worker k is process k + 2."""
+
+MAX_SLICES = 300_000
+"""Spans of requests up to which `write_trace` shows pauses as slices of their own."""
+
+_CHUNK = 10_000
 
 US_PER_ROUND = 1000.0
 """A round is shown as a millisecond."""
@@ -108,6 +114,8 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 def write_trace(timeline: Timeline, path: str | Path) -> int:
     """Write a schedule as a trace file, compressed where the name ends in ``.gz``.
 
+    With more than `MAX_SLICES` spans, pauses are part of the phase around them.
+
     Returns
     -------
     int
@@ -119,6 +127,9 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
         The file cannot be written.
     """
     instance = timeline.instance
+    merged = len(timeline.span_start) > MAX_SLICES
+    if merged:
+        timeline = timeline.without_pauses()
     about = {
         "optsched": __version__,
         "instance": instance.name,
@@ -126,13 +137,18 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
         "time_unit": instance.time_unit,
         "scale": "1 round is shown as 1 ms" if instance.in_rounds else "seconds as they are",
         "kv_capacity": instance.kv_capacity,
+        "pauses": "part of the phase around them" if merged else "slices of their own",
     }
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    events = [encode(event) for event in trace_events(timeline)]
+    events = trace_events(timeline)
+    count, parts = 0, []
+    while chunk := list(islice(events, _CHUNK)):  # one call for many events is far faster
+        parts.append(encode(chunk)[1:-1])
+        count += len(chunk)
     text = (
         f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
-        + ",\n".join(events)
+        + ",\n".join(parts)
         + "\n]}\n"
     )
     write_bytes(text.encode(), path)
-    return len(events)
+    return count

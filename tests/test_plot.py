@@ -220,7 +220,7 @@ def test_a_comparison_is_ranked_between_bound_and_best() -> None:
     assert [t.get_text() for t in ax.get_yticklabels()] == ["fast", "slow"]
     assert [bar.get_width() for bar in ax.containers[0]] == [6, 9]
     assert [line.get_xdata()[0] for line in ax.get_lines()] == [6, 4.5]
-    assert "1.5 × best" in [t.get_text().strip() for t in ax.texts]
+    assert "1.500 × best" in [t.get_text().strip() for t in ax.texts]
 
 
 def test_progress_draws_incumbent_and_bound() -> None:

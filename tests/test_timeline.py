@@ -180,6 +180,27 @@ def test_a_pause_is_told_from_an_eviction() -> None:
     assert of_request(found, 1) == [("waiting", 0, 1, 0), ("prefill", 1, 2, 2)]
 
 
+def test_pauses_can_be_taken_into_the_phase_around_them() -> None:
+    # As above: the pause between its prefill and its decode is gone.
+    instance = Instance([0, 0], [2, 2], [2, 1], kv_capacity=9, time_unit="round")
+    schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 2, 1], instance=instance)
+    found = optsched.timeline(instance, schedule).without_pauses()
+    assert of_request(found, 0) == [("prefill", 0, 1, 2), ("decode", 2, 3, 1)]
+    loads = loaded(5)
+    whole = optsched.timeline(loads, optsched.simulate(loads, "vllm", MODEL), MODEL)
+    less = whole.without_pauses()
+    assert (whole.span_phase == timelines.PAUSED).sum() > 20
+    assert len(less.span_start) < len(whole.span_start) / 2
+    assert less.span_tokens.sum() == whole.span_tokens.sum()
+    for i in range(loads.n):
+        parts = of_request(less, i)
+        assert all(one[2] <= two[1] and one[0] != two[0] for one, two in pairwise(parts))
+        assert parts[-1][2] == whole.evaluation.finish[i]
+        kept = [name for name, *_ in of_request(whole, i) if name != "paused"]
+        again = [name for k, name in enumerate(kept) if k == 0 or kept[k - 1] != name]
+        assert [name for name, *_ in parts] == again
+
+
 def test_two_workers_have_their_own_kv() -> None:
     instance = Instance([0, 0], [2, 3], [2, 1], kv_capacity=9, time_unit="round")
     schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 3, 1], worker=[0, 1, 0], instance=instance)

@@ -103,6 +103,16 @@ def test_the_file_is_json_and_may_be_compressed(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())) == data
 
 
+def test_pauses_are_merged_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optsched.trace.MAX_SLICES", 10)
+    write_trace(seconds(), tmp_path / "t.json")
+    data = json.loads((tmp_path / "t.json").read_text())
+    assert data["otherData"]["pauses"] == "part of the phase around them"
+    assert "paused" not in {event["name"] for event in data["traceEvents"]}
+
+
 def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
     def run(*words: object) -> Any:
         return CliRunner().invoke(app, [str(word) for word in words])

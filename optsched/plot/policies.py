@@ -114,7 +114,7 @@ def plot_comparison(
         if name in clairvoyant:
             bar.set_hatch("//")
     for k, value in enumerate(values):
-        ratio = f"  {value / best_known:.3g} × best" if best_known else f"  {value:.4g}"
+        ratio = f"  {value / best_known:.3f} × best" if best_known else f"  {value:.4g}"
         ax.text(value, k, ratio, va="center", fontsize="small")
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
     for line, colour, dashes, label in lines:
