@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,7 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
 
 
 def cost_model_like(
-    instance: Instance, given: str | None, known: Mapping[str, Any] | None, digest: object = None
+    instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
     """Return the cost model given, else the shipped one that a file names or has the digest of.
 
@@ -79,7 +78,8 @@ def cost_model_like(
     """
     from optsched.cost import cost_for, load_cost_model, shipped_models
 
-    digests = {digest, (known or {}).get("sha256")} - {None}
+    named = known.get("sha256") if isinstance(known, Mapping) else None
+    digests = {text for text in (digest, named) if isinstance(text, str)}
     if given is None and not instance.in_rounds and digests:
         for name in shipped_models():
             model = load_cost_model(name)
@@ -90,54 +90,10 @@ def cost_model_like(
 
 
 def schedule_of(
-    path: str | Path, instance: Instance, given: str | None, known: Mapping[str, Any] | None = None
+    path: str | Path, instance: Instance, given: str | None, known: object = None
 ) -> tuple[Schedule, CostModel | None]:
     """Return a schedule file's schedule, and the cost model that it was made under."""
     from optsched.io import read_schedule
 
     schedule = read_schedule(path, instance)
     return schedule, cost_model_like(instance, given, known, schedule.cost_model_sha256)
-
-
-def experiment_rows(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the summary and the rows of an experiment's folder.
-
-    Raises
-    ------
-    InputError
-        A folder without results, or with others.
-    """
-    from optsched.files import read_json
-
-    place = Path(folder)
-    if not (place / "summary.json").is_file() or not (place / "results.csv").is_file():
-        raise InputError(
-            f"{folder}: no summary.json and results.csv; the folder of `experiment NAME --out` "
-            "is right"
-        )
-    summary = read_json(place / "summary.json")
-    if summary.get("format") != "optsched-experiment":
-        raise InputError(
-            f"{place / 'summary.json'}: format: {summary.get('format')!r}; 'optsched-experiment' "
-            "is right"
-        )
-    try:
-        with (place / "results.csv").open(newline="", encoding="utf-8") as file:
-            table = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{place / 'results.csv'}: cannot be read: {error}") from None
-    return summary, [{key: _value(text) for key, text in row.items()} for row in table]
-
-
-def _value(text: Any) -> Any:
-    """Return a cell as the number, truth value or text that it was, None where it is empty."""
-    if not isinstance(text, str) or text == "":
-        return None
-    if text in ("True", "False"):
-        return text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optsched.files import write_bytes
 from optsched.timeline import PHASES, Timeline
 from optsched.version import __version__
@@ -42,7 +44,7 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for place, i in enumerate(timeline.by_arrival.tolist()):
         yield _name("thread_name", REQUESTS, i + 1, timeline.name_of(i))
         yield {**_meta("thread_sort_index", REQUESTS, i + 1), "args": {"sort_index": place}}
-    for k in range(timeline.workers):
+    for k in np.unique(timeline.batch_worker).tolist():
         yield _name("process_name", k + 2, 0, f"worker {k}")
         yield {**_meta("process_sort_index", k + 2, 0), "args": {"sort_index": k}}
         yield _name("thread_name", k + 2, 1, "batches")

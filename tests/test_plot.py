@@ -333,7 +333,7 @@ def test_every_format_has_its_pictures(folder: Path, source: str, kind: str | No
         ("comparison.json", ["--kind", "kv"], "for a comparison one of policies, latency"),
         ("certificate.json", ["--kind", "kv"], "for a certificate one of prices"),
         ("csp", ["--kind", "kv"], "for experiment infermax-csp one of makespan"),
-        ("all", [], "no summary.json and results.csv"),
+        ("all", [], "results.sqlite"),
         ("nothing.json", [], "no such file"),
         ("best.json", ["--instance", "tiny-seconds"], "that instance is right"),
     ],

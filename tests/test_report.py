@@ -117,7 +117,10 @@ def test_a_report_says_what_was_verified(folder: Path) -> None:
     assert solved["verdicts"]["schedule"].state == "verified"
     assert solved["verdicts"]["bound"].state == "verified"
     (comparison,) = section.comparisons
-    assert comparison["verdicts"]["bound"].state == "verified"
+    assert {v.state for v in comparison["verdicts"].values()} == {"verified"}
+    assert set(comparison["verdicts"]) == {
+        "bound", *(f"schedule of {policy}" for policy in ("mc-sf", "vllm", "sarathi")),
+    }  # fmt: skip
     text = page.render(found)
     assert "total latency 33 is proved" in text
     assert "endless loop" in text  # why alpha-protection has no schedule
@@ -142,6 +145,42 @@ def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
     assert entry["verdicts"]["certificate"].state == "rejected"
     assert entry["verdicts"]["schedule"].words == "replayed by the judge: tel 33, not 32"
     assert section.certified is None
+
+
+def test_a_row_that_its_schedule_does_not_bear_out_is_rejected(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = json.loads((folder / "comparison.json").read_text())
+    data["policies"][0]["metrics"]["tel"] = 47
+    data["policies"][1].update(notes="one text", error=["a", 1], gap={})
+    data.update(notes=7, gap="small", cost_model="none", time_unit=["round"])
+    (tmp_path / "c.json").write_text(json.dumps(data))
+    found = gather.gather([tmp_path / "c.json"])
+    verdicts = found.sections[0].comparisons[0]["verdicts"]
+    assert verdicts["schedule of mc-sf"].words == "replayed by the judge: tel 48, not 47"
+    assert verdicts["schedule of vllm"].state == "verified"
+    text = page.render(found)  # fields of unexpected kinds are shown as they are
+    assert "vllm: one text" in text
+    assert "rejected" in text
+
+
+def test_two_certificates_of_one_name_are_two_certificates(folder: Path, tmp_path: Path) -> None:
+    broken = json.loads((folder / "certificate.json").read_text())
+    broken["value"] += 1
+    (tmp_path / "certificate.json").write_text(json.dumps(broken))
+    files = [folder / "certificate.json", tmp_path / "certificate.json"]
+    (section,) = gather.gather(["tiny", *files, files[0]]).sections
+    assert [v.state for _, v in section.certificates] == ["verified", "rejected"]
+
+
+def test_a_schedule_that_names_no_instance_belongs_to_the_only_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = json.loads((folder / "best.json").read_text())
+    del data["instance_sha256"]
+    (tmp_path / "s.json").write_text(json.dumps(data))
+    (section,) = gather.gather(["tiny", tmp_path / "s.json"]).sections
+    assert list(section.schedules) == ["s"]
 
 
 def test_without_the_instance_nothing_is_checked_and_the_report_says_so(

@@ -12,7 +12,6 @@ from optsched.cli.options import CostModelName, InstanceFile, check_outputs
 from optsched.errors import InputError, UsageError
 from optsched.sources import (
     cost_model_like,
-    experiment_rows,
     instance_for,
     named_file,
     read_source,
@@ -193,7 +192,7 @@ def _result(
         )
     kind = _pick(kind, kinds, "this result")
     if kind == "progress":
-        return _progress(data)
+        return _progress(source, data)
     file = named_file(named, source)
     if file is None:
         raise InputError(f"{source}: schedule: {named!r}: no such file, here or beside the result")
@@ -209,10 +208,12 @@ def _result(
     return draw_timeline(timeline(instance, schedule, model), kind)
 
 
-def _progress(data: dict[str, Any]) -> Figure:
+def _progress(source: str, data: dict[str, Any]) -> Figure:
     from optsched import plot as pictures
     from optsched.plot import style
 
+    if len({len(column) for column in data["progress"].values()}) != 1:
+        raise InputError(f"{source}: progress: its columns are not of one length")
     unit = {"round": " [rounds]", "second": " [s]"}.get(str(data.get("time_unit")), "")
     name = str(data.get("objective_name") or "objective")
     label = {"tel": "total latency"}.get(name, name) + unit
@@ -300,9 +301,12 @@ _DRAWERS: dict[str, Callable[..., Any]] = {
 def _experiment(folder: str, kind: str | None) -> Figure:
     from optsched.experiments import get_experiment
     from optsched.experiments.figures import draw_figure, figure_names
+    from optsched.experiments.runner import row_of
+    from optsched.experiments.store import read
 
-    summary, rows = experiment_rows(folder)
-    experiment = get_experiment(str(summary.get("experiment")))
+    identity, records = read(folder)
+    experiment = get_experiment(identity.experiment)
+    rows = [row_of(record) for record in records]
     claims = experiment.summarize(rows)
     names = figure_names(experiment, claims)
     if not names:

@@ -161,7 +161,7 @@ def plot_kv(
     """Plot the KV memory held over time against the capacity M, stacked by request.
 
     With many requests, groups of those that arrived one after another are stacked. With several
-    workers there is a line for each, unless one is asked for.
+    workers there is a line for each of the first 32, unless one is asked for.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def plot_kv(
     ax = axes(ax, (9.0, 4.0))
     capacity = timeline.instance.kv_capacity
     if worker is None and timeline.workers > 1:
-        for k in range(timeline.workers):
+        for k in range(min(timeline.workers, 32)):
             times, kv, _ = timeline.kv_by_group(groups, worker=k)
             ax.step(
                 times, kv.sum(axis=0), where="post", color=series_style(k)["color"],
@@ -224,9 +224,8 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
     ]  # fmt: skip
     shown = [(column, name) for column, name in parts if column.any()]
     mean = [[float(column[run].mean()) if len(run) else 0.0 for run in runs] for column, _ in shown]
-    ends = np.append(edges[:-1], edges[-1])
     ax.stackplot(
-        ends, *([*values, values[-1]] for values in mean), step="post", lw=0,
+        edges, *([*values, *values[-1:]] for values in mean), step="post", lw=0,
         labels=[name for _, name in shown],
         colors=[PHASE_COLOURS[name] for _, name in shown],
     )  # fmt: skip
@@ -255,7 +254,7 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
     edges, runs = timeline.batch_bins(_STEPS // 3, worker)
     length = scale * (timeline.batch_end - timeline.batch_start)
     known = [(float(edges[k]), length[run]) for k, run in enumerate(runs) if len(run)]
-    known.append((float(edges[-1]), known[-1][1]))
+    known += [(float(edges[-1]), values) for _, values in known[-1:]]
     at = [t for t, _ in known]
     ax.plot(at, [float(v.mean()) for _, v in known], color=BLUE, lw=1, label="mean",
             drawstyle="steps-post")  # fmt: skip

@@ -194,7 +194,7 @@ def _batches(found: Timeline) -> list[dict[str, Any]]:
         mean = [float(column[run].mean()) if len(run) else 0.0 for run in runs]
         traces.append({
             "type": "scatter", "mode": "lines", "name": f"{name} tokens", "xaxis": "x",
-            "yaxis": "y3", "x": _numbers(edges), "y": _numbers(np.array([*mean, mean[-1]])),
+            "yaxis": "y3", "x": _numbers(edges), "y": _numbers(np.array([*mean, *mean[-1:]])),
             "stackgroup": "batch", "fillcolor": PHASE_COLOURS[name], "legend": "legend3",
             "line": {"shape": "hv", "width": 0.3, "color": PHASE_COLOURS[name]},
             "hovertemplate": f"%{{x:.6g}} {found.unit}: %{{y:.4g}} {name} tokens per batch"

@@ -61,6 +61,8 @@ class Section:
         By label, in the order of `MAX_TIMELINES`.
     notes : list of str
         What could not be shown.
+    checked : dict of Path to Verdict
+        Certificates by their place.
     """
 
     sha256: str
@@ -72,6 +74,7 @@ class Section:
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    checked: dict[Path, Verdict] = field(default_factory=dict)
 
     @property
     def certified(self) -> int | None:
@@ -86,7 +89,7 @@ class Section:
         if self.instance is not None:
             return units[self.instance.time_unit]
         for data in (*self.results, *self.comparisons):
-            if data.get("time_unit") in units:
+            if str(data.get("time_unit")) in units:
                 return units[data["time_unit"]]
         return ""
 
@@ -135,6 +138,10 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
             instances[one.sha256] = one
         else:
             read.append((text, form, data))
+    if len(instances) == 1:  # what names no instance is this one's
+        for _, form, data in read:
+            if form == "schedule" and data.get("instance_sha256") is None:
+                data["instance_sha256"] = next(iter(instances))
     wanted = {_digest(form, data) for _, form, data in read}
     for shipped in map(read_instance, example_instances()):
         if shipped.sha256 in wanted and shipped.sha256 not in instances:
@@ -241,14 +248,18 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
 
 
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    section.comparisons.append({**data, "file": Path(file).name, "verdicts": {}})
+    verdicts: dict[str, Verdict] = {}
+    section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
     rows = [row for row in data["policies"] if row.get("metrics")]
     lost = 0
     for row in sorted(rows, key=lambda row: row["metrics"].get("tel") or 0):
         place = named_file(row.get("schedule"), file)
         if place is not None:
-            known = data.get("cost_model")
-            _schedule(section, place, None, str(row["policy"]), cost, known)
+            label = str(row["policy"])
+            drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
+            if drawn is not None:
+                claimed = row["metrics"].get("tel")
+                verdicts[f"schedule of {label}"] = _replayed(section, drawn, "tel", claimed)
         elif row.get("schedule"):
             lost += 1
     if lost:
@@ -273,11 +284,10 @@ _ADD = {
 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
-    """Have a certificate checked, once per file name."""
-    name = Path(file).name
-    for known, verdict in section.certificates:
-        if known == name:
-            return verdict
+    """Have a certificate checked, once per file."""
+    name, place = Path(file).name, Path(file).resolve()
+    if place in section.checked:
+        return section.checked[place]
     if section.instance is None:
         found = Verdict("unchecked", "its instance is not at hand")
     else:
@@ -293,6 +303,7 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             claim = "optimal" if whole["claim"] == "optimal" else "no schedule has less"
             found = Verdict("verified", f"total latency {value} is proved ({claim})", value)
     section.certificates.append((name, found))
+    section.checked[place] = found
     return found
 
 
@@ -328,24 +339,23 @@ def _schedule(
     return unique
 
 
+def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
+    """Hold a metric that a file claims against the judge's."""
+    value = section.schedules[label].evaluation.metrics.get(name)
+    words = f"replayed by the judge: {name} {value}"
+    if value is None or claimed is None or abs(value - claimed) > 1e-6 * max(1.0, abs(value)):
+        return Verdict("rejected", f"{words}, not {claimed}")
+    return Verdict("verified", words)
+
+
 def _check_results(section: Section) -> None:
     """Hold what results say of their schedules against the judge, and bounds against proofs."""
     for entry in section.results:
         label = entry.get("label")
         if label is not None:
-            judged = section.schedules[label].evaluation.metrics
             name = str(entry.get("objective_name") or "tel").partition(",")[0]
-            value, claimed = judged.get(name), entry.get("objective")
-            same = (
-                value is not None
-                and claimed is not None
-                and abs(value - claimed) <= 1e-6 * max(1.0, abs(value))
-            )
-            entry["verdicts"]["schedule"] = (
-                Verdict("verified", f"replayed by the judge: {name} {value}")
-                if same
-                else Verdict("rejected", f"replayed by the judge: {name} {value}, not {claimed}")
-            )
+            found = _replayed(section, label, name, entry.get("objective"))
+            entry["verdicts"]["schedule"] = found
     for entry in (*section.results, *section.comparisons):
         bound = entry.get("bound")
         if bound is None or entry.get("objective_name", "tel") != "tel":

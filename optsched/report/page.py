@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -125,6 +126,23 @@ def _verdict(verdict: Verdict | None) -> Cell:
     return {**_cell(verdict.words), "state": verdict.state}
 
 
+def _brief(verdict: Verdict) -> Verdict:
+    """Return a verdict whose words fit into a column: none where all is well."""
+    return verdict if verdict.state == "rejected" else replace(verdict, words="")
+
+
+def _texts(value: Any) -> list[str]:
+    """Return what a file holds for texts as a list of texts."""
+    if value is None:
+        return []
+    return [str(text) for text in value] if isinstance(value, list) else [str(value)]
+
+
+def _share(value: Any) -> str | None:
+    number_like = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:.2%}" if number_like else None
+
+
 def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, Any]:
     certified = section.certified
     ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
@@ -134,9 +152,12 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
         _header(words, f"{unit}/token" if "tpot" in name else unit) for name, words in METRICS
     ]
     headers += [_header("evictions"), _header("decisions", "ms")]
+    replayed = any(name.startswith("schedule of ") for name in data["verdicts"])
+    if replayed:
+        headers.append(_header("schedule"))
     rows, notes = [], []
     for row in data["policies"]:
-        for note in [*(row.get("notes") or []), *([row["error"]] if row.get("error") else [])]:
+        for note in (*_texts(row.get("notes")), *_texts(row.get("error"))):
             notes.append(f"{row['policy']}: {note}")
         metrics = row.get("metrics") or {}
         tel = metrics.get("tel")
@@ -153,11 +174,16 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
         cells += [_cell(metrics.get(key)) for key, _ in METRICS]
         wall = row.get("wall_s")
         cells += [_cell(metrics.get("evictions")), _cell(None if wall is None else 1000 * wall)]
+        if replayed:
+            found = data["verdicts"].get(f"schedule of {row['policy']}")
+            # Of a schedule that was not at hand there is nothing to say.
+            short = None if found is None else _brief(found)
+            cells.append(_verdict(short))
         rows.append(cells)
-    notes += [str(note) for note in data.get("notes") or []]
+    notes += _texts(data.get("notes"))
     verdict = data["verdicts"].get("bound")
     bound, best = data.get("bound"), data.get("best_known")
-    gap = data.get("gap")
+    gap = _share(data.get("gap"))
     lines = [
         ("best known", f"{number(best)} {unit}, from {data.get('best_known_origin')}")
         if best is not None
@@ -167,7 +193,7 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
         else ("bound", "none"),
     ]
     if gap is not None:
-        lines.append(("gap", f"{gap:.2%}"))
+        lines.append(("gap", gap))
     lines.append(("output lengths", str(data.get("predictor") or "–")))
     return {
         "file": data["file"],
