@@ -150,7 +150,8 @@ def run_experiment(
         experiment = get_experiment(experiment)
     parameters = experiment.settings(settings or {})
     count = trials if trials is not None else experiment.default_trials
-    _check(experiment, count, jobs, engine, scheduler, memory_limit, parquet)
+    here = engine == "local" and jobs == 1 and not isolate and memory_limit is None
+    _check(experiment, count, jobs, engine, scheduler, memory_limit, parquet, here)
     wanted = list(islice(experiment.trials(parameters, seed), count or MAX_TRIALS))
     if not wanted:
         raise InputError(f"experiment {experiment.name}: these parameters leave no trial")
@@ -187,9 +188,9 @@ def run_experiment(
         finished = (
             on_dask(experiment.run, todo, keep, scheduler=scheduler, **where)
             if engine == "dask"
-            else in_processes(experiment.run, todo, keep, **where)
-            if jobs > 1 or isolate or memory_limit is not None
             else in_this_process(experiment.run, todo, keep)
+            if here
+            else in_processes(experiment.run, todo, keep, **where)
         )
         with closing(finished):
             for k in finished:
@@ -223,6 +224,7 @@ def _check(
     scheduler: str | None,
     memory_limit: int | None,
     parquet: bool,
+    here: bool,
 ) -> None:
     if count is not None and not 1 <= count <= MAX_TRIALS:
         raise InputError(f"trials: {count!r}; 1 to {MAX_TRIALS} is right")
@@ -237,10 +239,10 @@ def _check(
     if parquet and find_spec("pyarrow") is None:
         raise UsageError("parquet: needs the package pyarrow; install it, or leave it out")
     home = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
-    if home == "__main__" and (jobs > 1 or engine == "dask"):
+    if home == "__main__" and not here:
         raise UsageError(
-            f"jobs: {jobs} in other processes need the function of experiment "
-            f"{experiment.name} in a module that they can import, not in a script or notebook"
+            f"jobs: other processes need the function of experiment {experiment.name} in a module "
+            "that they can import, not in a script or notebook"
         )
 
 
