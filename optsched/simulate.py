@@ -108,7 +108,7 @@ def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool,
 def _simulate_rules(
     instance: Instance, rules: Rules, cost: CostModel, name: str, seed: int, problem: Instance
 ) -> Schedule:
-    from optsched import engine
+    from optsched.engines import rules as engine
     from optsched.replay import UNLIMITED
 
     rules, mode, hybrid, chunked = effective(rules, instance)
@@ -162,17 +162,17 @@ def _schedule_of(
     worker: NDArray[np.int64] | None = None,
 ) -> Schedule:
     """Return the schedule that a compiled loop made, or raise why it made none."""
-    from optsched import engine
+    from optsched.engines.common import DONE, LOOP, STALLED, STUCK
 
     outcome, about, size, batches, now = (v for v in found[:5])
     offsets, request, tokens, evicted_offsets, evicted, start, late = found[5:]
-    if outcome != engine.DONE:
+    if outcome != DONE:
         reason = {
-            engine.STUCK: "nothing runs and it can never be admitted",
-            engine.LOOP: "the running requests were cleared twice in the same state",
-            engine.STALLED: "no request completed for too long",
+            STUCK: "nothing runs and it can never be admitted",
+            LOOP: "the running requests were cleared twice in the same state",
+            STALLED: "no request completed for too long",
         }[int(outcome)]
-        if outcome == engine.STUCK and not chunked:
+        if outcome == STUCK and not chunked:
             for limit, value in instance.limits.as_dict().items():
                 if limit != "max_running" and size > value:
                     reason = f"its input of {size} tokens exceeds {limit} {value}, and is not split"
@@ -194,7 +194,7 @@ def _schedule_of(
 def _simulate_windows(
     instance: Instance, rules: Windows, cost: CostModel, name: str, problem: Instance
 ) -> Schedule:
-    from optsched import windows
+    from optsched.engines import windows
     from optsched.replay import UNLIMITED
 
     mode: EvictMode = "restart" if instance.in_rounds else "recompute"

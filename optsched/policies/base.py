@@ -311,7 +311,7 @@ class Policy(Protocol):
     ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
     it, and without predictions, results say that it may use them. A shipped policy may also bring
     ``compiled(instance, cost, mode)``, a loop that decides as `batch` would and returns what
-    `optsched.rerank.run` does.
+    `optsched.engines.rerank.run` does.
     """
 
     def batch(self, view: View) -> Batch:

@@ -160,8 +160,8 @@ class Trail:
         return Batch(tokens=tokens, evict=evicted)
 
     def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
-        """Run to the end as `batch` would; see `optsched.rerank.run`."""
-        from optsched import rerank
+        """Run to the end as `batch` would; see `optsched.engines.rerank.run`."""
+        from optsched.engines import rerank
         from optsched.replay import UNLIMITED
 
         forecast = forecast_of(instance)

@@ -32,6 +32,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.cost import CostModel, cost_for
+from optsched.engines.common import grown
 from optsched.errors import NoIncumbentError, OptschedError, UsageError, ViolationError
 from optsched.evaluate import Evaluation, evaluate
 from optsched.instance import Instance
@@ -73,15 +74,6 @@ def _place(wait: Ints, waiting: int, rank: Ints, i: int) -> int:
         wait[k] = wait[k - 1]
     wait[low] = i
     return low
-
-
-@njit(cache=True)
-def _wider(array: Any, needed: int) -> Any:
-    if needed <= array.shape[0]:
-        return array
-    wider = np.zeros(max(needed, 2 * array.shape[0]), dtype=array.dtype)
-    wider[: array.shape[0]] = array
-    return wider
 
 
 @njit(cache=True)
@@ -134,7 +126,7 @@ def serve(
         if n_running == 0 and waiting == 0:
             now = arrival[by_arrival[arrived]]
             continue
-        usage = _wider(usage, batches + longest + 2)
+        usage = grown(usage, batches + longest + 2)
         size = np.sqrt(n_running + waiting)
         most = min(float(hard_running), c + d * size, float(hard_batch))
         joined = held_tokens = 0
@@ -169,8 +161,8 @@ def serve(
             if joined == 0 and n_running == 0:
                 return np.inf, offsets[:1], request[:0], tokens[:0]
         decodes = n_running if hybrid or joined == 0 else 0
-        request = _wider(request, entries + decodes + joined)
-        tokens = _wider(tokens, entries + decodes + joined)
+        request = grown(request, entries + decodes + joined)
+        tokens = grown(tokens, entries + decodes + joined)
         cached = square = 0
         for k in range(decodes):
             i = running[k]
@@ -195,7 +187,7 @@ def serve(
                 for ahead in range(1, left + 1):
                     usage[batches + 1 + ahead] += prompt[i] + offset + produced[i] + ahead - 1
         batches += 1
-        offsets = _wider(offsets, batches + 1)
+        offsets = grown(offsets, batches + 1)
         offsets[batches] = entries
         kept = 0
         for k in range(n_running):

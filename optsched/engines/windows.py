@@ -1,4 +1,4 @@
-"""The compiled loop of schedulers that work in windows (`Windows`). Import lazily: it loads numba.
+"""Runs schedulers that work in windows (`optsched.policies.base.Windows`).
 
 Between two decisions of a worker nothing that happens elsewhere changes what it does, so a window
 is run to its end when it begins; the events of the loop are arrivals and ends of windows.
@@ -12,11 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched import forecast
-from optsched.engine import DONE, STALLED, STUCK, _grown
+from optsched.engines.common import DONE, STALLED, STUCK, grown, tokens_left
 from optsched.replay import batch_time
-
-tokens_left = njit(cache=True)(forecast.tokens_left)
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
@@ -123,7 +120,7 @@ def run(
     Returns
     -------
     tuple
-        As of `optsched.engine.run` (starts are always the default ones), then worker.
+        As of `optsched.engines.rules.run` (starts are always the default ones), then worker.
     """
     n = arrival.shape[0]
     by_arrival = np.empty(n, dtype=np.int64)
@@ -234,7 +231,7 @@ def run(
             ended = False
             while not ended:
                 chosen = 0
-                c_sum = c_square = kv_sum = grown = 0
+                c_sum = c_square = kv_sum = growth = 0
                 prefill = False
                 while position < n_batch:
                     i = members[position]
@@ -249,7 +246,7 @@ def run(
                         chosen += 1
                         c_sum += c
                         c_square += c * c
-                        grown += c + offset
+                        growth += c + offset
                     position += 1
                 if outcome != DONE:
                     break
@@ -261,13 +258,13 @@ def run(
                         if quota[k] > 0:
                             step[chosen] = k
                             chosen += 1
-                            grown += 1
-                    while own + grown > capacity:
+                            growth += 1
+                    while own + growth > capacity:
                         staying -= 1
                         own -= cached[members[staying]] + offset
                         if quota[staying] > 0:
                             chosen -= 1
-                            grown -= 1
+                            growth -= 1
                     if chosen == 0:
                         break
                 # Room for it: the lowest priority leaves, outside the batch first.
@@ -275,7 +272,7 @@ def run(
                 while True:
                     victim = -1
                     h = first_holder[w]
-                    if held[w] + grown <= capacity and holders[w] + fresh <= max_running:
+                    if held[w] + growth <= capacity and holders[w] + fresh <= max_running:
                         h = -1
                     while h >= 0:
                         if not inside[h] and (
@@ -298,12 +295,12 @@ def run(
                     cached[victim] = 0
                     if restart:
                         produced[victim] = 0
-                    evicted = _grown(evicted, n_evicted + 1)
+                    evicted = grown(evicted, n_evicted + 1)
                     evicted[n_evicted] = victim
                     n_evicted += 1
 
-                request = _grown(request, entries + chosen)
-                tokens = _grown(tokens, entries + chosen)
+                request = grown(request, entries + chosen)
+                tokens = grown(tokens, entries + chosen)
                 for p in range(chosen):
                     k = step[p]
                     i = members[k]
@@ -330,9 +327,9 @@ def run(
                 entries += chosen
                 batches += 1
                 since += 1
-                batch_offsets = _grown(batch_offsets, batches + 1)
-                evicted_offsets = _grown(evicted_offsets, batches + 1)
-                worker = _grown(worker, batches)
+                batch_offsets = grown(batch_offsets, batches + 1)
+                evicted_offsets = grown(evicted_offsets, batches + 1)
+                worker = grown(worker, batches)
                 batch_offsets[batches] = entries
                 evicted_offsets[batches] = n_evicted
                 worker[batches - 1] = w

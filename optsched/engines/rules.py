@@ -1,4 +1,4 @@
-"""The compiled engine: runs any `Rules` batch by batch. Import lazily: it loads numba."""
+"""Runs any `Rules` batch by batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from optsched.engines.common import DONE, LOOP, MAX_STALLED_BATCHES, STALLED, STUCK, grown
 from optsched.replay import batch_time
 
 # Codes of what `Rules` say in words.
@@ -23,14 +24,6 @@ TIES = 2**31
 BACK = 2**62
 """First key behind every length with its tie-breaker."""
 
-# Outcomes.
-DONE = 0
-STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
-LOOP = 2  # cleared twice in the same state
-STALLED = 3  # too many batches or clearings without a completion
-
-MAX_STALLED_BATCHES = 1_000_000
-"""Batches without a completion (beyond the longest output) that count as an endless loop."""
 MAX_STALLED_CLEARINGS = 100_000
 """Random clearings without a completion that count as an endless loop."""
 
@@ -67,15 +60,6 @@ def _pop(heap: Any, size: int, keys: Any) -> int:
         k = child
     heap[k] = item
     return size
-
-
-@njit(cache=True)
-def _grown(array: Any, needed: int) -> Any:
-    if needed <= array.shape[0]:
-        return array
-    wider = np.empty(max(needed, 2 * array.shape[0]), dtype=array.dtype)
-    wider[: array.shape[0]] = array
-    return wider
 
 
 @njit(cache=True)
@@ -268,7 +252,7 @@ def run(
             elif produced[i] >= estimate[i]:
                 estimate[i] = produced[i] + 1
             peak[i] = prompt[i] + estimate[i] - 1 + offset
-            evicted = _grown(evicted, n_evicted + 1)
+            evicted = grown(evicted, n_evicted + 1)
             evicted[n_evicted] = i
             n_evicted += 1
             cached[i] = 0
@@ -337,8 +321,8 @@ def run(
                 and total + n_running <= own_batch
                 and not closed
             ):  # the common case, without a question: every running request decodes
-                request = _grown(request, entries + n_running)
-                tokens = _grown(tokens, entries + n_running)
+                request = grown(request, entries + n_running)
+                tokens = grown(tokens, entries + n_running)
                 for k in range(n_running):
                     i = running[k]
                     latest = max(latest, arrival[i])
@@ -390,7 +374,7 @@ def run(
                             prompt[v] + produced[v] - 1 if decoding[v] else prompt[v] + produced[v]
                         )
                         reserved -= peak[v]
-                        evicted = _grown(evicted, n_evicted + 1)
+                        evicted = grown(evicted, n_evicted + 1)
                         evicted[n_evicted] = v
                         n_evicted += 1
                         if v == i:
@@ -468,8 +452,8 @@ def run(
                 total += c
                 latest = max(latest, arrival[i])
                 if entries == request.shape[0]:
-                    request = _grown(request, entries + 1)
-                    tokens = _grown(tokens, entries + 1)
+                    request = grown(request, entries + 1)
+                    tokens = grown(tokens, entries + 1)
                 request[entries] = i
                 tokens[entries] = c
                 entries += 1
@@ -509,9 +493,9 @@ def run(
         # Process it.
         off_default = off_default or now != max(end, latest)
         if batches + 2 > batch_offsets.shape[0]:
-            batch_offsets = _grown(batch_offsets, batches + 2)
-            evicted_offsets = _grown(evicted_offsets, batches + 2)
-            start = _grown(start, batches + 2)
+            batch_offsets = grown(batch_offsets, batches + 2)
+            evicted_offsets = grown(evicted_offsets, batches + 2)
+            start = grown(start, batches + 2)
         start[batches] = now
         batches += 1
         batch_offsets[batches] = entries

@@ -1,8 +1,8 @@
-"""The compiled loop of `optsched.policies.trail.Trail`. Import lazily: it loads numba.
+"""Runs `optsched.policies.trail.Trail` batch by batch.
 
-Apart from `optsched.engine`: there an order is fixed when a request begins to wait, and running
-requests stand in a line that never changes; here every token may move a request, and who holds KV
-is decided again before every batch.
+Apart from `optsched.engines.rules`: there an order is fixed when a request begins to wait, and
+running requests stand in a line that never changes; here every token may move a request, and who
+holds KV is decided again before every batch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched import forecast
-from optsched.engine import DONE, MAX_STALLED_BATCHES, STALLED, STUCK, _grown
+from optsched.engines.common import (
+    DONE,
+    MAX_STALLED_BATCHES,
+    STALLED,
+    STUCK,
+    grown,
+    tokens_left,
+)
 from optsched.replay import batch_time
-
-tokens_left = njit(cache=True)(forecast.tokens_left)
 
 
 @njit(cache=True)
@@ -92,7 +96,7 @@ def run(
     Returns
     -------
     tuple
-        What `optsched.engine.run` returns.
+        What `optsched.engines.rules.run` returns.
     """
     n = arrival.shape[0]
     most_batch = min(own_batch, hard_batch)
@@ -237,8 +241,8 @@ def run(
             total += work
             latest = max(latest, arrival[i])
             if entries == request.shape[0]:
-                request = _grown(request, entries + 1)
-                tokens = _grown(tokens, entries + 1)
+                request = grown(request, entries + 1)
+                tokens = grown(tokens, entries + 1)
             request[entries] = i
             tokens[entries] = work
             entries += 1
@@ -262,7 +266,7 @@ def run(
                 running[kept] = i
                 kept += 1
                 continue
-            evicted = _grown(evicted, n_evicted + 1)
+            evicted = grown(evicted, n_evicted + 1)
             evicted[n_evicted] = i
             n_evicted += 1
             cached[i] = 0
@@ -285,9 +289,9 @@ def run(
         # Process it.
         off_default = off_default or now != max(end, latest)
         if batches + 2 > batch_offsets.shape[0]:
-            batch_offsets = _grown(batch_offsets, batches + 2)
-            evicted_offsets = _grown(evicted_offsets, batches + 2)
-            start = _grown(start, batches + 2)
+            batch_offsets = grown(batch_offsets, batches + 2)
+            evicted_offsets = grown(evicted_offsets, batches + 2)
+            start = grown(start, batches + 2)
         start[batches] = now
         batches += 1
         batch_offsets[batches] = entries
