@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched import queueing
 from optsched.errors import InputError
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 
 PREDICTIONS = {
@@ -157,4 +157,21 @@ EXPERIMENT = Experiment(
         "peak_memory": "largest sum of ages in a replication, mean over replications",
         "error": "why there is no result",
     },
-)
+    figures=[
+        *(
+            Figure(
+                f"time-{kind}", "c", ("simulated", "corrected", "printed"), panel="load",
+                where={"predictions": kind, "shape": 1.0}, title=f"{kind} predictions of "
+                "exponential sizes", x_label="C", y_label="mean response time [mean sizes]",
+                labels={"corrected": "Lemma 1, corrected", "printed": "Lemma 1, printed"},
+            )
+            for kind in PREDICTIONS
+        ),
+        Figure(
+            "memory", "c", ("memory_simulated", "memory"), panel="load",
+            where={"predictions": "exponential", "shape": 1.0}, x_label="C",
+            y_label="mean sum of ages [mean sizes]", title="exponential predictions of "
+            "exponential sizes", labels={"memory_simulated": "simulated", "memory": "formula"},
+        ),
+    ],
+)  # fmt: skip

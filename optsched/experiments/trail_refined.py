@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from optsched import queueing
-from optsched.experiments import Claim, Experiment, Row
+from optsched.experiments import Claim, Experiment, Figure, Row
 from optsched.experiments.runner import measured
 
 
@@ -102,4 +102,10 @@ EXPERIMENT = Experiment(
         "peak_memory": "largest sum of ages in a replication, mean over replications",
         "error": "why there is no result",
     },
-)
+    figures=[
+        Figure(
+            "time", "hit", ("simulated", "soap"), panel="load", labels={"soap": "SOAP's formula"},
+            x_label="chance that a unit reveals the size", y_label="mean response time [units]",
+        )
+    ],
+)  # fmt: skip
