@@ -164,6 +164,17 @@ def test_a_row_that_its_schedule_does_not_bear_out_is_rejected(
     assert "rejected" in text
 
 
+def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = json.loads((folder / "bound.json").read_text())
+    data.update(bound=34, objective=34, seed=10**400, certificate=str(folder / "certificate.json"))
+    (tmp_path / "bound.json").write_text(json.dumps(data))
+    found = gather.gather([tmp_path / "bound.json"])
+    assert found.sections[0].results[0]["verdicts"]["bound"].state == "unchecked"
+    assert "as the file says; 33 of it is proved by a certificate" in page.render(found)
+
+
 def test_two_certificates_of_one_name_are_two_certificates(folder: Path, tmp_path: Path) -> None:
     broken = json.loads((folder / "certificate.json").read_text())
     broken["value"] += 1

@@ -58,6 +58,8 @@ def plain(text: object, limit: int = 48) -> str:
     words = " ".join(str(text).split())
     if len(words) > limit:
         words = words[: limit - 1] + "…"
+    if words.startswith("_"):  # which legends leave out
+        words = f" {words}"
     return words.replace("$", r"\$")
 
 

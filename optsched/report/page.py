@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -92,11 +93,15 @@ def _header(text: str, unit: str = "") -> dict[str, str]:
 
 def _cell(value: Any, text: str | None = None) -> Cell:
     """Return a cell: what is shown, and the number that it sorts by."""
-    sort = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    sort = ""
+    if numeric:
+        with suppress(OverflowError):  # an integer beyond all floats
+            sort = repr(float(value))
     return {
         "text": number(value) if text is None else text,
-        "sort": "" if sort is None else repr(float(sort)),
-        "numeric": sort is not None or value is None,
+        "sort": sort,
+        "numeric": numeric or value is None,
     }
 
 
@@ -109,13 +114,18 @@ def _results(section: Section, unit: str) -> dict[str, Any]:
     for data in section.results:
         gap = data.get("gap")
         verdicts: dict[str, Verdict] = data["verdicts"]
+        proof = verdicts.get("certificate")
+        if (
+            proof is None or proof.state != "rejected"
+        ):  # a certificate may prove less than the bound
+            proof = verdicts.get("bound") or proof
         rows.append([
             _cell(data["file"]), _cell(data.get("command")),
             _cell(data.get("policy") or data.get("method") or "–"),
             _cell(data.get("objective_name") or "–"), _cell(data.get("objective")),
             _cell(data.get("bound")), _cell(gap, "–" if gap is None else f"{gap:.2%}"),
             _cell(data.get("status") or "–"), _verdict(verdicts.get("schedule")),
-            _verdict(verdicts.get("certificate") or verdicts.get("bound")),
+            _verdict(proof),
         ])  # fmt: skip
     return {"headers": headers, "rows": rows}
 
