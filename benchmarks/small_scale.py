@@ -1,12 +1,14 @@
 """Proofs of optimality and certified gaps at small scale, as tables (`docs/small-scale.md`).
 
-    python benchmarks/small_scale.py proofs [--instances 20]
-    python benchmarks/small_scale.py gaps --limits 60 300 [--instances 20]
-    python benchmarks/small_scale.py rivals --limits 60 [--instances 20]
+    python benchmarks/small_scale.py proofs [--seeds 0 1 ...]
+    python benchmarks/small_scale.py gaps --limits 60 300 [--seeds 0 1 ...]
+    python benchmarks/small_scale.py rivals --limits 60 [--seeds 0 1 ...]
 
-One process, one thread. Both wall and CPU seconds are printed: on a machine that others use, the
-CPU seconds say what an idle one would take, and ``--cpu`` makes them the limit. A first small
-solve compiles (or loads) the kernels and is not counted; ``--jsonl FILE`` appends a line per run.
+One process, one thread. Both wall and CPU seconds are recorded: on a machine that others use, the
+CPU seconds say what an idle one would take, and ``--cpu`` makes them the limit. A run of ``gaps``
+or ``rivals`` lasts for the longest limit, and what it knew at the others is read from its
+progress. A first small solve compiles (or loads) the kernels and is not counted; ``--jsonl FILE``
+appends a line per run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
 import threading
 import time
 from importlib.metadata import version
@@ -35,11 +38,20 @@ MODELS = ("jaillet-model-1", "jaillet-model-2")
 SIZES = tuple(range(40, 61))
 
 
-def run(name: str, n: int, seed: int, method: str, limit: float, cpu: bool) -> dict[str, Any]:
-    """Solve one instance by one method, at most ``limit`` seconds of wall or CPU time."""
+def run(
+    name: str, n: int, seed: int, method: str, limit: float, cpu: bool
+) -> tuple[dict[str, Any], list[tuple[float, Any, Any]]]:
+    """Solve one instance by one method, at most ``limit`` seconds of wall or CPU time.
+
+    Returns a record, and (seconds, bound, objective) whenever either was reported.
+    """
     instance = generate(name, seed=seed, n=n)
     stop, done = threading.Event(), threading.Event()
     wall, used = time.perf_counter(), time.process_time()
+    known: list[tuple[float, Any, Any]] = []
+
+    def spent() -> float:
+        return time.process_time() - used if cpu else time.perf_counter() - wall
 
     def watch() -> None:
         while not done.wait(0.02):
@@ -54,10 +66,11 @@ def run(name: str, n: int, seed: int, method: str, limit: float, cpu: bool) -> d
         time_limit_s=60 * limit if cpu else limit,
         threads=1,
         warm_start="mc-sf" if method in ("highs", "cpsat") else None,
+        progress=lambda state: known.append((spent(), state.bound, state.incumbent)),
         stop=stop,
     )
     done.set()
-    return {
+    row = {
         "model": name,
         "n": n,
         "seed": seed,
@@ -70,21 +83,35 @@ def run(name: str, n: int, seed: int, method: str, limit: float, cpu: bool) -> d
         "gap": result.gap,
         "wall_s": round(time.perf_counter() - wall, 3),
         "cpu_s": round(time.process_time() - used, 3),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+    known.append((0.0 if not known else known[-1][0], result.bound, result.objective))
+    return row, known
+
+
+def gap_at(known: list[tuple[float, Any, Any]], limit: float) -> float:
+    """Return the relative gap known within ``limit`` seconds, 1 where nothing was."""
+    bound, value = None, None
+    for seconds, low, high in known:
+        if seconds <= limit:
+            bound, value = low if low is not None else bound, high if high is not None else value
+    return 1.0 if bound is None or value is None else (value - bound) / value
 
 
 def proofs(args: argparse.Namespace) -> None:
     clock = "cpu_s" if args.cpu else "wall_s"
-    print("| model | n | target s | proved within | median s | 18th of 20 s | worst s |")
-    print("|---|---|---|---|---|---|---|")
+    print("| model | n | target s | proved within | median s | 18th of 20 s | worst s | peak MiB |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, n, target in PROOFS:
-        rows = [record(args, name, n, seed, "ramp", 3 * target) for seed in range(args.instances)]
+        if name not in args.models or (args.sizes and n not in args.sizes):
+            continue
+        rows = [record(args, [target], name, n, seed, "ramp", target)[0] for seed in args.seeds]
         times = sorted(r[clock] if r["status"] == "optimal" else float("inf") for r in rows)
-        count = sum(t <= target for t in times)
         at = max(0, -(-9 * len(times) // 10) - 1)
         print(
-            f"| {name} | {n} | {target:g} | {count} of {len(rows)} | {times[len(times) // 2]:.2f} "
-            f"| {times[at]:.2f} | {times[-1]:.2f} |",
+            f"| {name} | {n} | {target:g} | {sum(t < float('inf') for t in times)} of {len(rows)} "
+            f"| {times[len(times) // 2]:.2f} | {times[at]:.2f} | {times[-1]:.2f} "
+            f"| {rows[-1]['peak_mib']} |",
             flush=True,
         )
 
@@ -92,36 +119,43 @@ def proofs(args: argparse.Namespace) -> None:
 def gaps(args: argparse.Namespace, methods: tuple[str, ...] = ("ramp",)) -> None:
     print("| model | method | limit s | instances | mean gap | worst gap | proved |")
     print("|---|---|---|---|---|---|---|")
-    for name in MODELS:
-        for limit in args.limits:
-            for method in methods:
-                rows = [
-                    record(args, name, SIZES[(7 * seed) % len(SIZES)], seed, method, limit)
-                    for seed in range(args.instances)
-                ]
-                values = [1.0 if r["gap"] is None else r["gap"] for r in rows]
-                proved = sum(r["status"] == "optimal" for r in rows)
+    longest = max(args.limits)
+    for name in args.models:
+        for method in methods:
+            runs = [
+                record(
+                    args, args.limits, name, SIZES[(7 * seed) % len(SIZES)], seed, method, longest
+                )
+                for seed in args.seeds
+            ]
+            for limit in args.limits:
+                values = [at[limit] for _, at in runs]
                 print(
-                    f"| {name} | {method} | {limit:g} | {len(rows)} "
+                    f"| {name} | {method} | {limit:g} | {len(runs)} "
                     f"| {100 * sum(values) / len(values):.2f} % | {100 * max(values):.2f} % "
-                    f"| {proved} |",
+                    f"| {sum(v == 0 for v in values)} |",
                     flush=True,
                 )
 
 
-def record(args: argparse.Namespace, *what: Any) -> dict[str, Any]:
-    row = run(*what, args.cpu)
+def record(
+    args: argparse.Namespace, limits: list[float], *what: Any
+) -> tuple[dict[str, Any], dict[float, float]]:
+    row, known = run(*what, args.cpu)
+    at = {limit: gap_at(known, limit) for limit in limits}
     if args.jsonl:
         with Path(args.jsonl).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    return row
+            file.write(json.dumps(row | {"gap_at": at}) + "\n")
+    return row, at
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("table", choices=("proofs", "gaps", "rivals"))
-    parser.add_argument("--instances", type=int, default=20, help="per row; seeds 0, 1, ...")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(20))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--limits", type=float, nargs="+", default=[60.0])
+    parser.add_argument("--sizes", type=int, nargs="+", help="of the proofs: only these n")
     parser.add_argument("--cpu", action="store_true", help="limits in CPU seconds")
     parser.add_argument("--jsonl", help="append a line per run to this file")
     args = parser.parse_args()

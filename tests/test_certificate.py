@@ -12,18 +12,23 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from test_dual import random_instance, random_prices
+from typer.testing import CliRunner
 
 import optsched.bounds.checker as checker
 from optsched.bounds.certificate import branch, make_certificate, prices_leaf, verify_certificate
 from optsched.bounds.checker import Rejected, check_certificate, columns_of, schedule_value
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.shadow import best_prices
+from optsched.cli import app
 from optsched.errors import UsageError, ViolationError
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
+from optsched.io import read_instance
 from optsched.schedule import from_starts
 from optsched.search.anytime import explore
 from optsched.simulate import simulate
+
+INSTANCES = Path(__file__).resolve().parent.parent / "instances"
 
 
 def claim(instance: Instance, prices: Prices) -> dict[str, Any]:
@@ -49,6 +54,18 @@ def test_what_was_made_passes_and_what_it_proves_is_below_the_optimum() -> None:
         assert value == certificate["value"] == dual_value(instance, prices)
         if rng.random() < 0.2:
             assert value <= brute_force_tel(instance)[0]
+
+
+@pytest.mark.parametrize("name", ["worst-mc-sf-online", "worst-mc-sf-offline"])
+def test_shipped_certificates_prove_the_optimum_of_shipped_instances(name: str) -> None:
+    file, proof = INSTANCES / f"{name}.json", INSTANCES / "certificates" / f"{name}.json"
+    instance = read_instance(file)
+    certificate = json.loads(proof.read_text(encoding="utf-8"))
+    assert certificate["claim"] == "optimal"
+    assert certificate["value"] == instance.known["optimum"]
+    accepted = CliRunner().invoke(app, ["verify", str(file), str(proof)])
+    assert accepted.exit_code == 0
+    assert f"tel {instance.known['optimum']} rounds is optimal" in accepted.stdout
 
 
 def leaf_value(instance: Instance, prices: Prices, low: int, high: int | None, i: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +275,41 @@ def test_a_program_beyond_memory_is_refused_before_it_is_built():
     with pytest.raises(UsageError, match="placement can"):
         linear_model(program(instance))
     assert get("hindsight").choose(Task(instance, objective=("tel",))) == "lns"
+
+
+def test_auto_takes_the_ramp_relaxation_for_tens_of_requests_with_little_kv():
+    def chosen(n, capacity, **rest):
+        instance = Instance(np.zeros(n, dtype=int), np.ones(n, dtype=int), np.full(n, 9), capacity)
+        return get("hindsight").choose(
+            Task(replace(instance, **rest) if rest else instance, objective=("tel",))
+        )
+
+    assert [chosen(n, 40) for n in (10, 11, 100, 101)] == ["cpsat", "ramp", "ramp", "lns"]
+    # Multisets of live requests multiply with M; the ramp relaxation knows no limits on batches.
+    assert [chosen(n, 400) for n in (32, 33)] == ["cpsat", "lns"]
+    assert chosen(20, 40, limits=Limits(max_running=3)) == "cpsat"
+
+
+def test_thousands_of_arrivals_far_apart_leave_a_short_time_axis():
+    # Each request has ended 50 rounds after its arrival, so 2,000 of them need 100,000 rounds.
+    n = 2000
+    instance = Instance(10**6 * np.arange(n), np.ones(n, dtype=int), np.full(n, 50), 51)
+    data = round_data(instance)
+    assert data.end == 50 * n
+    assert data.block.tolist() == list(range(n))
+    assert data.arrival.tolist() == (50 * np.arange(n)).tolist()
+    assert data.tel(serial_schedule(instance).starts - data.shift) == 50 * n
+
+
+def test_blocks_far_apart_are_solved_as_if_alone():
+    # Run one after the other, two of them end 4 + 3 = 7 rounds after their arrival.
+    part = Instance([0, 0], [2, 1], [4, 3], 9)
+    alone, _ = brute_force_tel(part)
+    far = Instance([0, 0, 7, 7, 500, 500], [2, 1] * 3, [4, 3] * 3, 9)
+    assert round_data(far).block.tolist() == [0, 0, 1, 1, 2, 2]
+    for method in METHODS:
+        run = get("hindsight").methods[method].run
+        assert run(Task(far, objective=("tel",)), TWO).objective == 3 * alone
 
 
 def test_rows_that_cannot_be_violated_are_left_out():

@@ -13,7 +13,15 @@ from brute_force import brute_force_tel
 
 from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
-from optsched.bounds.ramp import Relaxation, class_sequence, periods, ramp_leaf, unsupported
+from optsched.bounds.ramp import (
+    Relaxation,
+    class_sequence,
+    most_completed,
+    needed_clock,
+    periods,
+    ramp_leaf,
+    unsupported,
+)
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
@@ -40,7 +48,7 @@ def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instanc
 
 
 def certified(instance: Instance, proofs: list[Proof]) -> int:
-    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.levels) for p in proofs])
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     return check_ramp(columns_of(instance), leaf)
 
 
@@ -63,6 +71,41 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 @pytest.mark.slow
 def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests() -> None:
     check_against_brute_force(2, 2000, 6)
+
+
+def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passes() -> None:
+    # Shorter clocks forget arrivals: weaker bounds, but valid ones.
+    rng = np.random.default_rng(8)
+    weaker = 0
+    for turn in range(300):
+        instance = tiny_instance(rng, turn)
+        for jobs in periods(instance):
+            part = instance.subset(jobs.index)
+            optimum, _ = brute_force_tel(part)
+            horizon = int(rng.integers(0, needed_clock(jobs) + 1))
+            relaxation = Relaxation(jobs, optimum + 5, horizon=horizon)
+            for floors in class_sequence(relaxation):
+                relaxation.use_floors(floors)
+                if relaxation.graph is None:
+                    break
+                relaxation.ascend(evaluations=30)
+                relaxation.prune()
+            assert relaxation.bound <= optimum
+            chain = (jobs, relaxation.bound, relaxation.scale, relaxation.clock, relaxation.levels)
+            assert check_ramp(columns_of(part), ramp_leaf([chain])) == relaxation.bound
+            weaker += relaxation.bound < optimum and horizon < needed_clock(jobs)
+    assert weaker > 10
+
+
+def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:
+    # M = 6; each request s = 1, o = 2 holds 2 + 3 = 5 token-rounds, the one with o = 4 holds
+    # 2 + 3 + 4 + 5 = 14. By round 2 there are 12 token-rounds: two of the short ones; the third
+    # short one, which arrives at 2, can be done by round 4, and so can the long one by arrivals,
+    # but 24 token-rounds hold the three short ones (15) only.
+    instance = Instance([0, 0, 2, 0], [1] * 4, [2, 2, 2, 4], kv_capacity=6)
+    jobs = periods(instance)[0]
+    assert [most_completed(jobs, t) for t in range(5)] == [0, 0, 2, 2, 3]
+    assert needed_clock(jobs) == 4
 
 
 def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
@@ -188,7 +231,9 @@ def test_bounds_of_a_stopped_run_are_certified_too() -> None:
         relaxation.ascend()
         relaxation.prune()
     assert 0 < relaxation.bound < annealing.value
-    leaf = ramp_leaf([(jobs, relaxation.bound, relaxation.scale, relaxation.levels)])
+    leaf = ramp_leaf(
+        [(jobs, relaxation.bound, relaxation.scale, relaxation.clock, relaxation.levels)]
+    )
     assert check_ramp(columns_of(instance), leaf) == relaxation.bound
 
 
@@ -197,17 +242,19 @@ def test_a_corrupted_leaf_is_refused_or_still_true() -> None:
     instance = generate("jaillet-model-2", seed=2, n=6, kv_capacity=14)
     proofs = prove_all(instance)
     optimum = sum(p.bound for p in proofs)
-    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.levels) for p in proofs])
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     refused = 0
     for _ in range(300):
         broken = copy.deepcopy(leaf)
         period = broken["periods"][rng.integers(len(broken["periods"]))]
-        kind = int(rng.integers(5))
+        kind = int(rng.integers(6))
         levels = period["levels"]
         if kind == 0 or not levels:
             period["value"] += int(rng.integers(1, 5))
         elif kind == 1:
             period["denominator"] = int(rng.integers(0, 3))
+        elif kind == 5:
+            period["clock"] = int(rng.integers(-1, 40))
         elif kind == 2:
             del levels[int(rng.integers(len(levels)))]
         else:

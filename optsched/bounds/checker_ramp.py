@@ -8,6 +8,7 @@ periods of the least of ``value`` and what the last level leaves.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 _NEVER = 1 << 100
@@ -43,9 +44,11 @@ def check_ramp(columns: Any, leaf: dict[str, Any]) -> int:
 
 
 def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) -> int:
-    _expect(set(period) == {"value", "denominator", "levels"}, "a period has unknown fields")
-    value, unit = period["value"], period["denominator"]
-    _expect(type(value) is int and type(unit) is int and unit >= 1, "no integers, or none positive")
+    fields = {"value", "denominator", "clock", "levels"}
+    _expect(set(period) == fields, "a period has unknown fields")
+    value, unit, clock = period["value"], period["denominator"], period["clock"]
+    right = type(value) is type(unit) is type(clock) is int and unit >= 1 and clock >= 0
+    _expect(right, "value, denominator and clock: no integers, or below 1 or 0")
     proved = sum(peak - floor + 1 for _, peak, floor in requests)
     arrivals = sum(a for a, _, _ in requests)
     kinds = sorted(set(requests))
@@ -59,7 +62,7 @@ def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) ->
         _expect(values == [out[k] for k in kind_of], f"{name}: equal requests have different ones")
         return out
 
-    graph, loops = _base(kinds, copies) if period["levels"] else ([], [])
+    graph, loops = _base(kinds, copies, capacity, clock) if period["levels"] else ([], [])
     rest: list[int] = []  # each node's cost to the end
     pi: list[int] = []
     for level in period["levels"]:
@@ -85,14 +88,22 @@ def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) ->
     return min(value, proved)
 
 
-def _base(kinds: list[Any], copies: list[int]) -> Any:
-    """Return arcs (target, rounds, what, kinds) and loops of (m), then (t, m) for t to 0."""
+def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any:
+    """Return arcs (target, rounds, what, kinds) and loops of (m), then (t, m) for t to 0.
+
+    A clock is right whatever its length, also none at all, which 0 stands for.
+    By round t at most ``done[t]`` requests have completed: so many are ready and small enough.
+    """
     n, ready = sum(copies), [a + p - f + 1 for a, p, f in kinds]
-    clock = max(ready) if any(a for a, _, _ in kinds) else -1
+    clock = clock or -1
     _expect((clock + 1) * (n + 1) <= MAX_NODES, f"a clock of {clock} rounds is too long")
-    late = [sum(c for c, r in zip(copies, ready, strict=True) if r > t) for t in range(clock + 1)]
+    sizes = sorted(((p - f + 1) * (p + f) // 2, k) for k, (_, p, f) in enumerate(kinds))
+    done = []
+    for t in range(clock + 1):
+        volumes = accumulate(v for v, k in sizes if ready[k] <= t for _ in range(copies[k]))
+        done.append(sum(v <= capacity * t for v in volumes))
     keys = [(-1, m) for m in range(n + 1)]
-    keys += [(t, m) for t in range(clock, -1, -1) for m in range(late[t], n + 1)]
+    keys += [(t, m) for t in range(clock, -1, -1) for m in range(n - done[t], n + 1)]
     number = {key: u for u, key in enumerate(keys)}
     graph: list[list[Any]] = [[] for _ in range(len(keys) + 1)]
     for (t, m), arcs in zip(keys, graph, strict=False):

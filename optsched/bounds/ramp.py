@@ -19,12 +19,15 @@ tokens fall to zero earlier, so less is live at every step: every schedule is st
 same cost. A state also holds, of each class of floors, at most as many items of weight >= w as
 there are requests of the class with peak >= w, which every schedule keeps.
 
-**Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after
-T0 = max(a_i + o_i) need no clock: states (m, multiset). A path joins the states (t, m, multiset)
-at t = T0 whenever it likes, and from there steps down to 0. There every completion known is one
-after t, so m is at least the number of requests with a_i + o_i > t. Runs are uninterrupted, so a
-completion that is late enough is a start that is not before the arrival. Without arrivals there
-is no clock at all, and no horizon anywhere.
+**Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
+clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
+and from there steps down to 0. With T0 = max(a_i + o_i) nothing is lost; a smaller one forgets
+arrivals in the rounds after it, which only allows more. There the n - m requests not yet met
+complete by round t: each has a_i + o_i <= t, and their token-rounds, all of them in rounds 1 to t,
+sum to at most M t. So n - m is at most the number of requests with a_i + o_i <= t whose volumes,
+the smallest first, sum to M t. Runs are uninterrupted, so a completion that is late enough is a
+start that is not before the arrival. Without arrivals there is no clock at all, and no horizon
+anywhere.
 
 **Loops.** In the part without a clock a round from the empty state changes nothing, and costs
 m >= 0: dropping such rounds from a path makes it no dearer, so sweeps ignore them. A state that
@@ -65,7 +68,7 @@ MAX_KINDS = 63
 MAX_CLOCK = 4_000_000
 """Largest (rounds with a clock) x (requests) of one busy period."""
 MAX_NODES, MAX_ARCS = 16_000_000, 64_000_000
-_STATE_BYTES = 2**30
+_STATE_BYTES = 3 * 2**29
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
 _PATHS = 150
@@ -190,6 +193,8 @@ class Relaxation:
         Total latency of a known schedule; lower it by `offer`.
     stop : ndarray of int8, shape (1,), optional
         Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
+    horizon : int, optional
+        The most rounds that get a clock; default: all that need one.
 
     Attributes
     ----------
@@ -210,6 +215,7 @@ class Relaxation:
     upper: int
     stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, dtype=np.int8))
     bound: int = 0
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         reason = unsupported(self.jobs)
@@ -227,7 +233,9 @@ class Relaxation:
         self.copies = copies.astype(np.int64)
         self.arrival, self.peak, self.floor = (np.ascontiguousarray(c) for c in kinds.T)
         self.ready = self.arrival + self.peak - self.floor + 1
-        self.clock = int(self.ready.max()) if jobs.arrival.any() else 0
+        self.clock = needed_clock(jobs)
+        if self.horizon is not None:
+            self.clock = min(self.clock, self.horizon)
         self.scale = _scale(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         self.labels = ramp_graph.new_labels(jobs.n, self.clock)
@@ -260,7 +268,7 @@ class Relaxation:
         number: dict[tuple[int, int], int] = {}
         steps = range(self.clock, -1, -1) if self.clock else range(0)
         for t in steps:
-            for m in range(int(self.copies[self.ready > t].sum()), n + 1):
+            for m in range(n - most_completed(self.jobs, t), n + 1):
                 number[t, m] = n + 1 + len(number)
         end = n + 1 + len(number)
         everything = self._mask(range(len(self.copies)))
@@ -488,12 +496,23 @@ class Relaxation:
         )  # fmt: skip
 
 
+def needed_clock(jobs: Jobs) -> int:
+    """Return the round after which arrivals rule out no completion; 0 without arrivals."""
+    return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
+
+
+def most_completed(jobs: Jobs, t: int) -> int:
+    """Return how many requests can have completed by round t, by arrivals and token-rounds."""
+    volumes = np.sort(jobs.volume[jobs.arrival + jobs.output <= t])
+    return int(np.searchsorted(np.cumsum(volumes), jobs.capacity * t, side="right"))
+
+
 def unsupported(jobs: Jobs) -> str:
     """Return why the relaxation cannot be set up for a busy period, or an empty string."""
     kinds = len(np.unique(np.stack([jobs.arrival, jobs.peak, jobs.first_kv]), axis=1).T)
     if kinds > MAX_KINDS:
         return f"{kinds} kinds of requests in one busy period; at most {MAX_KINDS}"
-    clock = int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
+    clock = needed_clock(jobs)
     if clock * jobs.n > MAX_CLOCK:
         return f"{clock} rounds with a clock for {jobs.n} requests; too many"
     if (jobs.capacity + 1) * jobs.n >= 2**31:
@@ -545,21 +564,22 @@ def class_sequence(relaxation: Relaxation) -> list[NDArray[np.int64]]:
     return levels
 
 
-def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, Sequence[Level]]]) -> dict[str, Any]:
+def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
     """Return a certificate's leaf from the chains of all busy periods of an instance.
 
-    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "levels": [...]}, ...]}``, the
-    periods in order of time, their requests in order of (arrival, index), as `periods` makes
-    them. A level is ``{"floors": [...] or null, "counters": [[...], ...], "multipliers":
-    [...]}``, one floor and one multiplier (over the denominator) per request of the period; a
-    counter lists the positions of identical requests in the period. ``value`` is what the
-    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves
-    the sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
+    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
+    ...]}``, the periods in order of time, their requests in order of (arrival, index), as
+    `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
+    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and
+    one multiplier (over the denominator) per request of the period; a counter lists the positions
+    of identical requests in the period. ``value`` is what the period's chain proves; a chain
+    without levels proves the sum of its outputs. The leaf proves the sum of the values
+    (`optsched.bounds.checker_ramp.check_ramp`).
 
     Parameters
     ----------
-    chains : sequence of (Jobs, value, denominator, levels)
-        See `Relaxation.bound`, `Relaxation.scale` and `Relaxation.levels`.
+    chains : sequence of (Jobs, value, denominator, clock, levels)
+        See `Relaxation`: ``bound``, ``scale``, ``clock`` and ``levels``.
     """
     return {
         "relaxation": "ramp",
@@ -567,6 +587,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, Sequence[Level]]]) -> dict[
             {
                 "value": int(value),
                 "denominator": int(denominator),
+                "clock": int(clock),
                 "levels": [
                     {
                         "floors": None if level.floors is None else level.floors.tolist(),
@@ -576,7 +597,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, Sequence[Level]]]) -> dict[
                     for level in levels
                 ],
             }
-            for jobs, value, denominator, levels in chains
+            for _, value, denominator, clock, levels in chains
         ],
     }
 

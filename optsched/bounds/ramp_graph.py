@@ -214,6 +214,13 @@ def _hash_key(key: Any) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
+def _hash_node(v: int, s: int) -> np.uint64:
+    """Hash a node so that states numbered alike, often met together, share a cache line."""
+    h = _hash_key((np.int64(v) << np.int64(32)) | (np.int64(s) >> np.int64(4)))
+    return (h << np.uint64(4)) | (np.uint64(s) & np.uint64(15))
+
+
+@njit(cache=True, nogil=True)
 def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any, count: Any) -> int:
     """Return the number of the multiset in ``row``, new if it has none."""
     mask = np.uint64(slots.shape[0] - 1)
@@ -330,18 +337,17 @@ def _range(mask: Any, cost: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _node(v: int, s: int, keys: Any, nodes: Any, head: Any, count: Any) -> int:
+def _node(v: int, s: int, table: Any, nodes: Any, head: Any, count: Any) -> int:
     """Return the node (coarse node, state), new if there is none."""
-    key = (np.int64(v) << np.int64(32)) | np.int64(s)
-    last = np.uint64(keys.shape[0] - 1)
-    at = _hash_key(key) & last
-    while keys[at, 0] >= 0:
-        if keys[at, 0] == key:
-            return keys[at, 1]
+    last = np.uint64(table.shape[0] - 1)
+    at = _hash_node(v, s) & last
+    while table[at] >= 0:
+        x = table[at]
+        if nodes[x, 1] == s and nodes[x, 0] == v:
+            return x
         at = (at + _ONE) & last
     x = count[1]
-    keys[at, 0] = key
-    keys[at, 1] = x
+    table[at] = x
     nodes[x, 0] = v
     nodes[x, 1] = s
     nodes[x, 2] = head[v]
@@ -390,21 +396,19 @@ def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) ->
 
 
 @njit(cache=True, nogil=True)
-def _room_for_nodes(nodes: Any, keys: Any, count: Any) -> Any:
+def _room_for_nodes(nodes: Any, table: Any, count: Any) -> Any:
     """Return the arrays of nodes with room for what one node can add."""
     need = count[1] + 2 * _MARGIN
     nodes = _wider_rows(nodes, need, 0)
-    if 2 * need > keys.shape[0]:
-        keys = np.full((keys.shape[0] * 4, 2), -1, dtype=np.int64)
-        last = np.uint64(keys.shape[0] - 1)
+    if 2 * need > table.shape[0]:
+        table = np.full(table.shape[0] * 2, -1, dtype=np.int32)
+        last = np.uint64(table.shape[0] - 1)
         for x in range(count[1]):
-            key = (np.int64(nodes[x, 0]) << np.int64(32)) | np.int64(nodes[x, 1])
-            at = _hash_key(key) & last
-            while keys[at, 0] >= 0:
+            at = _hash_node(nodes[x, 0], nodes[x, 1]) & last
+            while table[at] >= 0:
                 at = (at + _ONE) & last
-            keys[at, 0] = key
-            keys[at, 1] = x
-    return nodes, keys
+            table[at] = x
+    return nodes, table
 
 
 @njit(cache=True, nogil=True)
@@ -482,7 +486,7 @@ def _product(
     touched = np.empty(symbols, dtype=np.int64)
 
     head = np.full(coarse_nodes, -1, dtype=np.int32)
-    keys = np.full((1 << 12, 2), -1, dtype=np.int64)
+    table = np.full(1 << 12, -1, dtype=np.int32)
     # Of each node: coarse node, state, next of the same coarse node, cost from the root, number.
     nodes = np.zeros((2 * _MARGIN, 5), dtype=np.int32)
     out_start = np.empty(4 * _MARGIN, dtype=np.int64)
@@ -492,7 +496,7 @@ def _product(
     done = 0
     arcs = 0
     status = 0
-    root = _node(0, 0, keys, nodes, head, count)
+    root = _node(0, 0, table, nodes, head, count)
     nodes[root, 3] = 0
 
     for u in range(coarse_nodes):
@@ -514,12 +518,12 @@ def _product(
                 if width > 0 and count[0] + _MARGIN > info.shape[0]:
                     items, info, add, slots = _room_for_states(items, info, add, slots, count)
                 if count[1] + _MARGIN > nodes.shape[0]:
-                    nodes, keys = _room_for_nodes(nodes, keys, count)
+                    nodes, table = _room_for_nodes(nodes, table, count)
                 s = nodes[bucket[k], 1]
                 t = _dec(s, span, floor, row, items, info, slots, count)
                 if t != s:
                     before = count[1]
-                    x = _node(u, t, keys, nodes, head, count)
+                    x = _node(u, t, table, nodes, head, count)
                     if count[1] > before:
                         bucket = _wider(bucket, filled + 1)
                         bucket[filled] = x
@@ -536,7 +540,7 @@ def _product(
             if width > 0 and count[0] + _MARGIN > info.shape[0]:
                 items, info, add, slots = _room_for_states(items, info, add, slots, count)
             if count[1] + _MARGIN > nodes.shape[0]:
-                nodes, keys = _room_for_nodes(nodes, keys, count)
+                nodes, table = _room_for_nodes(nodes, table, count)
             if label_count[0] + _MARGIN > label_mask.shape[0]:
                 label_mask, label_fixed, label_slots = _room_for_labels(
                     label_mask, label_fixed, label_slots, label_count, first_mask
@@ -563,7 +567,7 @@ def _product(
                 if t == s:
                     out_loop[done - 1] = loop[u]
                 elif here + loop[u] * scale + backward[u] <= cutoff:
-                    y = _node(u, t, keys, nodes, head, count)
+                    y = _node(u, t, table, nodes, head, count)
                     nodes[y, 3] = min(np.int64(nodes[y, 3]), here + loop[u] * scale)
                     out[arcs, 0] = y
                     out[arcs, 1] = loop[u]
@@ -583,7 +587,7 @@ def _product(
                         t = _dec(s, span, floor, row, items, info, slots, count)
                     elif label > join and info[s, 3] == 0:
                         continue
-                    y = _node(v, t, keys, nodes, head, count)
+                    y = _node(v, t, table, nodes, head, count)
                     nodes[y, 3] = min(np.int64(nodes[y, 3]), here + step)
                     out[arcs, 0] = y
                     out[arcs, 1] = label
@@ -615,7 +619,7 @@ def _product(
                     if t < 0:
                         continue
                     part = parts[k, 1]
-                    y = _node(v, t, keys, nodes, head, count)
+                    y = _node(v, t, table, nodes, head, count)
                     nodes[y, 3] = min(np.int64(nodes[y, 3]), here + about[part, 0])
                     out[arcs, 0] = y
                     out[arcs, 1] = part

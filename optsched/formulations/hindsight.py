@@ -53,6 +53,8 @@ MAX_ENTRIES = 40_000_000
 _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
+_CPSAT_PROVES = 10
+_RAMP_REQUESTS, _RAMP_CAPACITY = 100, 100
 _SEARCH_ROUNDS = 1 << 27
 
 
@@ -396,20 +398,34 @@ def _entries(data: RoundData, last: NDArray[np.int64]) -> float:
 
 
 def _choose(task: Task) -> str:
-    """Return CP-SAT where it can prove an optimum, else the search, else what knows limits.
+    """Return what proves most in the time: CP-SAT, the ramp relaxation, or the search.
 
-    CP-SAT proves 12 requests of the paper's synthetic models in seconds, where HiGHS stops at 8
-    to 10; from about 50 on the dual and the large-neighbourhood search have the better bound
-    and the better schedule (`docs/trace-scale.md`). The search knows no limits on batches.
+    Up to 10 requests CP-SAT proves the optimum at once. From there to 100 requests with little
+    KV, as in the paper's synthetic models, the ramp relaxation has by far the better bound
+    (`docs/small-scale.md`). Without it CP-SAT is better up to 32 requests, then the dual and the
+    large-neighbourhood search (`docs/trace-scale.md`). Only CP-SAT and HiGHS know limits on
+    batches.
     """
     data = round_data(task.instance)
-    if not demands(task.instance) & SWITCHES and task.instance.n > _CPSAT_REQUESTS:
-        return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
+    if not demands(task.instance) & SWITCHES:
+        if _suits_ramp(task.instance):
+            return "ramp"
+        if task.instance.n > _CPSAT_REQUESTS:
+            return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
     sizes = np.bincount(data.block)
     pairs = int((sizes * (sizes - 1)).sum()) // 2
     if int(data.output.sum()) <= _CPSAT_INTERVALS and pairs <= _CPSAT_PAIRS:
         return "cpsat"
     return "highs" if _entries(data, data.deadline - data.output) <= MAX_ENTRIES else "placement"
+
+
+def _suits_ramp(instance: Instance) -> bool:
+    """Whether the ramp relaxation's states are few enough to be of use."""
+    from optsched.bounds.ramp import periods, unsupported
+
+    if not _CPSAT_PROVES < instance.n <= _RAMP_REQUESTS or instance.kv_capacity > _RAMP_CAPACITY:
+        return False
+    return not any(unsupported(jobs) for jobs in periods(instance))
 
 
 def _export(task: Task, format_name: str, path: str | Path) -> None:

@@ -5,6 +5,7 @@ No model is built. See `optsched.search.anytime`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from importlib.metadata import version
 
@@ -15,7 +16,8 @@ from optsched.solvers.base import SolveOptions, Status, run_interruptibly
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found, the bound proved and its certificate.
 
-    Without a time limit the search ends after 8,000 steps per request and 20,000.
+    Without a time limit the search ends after 8,000 steps per request and 20,000; with one it
+    goes on until the limit, or until bound and schedule meet.
 
     Raises
     ------
@@ -34,6 +36,7 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
             explore(
                 task.instance,
                 time_limit_s=options.time_limit_s,
+                max_steps=None if options.time_limit_s is None else sys.maxsize,
                 gap=options.mip_rel_gap,
                 seed=options.seed,
                 warm_start=options.warm_start,

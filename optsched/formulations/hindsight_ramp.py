@@ -82,7 +82,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     schedule = from_starts(starts, instance)
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
-    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.levels) for p in proofs])
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     certificate = make_certificate(
         instance, leaf, value=bound, schedule=schedule if closed else None
     )  # fmt: skip

@@ -78,17 +78,21 @@ def round_data(instance: Instance) -> RoundData:
     """Return what exact models read, after checking that the instance is one of theirs.
 
     Requests are taken in order of arrival. Where one arrives at or after a time by which all
-    earlier ones can have run one after another, A = (latest earlier arrival) + (sum of earlier
-    outputs), a new block begins, and the gap between A and that arrival is cut out of time.
+    earlier ones of the block can have run one after another, A = (latest arrival in the block) +
+    (sum of the block's outputs), a new block begins, and the gap between A and that arrival is
+    cut out of time. So the time axis is no longer than the arrivals' spread inside blocks and
+    the sum of all outputs.
 
     **Every optimal schedule has finished the earlier requests by A**, with the gap and without
-    it. For suppose that one had not. What it does with the earlier requests alone has at most
-    sum o rounds in use and ends after A, so some round after their last arrival is idle; moving
-    what starts behind that round forward by one is feasible and cheaper (see `start_windows`).
-    So it costs more than the best schedule of the earlier requests alone, which has ended by A
-    and can take its place without meeting the later requests, who start at A or later: a
-    contradiction. Schedules in which each block has ended before the next begins cost the same
-    with the gaps and without them, and are feasible with them if without.
+    it. By induction the blocks before the latest one have ended by its first arrival. Suppose
+    that a schedule has not finished that block by A. What it does with the requests so far has
+    at most (sum of the block's outputs) rounds in use after the block's last arrival and ends
+    after A, so some round between is idle; moving what starts behind that round forward by one
+    is feasible and cheaper (see `start_windows`). So it costs more than the best schedule of the
+    requests so far alone, which has ended by A and can take its place without meeting the later
+    requests, who start at A or later: a contradiction. Schedules in which each block has ended
+    before the next begins cost the same with the gaps and without them, and are feasible with
+    them if without.
 
     Raises
     ------
@@ -123,6 +127,7 @@ def round_data(instance: Instance) -> RoundData:
             # The first block begins at the first arrival, wherever that is.
             cut += max(gap, 0)
             ends.append(0)
+            outputs = 0
         latest = int(arrival[i]) - cut
         outputs += int(instance.output_tokens[i])
         ends[-1] = latest + outputs
@@ -320,7 +325,7 @@ def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np
     last_i = min(F_i, U_i), where
 
     - F_i = D_i - o_i (the unconditional one), D_i the deadline of the block of i, which is
-      max_j a_j + sum_j o_j over the requests j of its block and the earlier ones;
+      max_j a_j + sum_j o_j over the requests j of its block (`round_data`);
     - U_i = a_i - o_i + UB - LB_i, with UB the total latency of some feasible schedule and LB_i a
       lower bound on the total latency of the other requests.
 
@@ -330,8 +335,8 @@ def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np
     (their starts stay >= T, at or after their arrivals; whole rounds move, so KV, token and
     request limits and the separation of phases hold as before; those that started before t have
     ended before it), which would lower the total latency. So every round after T up to the end
-    runs a request, there are at most sum_j o_j such rounds, and i, which ends by
-    T + sum_j o_j = D_i, starts by F_i.
+    runs a request of the block, since the earlier blocks have ended; there are at most sum_j o_j
+    such rounds, and i, which ends by T + sum_j o_j = D_i, starts by F_i.
 
     **Proof of U_i.** Leaving i out of a feasible schedule leaves a feasible one of the others,
     so their latencies sum to at least LB_i. If i starts at k, the total is at least

@@ -25,6 +25,8 @@ from optsched.bounds.ramp import (
     Level,
     Relaxation,
     class_sequence,
+    most_completed,
+    needed_clock,
     periods,
     unsupported,
 )
@@ -38,10 +40,15 @@ _MAX_ROUNDS = 10**7
 """Longest time axis that annealing keeps an array of."""
 _COUNTERS = 3
 """Kinds that get counters at a time."""
-_GROWTH = 8.0
+_GROWTH = 20.0
 """By how much finer floors multiply the arcs of a graph, until measured."""
 _MOST_STEPS = 6
 """Steps from one level of floors to the next, at most."""
+_WHOLE_CLOCK, _SHORT_CLOCK = 600, 250
+"""Pairs of a round with a clock and a number of requests: up to the first, all rounds that need a
+clock get one; beyond it, first so many rounds as make the second."""
+_ARCS_PER_ORDER = 80
+"""Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
 _READ = 100
 """Entries of a beam that are made schedules."""
 
@@ -522,6 +529,7 @@ class Proof:
     value: int
     bound: int
     denominator: int = 1
+    clock: int = 0
     levels: Sequence[Level] = ()
     note: str = ""
 
@@ -581,6 +589,7 @@ def prove(
             if relaxation.bound > proof.bound:
                 proof.bound = relaxation.bound
                 proof.levels, proof.denominator = relaxation.levels, relaxation.scale
+                proof.clock = relaxation.clock
         proof.starts, proof.value = annealing.starts, annealing.value
         if report is not None and (proof.bound, proof.value) != before:
             report(proof.bound, proof.value)
@@ -596,19 +605,35 @@ def prove(
     update()
     proof.note = unsupported(jobs)
     if proof.note:
-        while not over():
+        while not over() and deadline < math.inf:
             _anneal(annealing, 100 * _CHUNK, deadline, stop)
             update()
         return proof
-    relaxation = Relaxation(jobs, annealing.value, stop, outputs)
-    try:
-        _refine(relaxation, annealing, over, update, deadline)
-    except Interrupted:
-        proof.note = "stopped"
-    except TooLargeError:
-        proof.note = "the next graph would be too large"
-    update(relaxation)
+    for horizon in _horizons(jobs):
+        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, horizon)
+        proof.note = ""
+        try:
+            _refine(relaxation, annealing, over, update, deadline)
+        except Interrupted:
+            proof.note = "stopped"
+        except TooLargeError:
+            proof.note = "the next graph would be too large"
+        update(relaxation)
+        if over():
+            break
+    while proof.note and not over() and deadline < math.inf:
+        _anneal(annealing, _MOST_ORDERS, deadline, stop)
+        update(relaxation)
     return proof
+
+
+def _horizons(jobs: Jobs) -> list[int]:
+    """Return the clocks to refine with in turn: a short one first where the whole is large."""
+    clock = needed_clock(jobs)
+    sizes = np.cumsum([most_completed(jobs, t) + 1 for t in range(clock + 1)])
+    if sizes[-1] <= _WHOLE_CLOCK:
+        return [clock]
+    return [int(np.searchsorted(sizes, _SHORT_CLOCK)), clock]
 
 
 def _refine(
@@ -632,39 +657,64 @@ def _refine(
             update(relaxation)
             if over() or annealing.value < before:
                 break
+        orders = min(_MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        _anneal(annealing, orders, deadline, relaxation.stop)
+        update(relaxation)
         relaxation.prune()
         update(relaxation)
 
     growth, rate = _GROWTH, math.inf
     present: NDArray[np.int64] | None = None
     for floors in class_sequence(relaxation):
-        for step in _steps(relaxation, present, floors, growth, rate * (deadline - clock())):
+        while present is None or (present != floors).any():
             if over() or relaxation.graph is None:
                 return
-            before, begin = relaxation.graph.arcs, clock()
+            before, start = relaxation.graph.arcs, clock()
             if present is None:
-                _begin(relaxation, step)
+                _begin(relaxation, floors)
+                step = floors
             else:
-                relaxation.use_floors(step)
+                step = _step(relaxation, present, floors, growth, rate * (deadline - clock()))
+                try:
+                    relaxation.use_floors(step)
+                except TooLargeError:
+                    # A few kinds less, if that is still a step; then kinds are counted.
+                    growth = max(_GROWTH, growth) ** 2
+                    if growth <= _GROWTH**4:
+                        continue
+                    _count_all(relaxation, over, settle)
+                    if over() or relaxation.graph is None:
+                        return
+                    raise
             if relaxation.graph is None:
                 return
             after = relaxation.graph.arcs
             settle()
-            rate = after / max(clock() - begin, 1e-3)
-            if present is not None and (step == floors).all():
+            rate = after / max(clock() - start, 1e-3)
+            if present is not None:
                 growth = min(_GROWTH, max(2.0, after / before))
-        present = floors
-    while not over() and relaxation.graph is not None and _count(relaxation, _COUNTERS):
+            present = step
+    _count_all(relaxation, over, settle)
+
+
+def _count_all(
+    relaxation: Relaxation, over: Callable[[], bool], settle: Callable[[], None]
+) -> None:
+    """Count kinds, those that paths place most wrongly first, until none is left."""
+    kinds = _COUNTERS
+    while not over() and relaxation.graph is not None:
+        order = np.argsort(-relaxation.violation, kind="stable").tolist()
+        left = [k for k in order if k not in relaxation.counted]
+        if not left:
+            return
+        try:
+            relaxation.count(left[:kinds])
+        except TooLargeError:
+            if kinds == 1:
+                raise
+            kinds = 1
+            continue
         settle()
-
-
-def _count(relaxation: Relaxation, kinds: int) -> bool:
-    """Count the kinds that paths place most wrongly; return whether any were left to count."""
-    order = np.argsort(-relaxation.violation, kind="stable").tolist()
-    left = [k for k in order if k not in relaxation.counted]
-    if left:
-        relaxation.count(left[:kinds])
-    return bool(left)
 
 
 def _begin(relaxation: Relaxation, floors: NDArray[np.int64]) -> None:
@@ -686,31 +736,28 @@ def _begin(relaxation: Relaxation, floors: NDArray[np.int64]) -> None:
     relaxation.use_floors(choices[-1])
 
 
-def _steps(
+def _step(
     relaxation: Relaxation,
-    present: NDArray[np.int64] | None,
+    present: NDArray[np.int64],
     floors: NDArray[np.int64],
     growth: float,
     arcs: float,
-) -> list[NDArray[np.int64]]:
-    """Return the floors to pass through: several steps where one would grow the graph too much.
+) -> NDArray[np.int64]:
+    """Return the next floors on the way to ``floors``: fewer kinds where all grow it too much.
 
-    ``arcs`` is how many the time left allows. Each step gives the finer floor to some more
-    kinds, the largest peaks first.
+    The smallest peaks first: rounding takes the largest share of these, and refining the rest
+    adds little to graph and bound. ``arcs`` is how many the time left allows.
     """
-    if present is None:
-        return [floors]
     have = relaxation.graph.arcs
     room = max(min(0.5 * MAX_ARCS, arcs) / have, 1.5)
-    count = min(_MOST_STEPS, math.ceil(math.log(growth) / math.log(room))) if room < growth else 1
     changed = np.flatnonzero(present != floors)
-    changed = changed[np.argsort(-relaxation.peak[changed], kind="stable")]
-    steps, mixed = [], present
-    for part in np.array_split(changed, count):
-        mixed = mixed.copy()
-        mixed[part] = floors[part]
-        steps.append(mixed)
-    return steps
+    part = 1.0 if room >= growth else (math.log(room) / math.log(growth)) ** 2
+    part = max(part, 1 / _MOST_STEPS)
+    changed = changed[np.argsort(relaxation.peak[changed], kind="stable")]
+    mixed = present.copy()
+    chosen = changed[: math.ceil(part * len(changed))]
+    mixed[chosen] = floors[chosen]
+    return mixed
 
 
 def _anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
