@@ -92,8 +92,9 @@ class Fit:
         return [
             {
                 "operator": o.operator, "rows": o.rows, "held_out": o.held_out,
-                "outside": o.outside, "mean_error": o.mean, "median_error": o.median,
-                "p95_error": o.p95, "r2": None if np.isnan(o.r2) else o.r2, "reached": o.reached,
+                "outside": o.outside, "mean_error": _known(o.mean),
+                "median_error": _known(o.median), "p95_error": _known(o.p95), "r2": _known(o.r2),
+                "reached": o.reached,
             }
             for o in self.operators
         ]  # fmt: skip
@@ -103,6 +104,8 @@ class Fit:
         return to_toml(self.cost_model, [self._summary(o) for o in self.operators])
 
     def _summary(self, o: OperatorFit) -> str:
+        if np.isnan(o.mean):
+            return f"{o.operator}: none of its {o.outside} rows is within the range of validity"
         verdict = "" if o.reached else f", MORE than the target of {self.target:.0%}"
         return (
             f"{o.operator}: {o.rows} rows; {o.held_out} held out: mean error {o.mean:.1%}, median "
@@ -192,6 +195,10 @@ def fit(
         valid=valid,
     )  # fmt: skip
     return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _capacity(profile: Profile) -> int | None:
@@ -325,7 +332,7 @@ def _report(
     used = mine & inside
     test = used & tested
     judged = error[test if test.any() else used]
-    spread = float(((measured[used] - measured[used].mean()) ** 2).sum())
+    spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
     outside = mine & ~inside
     mean = float(judged.mean()) if judged.size else float("nan")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -141,6 +143,26 @@ def test_a_model_that_misses_the_target_says_so(tmp_path: Path) -> None:
     found = fit(write(tmp_path, dense_frame(), attention))
     assert not next(o for o in found.operators if o.operator == "decode").reached
     assert "MORE than the target" in found.to_toml()
+
+
+def test_an_operator_outside_the_range_has_no_error(
+    good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("optsched.fit")
+    report = module._report
+
+    def outside(name: str, mine: np.ndarray, inside: np.ndarray, *rest: Any) -> Any:
+        return report(name, mine, inside & (not name.startswith("decode")), *rest)
+
+    monkeypatch.setattr(module, "_report", outside)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit(good)
+    row = next(r for r in found.rows() if r["operator"] == "decode")
+    assert [row[key] for key in ("rows", "mean_error", "p95_error", "r2")] == [0, None, None, None]
+    assert "decode: none of its 35 rows is within the range of validity" in found.to_toml()
+    assert command("fit", good) == 0
+    assert "nan" not in capsys.readouterr().out
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:

@@ -116,9 +116,12 @@ def fit(
         ("operator", "rows", "held\nout", "outside\nrange", "mean\nerror [%]", "median\nerror [%]",
          "p95\nerror [%]", "R2", "verdict"),
         [
-            (o.operator, o.rows, o.held_out, o.outside, 100 * o.mean, 100 * o.median,
-             100 * o.p95, o.r2, "ok" if o.reached else f"above {target:.0%}")
-            for o in found.operators
+            (r["operator"], r["rows"], r["held_out"], r["outside"],
+             *(None if r[key] is None else 100 * r[key]
+               for key in ("mean_error", "median_error", "p95_error")), r["r2"],
+             "ok" if r["reached"] else "outside" if r["mean_error"] is None
+             else f"above {target:.0%}")
+            for r in found.rows()
         ],
         text_columns=(0, 8),
     )  # fmt: skip
