@@ -50,7 +50,9 @@ class UnitCost:
     @cached_property
     def array(self) -> NDArray[np.float64]:
         """A marker for `batch_time`: no layers, so every batch takes 1."""
-        return np.zeros(1 + len(COEFFICIENTS))
+        array = np.zeros(1 + len(COEFFICIENTS))
+        array.setflags(write=False)  # the type of `BatchCost.array`: compiled code is compiled once
+        return array
 
 
 @dataclass(frozen=True, eq=False)

@@ -455,7 +455,7 @@ def _judge_batches(
     compiled: Any = judge.replay
     found = judge.Replay(
         *compiled(
-            np.asarray(instance.arrival, dtype=np.float64),
+            instance.release,
             instance.prompt_tokens,
             instance.output_tokens,
             instance.kv_capacity,

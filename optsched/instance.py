@@ -298,6 +298,13 @@ class Instance:
         return replace(self, **nothing)
 
     @cached_property
+    def release(self) -> NDArray[np.float64]:
+        """Arrivals as read-only float64, shape (n,): compiled code sees one type in both units."""
+        release = self.arrival.astype(np.float64)
+        release.setflags(write=False)
+        return release
+
+    @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
         """Most KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)

@@ -114,7 +114,7 @@ def _simulate_rules(
     rules, mode, hybrid, chunked = effective(rules, instance)
     predicted, _ = estimates(instance, rules.lengths, rules.margin)
     second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
-    arrival = np.asarray(instance.arrival, dtype=np.float64)
+    arrival = instance.release
     by_arrival = np.lexsort((np.arange(instance.n), arrival))
     limits = instance.limits
     found = engine.run(
@@ -202,7 +202,7 @@ def _simulate_windows(
     predicted, _ = estimates(instance)
     limits = instance.limits
     found = windows.run(
-        np.asarray(instance.arrival, dtype=np.float64),
+        instance.release,
         instance.prompt_tokens,
         instance.output_tokens,
         forecast.every,
@@ -245,7 +245,7 @@ def _simulate_open(
     if instance.in_rounds:
         mode = "restart"
     predicted, _ = estimates(instance)
-    arrival = np.asarray(instance.arrival, dtype=np.float64)
+    arrival = instance.release
     by_arrival = np.lexsort((np.arange(n), arrival)).tolist()
     place = waiting_rank("arrival", instance, predicted, cost)
     shown_arrival = np.full(n, -1.0)

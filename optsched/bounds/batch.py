@@ -157,7 +157,7 @@ def _on_one_machine(
     The k-th smallest completion is at least SRPT's k-th, and at least the k-th smallest
     a_i + alone_i; see `optsched.bounds.simple.srpt` for the argument.
     """
-    release = _ticks(np.asarray(instance.arrival, dtype=np.float64))
+    release = _ticks(instance.release)
     earliest = np.sort(release + _ticks(alone)).tolist()
     total = 0
     completions = srpt_completions(release.tolist(), _ticks(length).tolist())
@@ -190,7 +190,7 @@ def work_makespan(instance: Instance, cost_model: CostModel | None = None) -> fl
         return None
     work = unavoidable_work(instance, cost_model)
     order = np.argsort(instance.arrival, kind="stable")
-    arrival = np.asarray(instance.arrival, dtype=np.float64)
+    arrival = instance.release
     remaining = np.cumsum(work.total[order][::-1])[::-1]
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
     return max(busy, float((arrival + work.chain).max()))

@@ -167,7 +167,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     slopes = min(cost["decode_kv"], refill_token)
     paid_slope = min(cost["decode_kv"] + decode / room, refill_token + base / room)
     return Tokens(
-        arrival=np.asarray(instance.arrival, dtype=np.float64),
+        arrival=instance.release,
         prefill=own * unit,
         prefill_paid=(own + share) * unit,
         first=work.first,

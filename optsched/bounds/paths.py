@@ -289,7 +289,7 @@ def value_at(
 
 def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Floats, Floats]:
     """Return arrivals and completions, each sorted, of an online schedule or else of chains."""
-    arrival = np.asarray(instance.arrival, dtype=np.float64)
+    arrival = instance.release
     try:
         with warnings.catch_warnings():  # of the cost model's range: nothing is claimed here
             warnings.simplefilter("ignore")

@@ -165,7 +165,7 @@ class Trail:
         from optsched.replay import UNLIMITED
 
         forecast = forecast_of(instance)
-        arrival = np.asarray(instance.arrival, dtype=np.float64)
+        arrival = instance.release
         limits = instance.limits
         return rerank.run(
             arrival,

@@ -292,7 +292,7 @@ def improve(
             judge(simulate(instance, policy, cost, seed=seed), policy)
         except OptschedError:
             continue  # it splits no prefill, or never comes to an end
-    arrival = np.asarray(instance.arrival, dtype=np.float64)
+    arrival = instance.release
     prompt, output = instance.prompt_tokens, instance.output_tokens
     work = own_work(prompt, output, cost)
     decode_work = work - own_work(prompt, np.ones_like(output), cost)
