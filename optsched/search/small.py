@@ -629,11 +629,14 @@ def prove(
 
 def _horizons(jobs: Jobs) -> list[int]:
     """Return the clocks to refine with in turn: a short one first where the whole is large."""
-    clock = needed_clock(jobs)
-    sizes = np.cumsum([most_completed(jobs, t) + 1 for t in range(clock + 1)])
-    if sizes[-1] <= _WHOLE_CLOCK:
-        return [clock]
-    return [int(np.searchsorted(sizes, _SHORT_CLOCK)), clock]
+    clock, size, short = needed_clock(jobs), 0, 0
+    for t in range(clock + 1):
+        size += most_completed(jobs, t) + 1
+        if size <= _SHORT_CLOCK:
+            short = t
+        if size > _WHOLE_CLOCK:
+            return [short, clock]
+    return [clock]
 
 
 def _refine(
