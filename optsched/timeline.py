@@ -221,7 +221,7 @@ class Timeline:
         Parameters
         ----------
         groups : int
-            Of requests in order of arrival, where there are more than `SEPARATE`.
+            Of requests in order of arrival, where there are more than that (and than `SEPARATE`).
         most : int
             Steps of time; with more batches, the one that holds most stands for its step.
         worker : int
@@ -233,19 +233,20 @@ class Timeline:
         kv : ndarray of int64, shape (groups, k)
             Tokens.
         labels : list of str
+            Names of requests, or of groups: the first and last place in order of arrival, from 0.
         """
         from optsched import spans
 
         n = self.instance.n
         order = self.by_arrival
         group = np.empty(n, dtype=np.int64)
-        if n <= SEPARATE:
+        if n <= max(SEPARATE, groups):
             group[order] = np.arange(n)
             labels = [self.name_of(int(i)) for i in order]
         else:
             group[order] = np.arange(n) * groups // n
             edges = [-(-k * n // groups) for k in range(groups + 1)]
-            labels = [f"{a + 1} to {b}" for a, b in pairwise(edges)]
+            labels = [f"{a} to {b - 1}" if a + 1 < b else f"{a}" for a, b in pairwise(edges)]
         times, runs = self.batch_bins(most, worker)
         if not runs:
             return np.zeros(1), np.zeros((len(labels), 1), dtype=np.int64), labels

@@ -153,10 +153,20 @@ def test_the_kv_picture_groups_many_requests() -> None:
     found = many()
     ax = plot.plot_kv(found, groups=4, ax=new_axes())
     assert [label for label in labels_of(ax) if "to" in label and "M" not in label] == [
-        "1 to 500", "501 to 1000", "1001 to 1500", "1501 to 2000",
+        "0 to 499", "500 to 999", "1000 to 1499", "1500 to 1999",
     ]  # fmt: skip
     assert ax.get_legend().get_title().get_text() == "requests by arrival"
     assert max(heights(ax).values()) == found.batch_kv.max()
+
+
+def test_ten_requests_are_shown_one_by_one_under_their_names() -> None:
+    # Requests are counted from 0, as in the Gantt chart, whether one by one or in groups.
+    instance = Instance([0] * 10, [1] * 10, [1] * 10, kv_capacity=20)
+    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    ax = plot.plot_kv(found, ax=new_axes())
+    assert labels_of(ax)[:3] == ["request 0", "request 1", "request 2"]
+    assert len(labels_of(ax)) == 10 + 1  # and M
+    assert found.kv_by_group(groups=9)[2] == ["0 to 1", *map(str, range(2, 10))]
 
 
 def test_the_kv_picture_has_a_line_for_each_of_several_workers() -> None:
@@ -221,6 +231,27 @@ def test_a_comparison_is_ranked_between_bound_and_best() -> None:
     assert [bar.get_width() for bar in ax.containers[0]] == [6, 9]
     assert [line.get_xdata()[0] for line in ax.get_lines()] == [6, 4.5]
     assert "1.500 × best" in [t.get_text().strip() for t in ax.texts]
+
+
+def test_a_policy_outside_the_bound_s_model_gets_no_ratio_in_a_picture_either() -> None:
+    ax = plot.plot_comparison(
+        [("slow", 9.0), ("fast", 6.0)], best_known=6.0, bound=6.0, outside=["slow"], ax=new_axes()
+    )
+    assert [t.get_text().strip() for t in ax.texts] == ["1.000 × best", "no ratio"]
+
+
+def test_the_words_beside_the_bars_stay_within_the_frame() -> None:
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context({"backend": "agg"}):  # axes of one's own are laid out tightest
+        ax = plot.plot_comparison(
+            [("mc-sf", 73.0), ("mc-benchmark", 84.0), ("sarathi", 85.0)],
+            best_known=67.0, bound=67.0, clairvoyant=["mc-sf"],
+        )  # fmt: skip
+        ax.figure.canvas.draw()
+        right = ax.get_window_extent().x1
+        assert all(text.get_window_extent().x1 < right for text in ax.texts)
+        plt.close(ax.figure)
 
 
 def test_progress_draws_incumbent_and_bound() -> None:

@@ -225,7 +225,7 @@ def test_groups_and_steps_keep_the_peaks() -> None:
     found = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
     assert len(found.batch_start) > 50
     times, kv, labels = found.kv_by_group(groups=4, most=20)
-    assert labels == ["1 to 8", "9 to 15", "16 to 23", "24 to 30"]
+    assert labels == ["0 to 7", "8 to 14", "15 to 22", "23 to 29"]
     assert kv.shape == (4, len(times))
     assert kv.sum(axis=0).max() == found.batch_kv.max()
     assert (np.diff(times) > 0).all()

@@ -252,6 +252,8 @@ def _comparison(
     rows = [row for row in data["policies"] if (row.get("metrics") or {}).get("tel") is not None]
     if not rows:
         raise InputError(f"{source}: policies: none has a schedule; nothing to draw")
+    ratios = ("ratio_to_best_known", "ratio_to_bound")
+    known = data.get("best_known") is not None or data.get("bound") is not None
     canvas = style.figure((9.5, 1.6 + 0.32 * len(rows)))
     canvas.suptitle(style.plain(name, 80), fontsize="medium")
     pictures.plot_comparison(
@@ -259,6 +261,7 @@ def _comparison(
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
+        outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
         unit="s" if data.get("time_unit") == "second" else "rounds",
         ax=canvas.subplots(),
     )

@@ -91,6 +91,7 @@ def plot_comparison(
     best_known: float | None = None,
     bound: float | None = None,
     clairvoyant: Sequence[str] = (),
+    outside: Sequence[str] = (),
     unit: str = "rounds",
     ax: Axes | None = None,
 ) -> Axes:
@@ -102,6 +103,9 @@ def plot_comparison(
     best_known, bound : float, optional
     clairvoyant : sequence of str
         Names of those that see true output lengths: hatched.
+    outside : sequence of str
+        Names of those that do what the best known schedule and the bound may not: they get no
+        ratio.
     unit : str
         Of latencies.
     ax : Axes, optional
@@ -113,9 +117,10 @@ def plot_comparison(
     for bar, name in zip(bars, names, strict=True):
         if name in clairvoyant:
             bar.set_hatch("//")
-    for k, value in enumerate(values):
-        ratio = f"  {value / best_known:.3f} × best" if best_known else f"  {value:.4g}"
-        ax.text(value, k, ratio, va="center", fontsize="small")
+    for k, (name, value) in enumerate(ranked):
+        ratio = f"{value / best_known:.3f} × best" if best_known else f"{value:.4g}"
+        words = "no ratio" if name in outside else ratio
+        ax.text(value, k, f"  {words}", va="center", fontsize="small")
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
     for line, colour, dashes, label in lines:
         if line is not None:
@@ -123,7 +128,7 @@ def plot_comparison(
     ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
     ax.invert_yaxis()
     if values:
-        ax.set_xlim(0, 1.2 * max(values))
+        ax.set_xlim(0, 1.32 * max(values))
     ax.set_xlabel(f"total latency [{unit}]")
     handles: list[Any] = ax.get_legend_handles_labels()[0]
     if any(name in clairvoyant for name in names):
