@@ -13,6 +13,7 @@ from optsched import Instance, Limits, evaluate
 from optsched.errors import InfeasibleError, UsageError
 from optsched.formulations import Task, get
 from optsched.formulations.hindsight import linear_model, program, read_starts, start_values
+from optsched.formulations.hindsight_cliques import widths, with_cliques
 from optsched.formulations.hindsight_pulp import write_lp, write_mps
 from optsched.formulations.horizon import (
     place,
@@ -25,7 +26,7 @@ from optsched.formulations.horizon import (
 from optsched.schedule import from_starts
 from optsched.solvers.base import SolveOptions, Status
 
-METHODS = ("highs", "cpsat", "pulp")
+METHODS = ("highs", "highs-cliques", "cpsat", "pulp")
 LP_FOLDER = Path(__file__).resolve().parent.parent / "models" / "lp"
 TWO = SolveOptions(time_limit_s=60, threads=2)
 TINY = {
@@ -216,7 +217,7 @@ def test_a_long_gap_between_arrivals_is_cut_out_and_put_back():
     # Requests 0 and 2 are over by 0 + 3 + 2 = 5, so request 1 arrives at 5, and 3 at 6.
     assert data.arrival.tolist() == [0, 5, 0, 6]
     assert data.block.tolist() == [0, 1, 0, 1]
-    assert data.deadline.tolist() == [5, 6 + 3 + 2 + 2 + 4, 5, 6 + 3 + 2 + 2 + 4]
+    assert data.deadline.tolist() == [5, 6 + 2 + 4, 5, 6 + 2 + 4]
     near = Instance([0, 20, 0, 21], [1, 2, 3, 1], [3, 2, 2, 4], 7)
     optimum, _ = brute_force_tel(near)
     for method in METHODS:
@@ -343,3 +344,39 @@ def test_exported_names_read_like_the_paper(tmp_path):
     text = (tmp_path / "model.lp").read_text()
     for name in ("once_0:", "memory_1:", "x_0_0", "x_1_1"):
         assert name in text
+
+
+# Lifted cliques
+
+
+def relaxed(instance, cliques):
+    """Return the value of the linear relaxation."""
+    from optsched.solvers.highs import solve_linear_model
+
+    prog = program(instance)
+    model = linear_model(prog)
+    if cliques:
+        model = with_cliques(prog, model)
+    model = replace(model, integrality=np.zeros_like(model.integrality), integral_objective=False)
+    return solve_linear_model(model, TWO).objective
+
+
+def test_clique_rows_keep_large_requests_apart():
+    # P = 1 + 6 = 7 of M = 9, b = 1: P' = min(7, 9 - 1) = 7 and w = 2 * 7 - 9 = 5 rounds between
+    # completions, so the optimum is 6 + 11 + 16 = 33.
+    instance = Instance([0, 0, 0], [1, 1, 1], [6, 6, 6], 9)
+    assert widths(program(instance)).tolist() == [5, 5, 5]
+    assert relaxed(instance, False) < relaxed(instance, True) <= 33 + 1e-6
+    assert run(instance, "highs-cliques").objective == 33
+
+
+def test_clique_rows_cut_off_no_schedule_and_strengthen_the_relaxation():
+    stronger = 0
+    for seed in range(30):
+        rng = np.random.default_rng([seed, 5])
+        instance = (model_1, model_2)[seed % 2](rng, 5)
+        plain, cut = relaxed(instance, False), relaxed(instance, True)
+        optimum, _ = brute_force_tel(instance)
+        assert plain - 1e-6 <= cut <= optimum + 1e-6
+        stronger += cut > plain + 1e-3
+    assert stronger == 5

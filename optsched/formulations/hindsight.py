@@ -23,6 +23,7 @@ a prompt is processed in one round.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -330,8 +331,14 @@ def answer(
     )
 
 
-def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
+def solve_by_highs(
+    task: Task,
+    options: SolveOptions,
+    strengthened: Callable[[Program, LinearModel], LinearModel] | None = None,
+) -> Answer:
     """Solve the integer program by HiGHS, handed over as arrays.
+
+    ``strengthened`` may add rows that every feasible choice of starts satisfies.
 
     Raises
     ------
@@ -343,6 +350,8 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     begin = time.perf_counter()
     prog = program(task.instance, warm_start=options.warm_start)
     model = linear_model(prog)
+    if strengthened is not None:
+        model = strengthened(prog, model)
     built_s = time.perf_counter() - begin
     raw = solve_linear_model(model, options.after(built_s), start_values=start_values(prog, model))
     starts = None if raw.values is None else read_starts(prog, raw.values)
