@@ -72,6 +72,7 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # another test's library may have set it
     scope: dict[str, object] = {"__name__": "docs"}
     for language, title, text in blocks(page):
         if title is not None:
