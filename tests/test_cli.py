@@ -109,6 +109,20 @@ def test_lists(run) -> None:
     assert "known are" in one_line_error(run("schema", "nothing"), 2)
 
 
+def test_simulate_says_which_predictor_a_policy_names(run, instance: Path) -> None:
+    noisy = run("simulate", instance, "--policy", "mc-sf:predictor=noisy,predictor.mae=1")
+    assert "predictor: noisy:mae=1 (the policy's own)" in noisy.stdout
+    assert "oracle" not in noisy.stdout
+    spec = "trail:predictor=trail:noise=2"
+    data = json.loads(run("simulate", instance, "--policy", spec, "--json", "-").stdout)
+    assert data["predictor"] == "trail:noise=2"
+
+
+def test_a_negative_seed_is_bad_usage(run, instance: Path) -> None:
+    for words in (("simulate", instance, "--policy", "a-min"), ("generate", "uniform")):
+        assert "--seed" in one_line_error(run(*words, "--seed", "-1"), 2)
+
+
 def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
     made = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json", "--json", "-")
     assert made.exit_code == 0, made.stderr

@@ -149,6 +149,8 @@ def _raises(instance, rng):
         (lambda i, _: {"predicted_lower": [1, 1, 1]}, "predicted_upper: missing"),
         (lambda i, _: {"guess": [1, 1, 1]}, "column 'guess' is unknown"),
         (lambda i, _: "many", "not a list of numbers"),
+        (lambda i, _: None, "predictor '<lambda>': told nothing; a prediction per request"),
+        (lambda i, _: {"predicted": None}, "told nothing"),
         (_raises, r"predictor '_raises': raised ValueError\('no model'\)"),
         ("nothing", "predictor 'nothing' is unknown; known are .*classes.*oracle"),
         ("interval:high=5", "request 1: output_tokens lies above the interval"),

@@ -76,6 +76,7 @@ def simulate(
         command="simulate",
         method=policy,
         policy=policy,
+        predictor=info.predictor,
         objective=metrics["tel"],
         metrics=metrics,
         cost_model=cost,
@@ -86,11 +87,13 @@ def simulate(
     emit_json(data, json_out)
     if json_out != "-":
         show_metrics(metrics, instance)
-        if not instance.has_predictions:
+        if info.predictor is not None:
+            print(f"\npredictor: {info.predictor} (the policy's own)")
+        elif not instance.has_predictions:
             print("\npredictor: oracle (the instance carries no predictions)")
-            note = lengths_note(made, info, instance)
-            if note is not None:
-                print(f"{policy} {note}")
+        note = lengths_note(made, info, instance)
+        if note is not None:
+            print(f"{policy} {note}")
 
 
 def evaluate(

@@ -28,7 +28,9 @@ CostModelName = Annotated[
 TimeLimit = Annotated[
     float, typer.Option("--time-limit", metavar="S", help="Seconds for the solver.")
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of every random choice.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, help="Seed of every random choice.")
+]
 JsonOut = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; - prints it alone."),

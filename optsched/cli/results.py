@@ -21,11 +21,15 @@ def result_dict(
     cost_model: CostModel | None,
     bound: float | None = None,
     policy: str | None = None,
+    predictor: str | None = None,
     seed: int | None = None,
     solve_s: float | None = None,
     schedule: str | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object of a result; ``policy`` made the schedule of the objective."""
+    """Return the JSON object of a result; ``policy`` made the schedule of the objective.
+
+    ``predictor`` is the policy's own, in place of the instance's predictions.
+    """
     gap = None
     if objective and bound is not None:
         gap = max(0.0, (objective - bound) / objective)
@@ -50,7 +54,7 @@ def result_dict(
         "gap_definition": "(objective - bound) / objective",
         "certificate": None,
         "policy": policy,
-        "predictor": "instance" if instance.has_predictions else "oracle",
+        "predictor": predictor or ("instance" if instance.has_predictions else "oracle"),
         "cost_model": None
         if cost_model is None
         else {"name": cost_model.name, "sha256": cost_model.sha256},

@@ -104,9 +104,9 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
     Raises
     ------
     InputError
-        An unknown predictor or parameter; a function that raises; predictions that are missing,
-        no numbers, below 1, intervals that are reversed or exclude the output, or a forecast
-        that is too short. The error names the predictor and the request.
+        An unknown predictor or parameter; a function that raises, or tells nothing; predictions
+        that are missing, no numbers, below 1, intervals that are reversed or exclude the output,
+        or a forecast that is too short. The error names the predictor and the request.
     """
     if not isinstance(seed, Generator):
         # Apart from what the same seed draws elsewhere: `generate` would make errors that know
@@ -120,6 +120,8 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         name, guess = "column", lambda _instance, _generator: predictor
     try:
         columns = _columns(guess(instance, seed))
+        if all(column is None for column in columns.values()):
+            raise InputError("told nothing; a prediction per request is right")
     except InputError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
