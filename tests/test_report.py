@@ -246,6 +246,20 @@ def test_figures_are_valid_to_plotly() -> None:
     assert sum(len(t["y"]) for t in bars) == len(few.span_start)
 
 
+def test_figures_say_what_a_value_is() -> None:
+    # Two requests at once, of 2 and 600 tokens of output: 600 batches are drawn in 400 steps.
+    instance = Instance([0, 0], [9, 9], [2, 600], kv_capacity=999, id=["x" * 20, "y"])
+    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    layout = figures.timeline_figure(found)["layout"]
+    assert layout["yaxis3"]["title"]["text"] == "mean tokens per batch"
+    assert layout["yaxis"]["automargin"]  # names of 20 letters are not cut
+    short = Instance([0, 0], [9, 9], [2, 6], kv_capacity=999)
+    found = optsched.timeline(short, optsched.simulate(short, "fcfs"))
+    assert figures.timeline_figure(found)["layout"]["yaxis3"]["title"]["text"] == "tokens per batch"
+    latency = figures.distribution_figure({"fcfs": found})["data"][0]
+    assert (latency["x"], latency["y"]) == ([2, 2, 6], [0, 0.5, 1])  # from none to all
+
+
 def test_the_page_forbids_the_network_and_names_no_other_file(folder: Path) -> None:
     out = folder / "r.html"
     run("report", folder / "comparison.json", "-o", out)

@@ -31,7 +31,8 @@ def timeline_figure(found: Timeline) -> dict[str, Any]:
     few = len(found.span_start) <= APART
     traces = _bars(found) if few else _shares(found)
     traces += _kv(found)
-    traces += _batches(found)
+    batches, per = _batches(found)
+    traces += batches
     unit = found.unit
     grid = {"showgrid": True, "gridcolor": "#e5e5e5", "zeroline": False}
     capacity = found.instance.kv_capacity
@@ -57,7 +58,7 @@ def timeline_figure(found: Timeline) -> dict[str, Any]:
             "range": [0, 1.08 * capacity],
         },
         "yaxis3": {
-            **grid, "domain": [0.0, 0.2], "title": {"text": "tokens per batch"},
+            **grid, "domain": [0.0, 0.2], "title": {"text": per},
             "rangemode": "tozero",
         },
         "shapes": [
@@ -78,6 +79,7 @@ def timeline_figure(found: Timeline) -> dict[str, Any]:
         layout["yaxis"]["tickvals"] = list(range(found.instance.n))
         layout["yaxis"]["ticktext"] = [safe(found.name_of(int(i)), 20) for i in found.by_arrival]
         layout["yaxis"]["title"] = {"text": ""}
+        layout["yaxis"]["automargin"] = True  # names may be long
     return {"data": traces, "layout": layout}
 
 
@@ -182,8 +184,10 @@ def _shade(k: int, count: int) -> str:
     return to_hex(colormaps["viridis"](0.5 if count == 1 else k / (count - 1)))
 
 
-def _batches(found: Timeline) -> list[dict[str, Any]]:
+def _batches(found: Timeline) -> tuple[list[dict[str, Any]], str]:
+    """Return the batches' tokens over time, and what one value is."""
     edges, runs = found.batch_bins(_STEPS)
+    per = "tokens per batch" if all(len(run) == 1 for run in runs) else "mean tokens per batch"
     traces = []
     for name, column in (
         ("decode", found.batch_decode), ("prefill", found.batch_prefill),
@@ -197,10 +201,9 @@ def _batches(found: Timeline) -> list[dict[str, Any]]:
             "yaxis": "y3", "x": _numbers(edges), "y": _numbers(np.array([*mean, *mean[-1:]])),
             "stackgroup": "batch", "fillcolor": PHASE_COLOURS[name], "legend": "legend3",
             "line": {"shape": "hv", "width": 0.3, "color": PHASE_COLOURS[name]},
-            "hovertemplate": f"%{{x:.6g}} {found.unit}: %{{y:.4g}} {name} tokens per batch"
-            "<extra></extra>",
+            "hovertemplate": f"%{{x:.6g}} {found.unit}: %{{y:.4g}} {name}, {per}<extra></extra>",
         })  # fmt: skip
-    return traces
+    return traces, per
 
 
 def distribution_figure(schedules: Mapping[str, Timeline]) -> dict[str, Any]:
@@ -231,10 +234,11 @@ def distribution_figure(schedules: Mapping[str, Timeline]) -> dict[str, Any]:
             if not values.size:
                 continue
             picked = thinned(len(values), _POINTS)
+            share = np.append(0.0, (np.array(picked) + 1) / len(values))  # rises from none
             traces.append({
                 "type": "scatter", "mode": "lines", "name": safe(label), "xaxis": f"x{axis}",
-                "yaxis": f"y{axis}", "x": _numbers(values[picked]),
-                "y": _numbers((np.array(picked) + 1) / len(values)), "legendgroup": str(k),
+                "yaxis": f"y{axis}", "y": _numbers(share),
+                "x": _numbers(np.append(values[:1], values[picked])), "legendgroup": str(k),
                 "showlegend": place == 0,
                 "line": {
                     "shape": "hv", "color": COLOURS[k % len(COLOURS)],

@@ -158,13 +158,13 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
     ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
     headers = [_header("policy"), _header("kind"), _header("TEL", unit)]
     headers += [_header(f"/ {name}") for name in ratios]
+    replayed = any(name.startswith("schedule of ") for name in data["verdicts"])
+    if replayed:  # beside the ratios that it bears out, and within a narrow window
+        headers.append(_header("schedule"))
     headers += [
         _header(words, f"{unit}/token" if "tpot" in name else unit) for name, words in METRICS
     ]
     headers += [_header("evictions"), _header("decisions", "ms")]
-    replayed = any(name.startswith("schedule of ") for name in data["verdicts"])
-    if replayed:
-        headers.append(_header("schedule"))
     rows, notes = [], []
     for row in data["policies"]:
         for note in (*_texts(row.get("notes")), *_texts(row.get("error"))):
@@ -181,14 +181,14 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
         ]  # fmt: skip
         if certified is not None:
             cells.append(_ratio(tel / certified if inside and tel is not None else None))
-        cells += [_cell(metrics.get(key)) for key, _ in METRICS]
-        wall = row.get("wall_s")
-        cells += [_cell(metrics.get("evictions")), _cell(None if wall is None else 1000 * wall)]
         if replayed:
             found = data["verdicts"].get(f"schedule of {row['policy']}")
             # Of a schedule that was not at hand there is nothing to say.
             short = None if found is None else _brief(found)
             cells.append(_verdict(short))
+        cells += [_cell(metrics.get(key)) for key, _ in METRICS]
+        wall = row.get("wall_s")
+        cells += [_cell(metrics.get("evictions")), _cell(None if wall is None else 1000 * wall)]
         rows.append(cells)
     notes += _texts(data.get("notes"))
     verdict = data["verdicts"].get("bound")
