@@ -70,7 +70,11 @@ class Commands(TyperGroup):
             _fail(f"{where}{error.strerror or error}", 2, debug)
         except BaseException as error:  # a user's policy may even raise SystemExit
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
-                _fail(error.format_message(), int(getattr(error, "exit_code", 2)), debug)
+                message = error.format_message().rstrip(".")
+                of = getattr(error, "ctx", None)
+                if of is not None:
+                    message += f"; `{of.command_path} --help` says what is right"
+                _fail(message, int(getattr(error, "exit_code", 2)), debug)
             text = f"{type(error).__name__}: {error}"
             if debug:
                 _fail(f"internal error: {text}", 1, debug, prefix="")
