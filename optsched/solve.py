@@ -35,6 +35,8 @@ from optsched.version import __version__
 
 _AGREEMENT = 1e-6
 """Relative difference allowed between a solver's objective and the judge's, in seconds."""
+_STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
+"""Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
 _POLICY_REQUESTS = 20_000
 
 
@@ -333,7 +335,6 @@ def _warm_start(
             )
         return start
     from optsched.formulations.horizon import serial_schedule
-    from optsched.policies import policies
     from optsched.simulate import simulate
 
     if given is not None:
@@ -350,7 +351,7 @@ def _warm_start(
     name = task.objective[0]
     makers: list[Callable[[], Schedule]] = [
         lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-        for spec in policies()
+        for spec in _STARTERS
     ]
     if task.instance.in_rounds:
         makers.append(lambda: serial_schedule(task.instance))
