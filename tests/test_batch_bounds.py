@@ -18,7 +18,9 @@ from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
 from optsched.bounds.paths import paths
 from optsched.cost import COEFFICIENTS
 from optsched.errors import InputError, NoIncumbentError, OptschedError, UsageError
+from optsched.generate import generate
 from optsched.policies.base import own_work
+from optsched.predict import predict
 from optsched.search.offline import improve
 
 # One layer, milliseconds: 1 per token, 10 per batch, 5 for decoding, 7 for prefilling.
@@ -276,6 +278,26 @@ def test_least_work_takes_the_short_prompt_where_mc_sf_takes_the_short_output() 
     )
     assert simulate(instance, "mc-sf", PLAIN).request[0] == 0
     assert simulate(instance, "least-work", PLAIN).request[0] == 1
+
+
+@pytest.mark.parametrize("unit", ["second", "round"])
+def test_wrong_predictions_do_not_ruin_least_work(unit: str) -> None:
+    # Errors of 60 tokens where outputs have 85 on average: KV overflows, and only the latest
+    # arrival gives way. Clearing every running request, as mc-sf does, multiplies the latency.
+    options = {"rate": 2.0, "kv_capacity": 12_000} if unit == "round" else {"rate": 100.0}
+    instance = generate("lognormal", n=600, time_unit=unit, **({"kv_capacity": 4000} | options))
+    cost = "llama2-7b-a100-infermax" if unit == "second" else None
+    told = predict(instance, "noisy:mae=60")
+
+    def latency(policy: str, seen: Instance) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            judged = evaluate(seen, simulate(seen, policy, cost), cost)
+        return float(judged.metrics["mean_latency"] or 0)
+
+    wrong = latency("least-work", told)
+    assert wrong < 2 * latency("least-work", instance)
+    assert wrong < 0.5 * latency("mc-sf", told)
 
 
 def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:

@@ -374,6 +374,12 @@ def run(
                             prompt[v] + produced[v] - 1 if decoding[v] else prompt[v] + produced[v]
                         )
                         reserved -= peak[v]
+                        if admission == LOOKAHEAD:  # past its estimate it counts one token more
+                            for ahead in range(1, max(1, estimate[v] - produced[v]) + 1):
+                                cell = batches + ahead
+                                was = usage[cell]
+                                usage[cell] -= prompt[v] + produced[v] + ahead - 1 + offset
+                                over -= was > capacity >= usage[cell]
                         evicted = grown(evicted, n_evicted + 1)
                         evicted[n_evicted] = v
                         n_evicted += 1
