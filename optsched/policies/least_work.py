@@ -11,8 +11,10 @@ from optsched.policies.base import Rules
     "least own GPU time first (in rounds: KV volume), while KV fits at every completion",
     clairvoyant=True,
 )
-def least_work(*, max_running: int | None = None) -> Rules:
+def least_work(*, margin: int = 0, max_running: int | None = None) -> Rules:
     """MC-SF's admission, ordered by what a request costs the machine and not by its output.
+
+    With ``margin``, every predicted output counts that many tokens more, as in `mc_sf`.
 
     Under load a full machine is close to a single one on which requests take their own work, and
     there the shortest job first is best; MC-SF's order forgets the prompt, which on traces of
@@ -26,6 +28,7 @@ def least_work(*, max_running: int | None = None) -> Rules:
     """
     return Rules(
         order="work",
+        margin=margin,
         admission="lookahead",
         overflow="evict_latest",
         max_running=max_running,
