@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from optsched.cli import app
 from optsched.errors import InputError, UsageError
@@ -241,3 +243,17 @@ def test_mc_sf_beside_the_proved_optimum_of_the_synthetic_models(
         assert row["proved"]
         # Proved: the interval is a point, and MC-SF is never below the optimum.
         assert row["ratio_to_best_known"] == row["ratio_to_bound"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trail-c", "--set", "c=2", "--trials", "1"), "no trial succeeded: .*c"),
+        (("jaillet-table-1", "--set", "rate=0", "--trials", "1"), "no trial succeeded: "),
+        (("elis-jct", "--set", "models=foo"), "models: 'foo' is unknown; known are "),
+    ],
+)
+def test_settings_that_leave_no_result_are_bad_input(words: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, ["experiment", *words])
+    assert result.exit_code == 2
+    assert re.search("error: .*" + said, result.stderr)

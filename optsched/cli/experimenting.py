@@ -113,11 +113,17 @@ def experiment(
         )
     if len(failed) == len(rows):
         raise SolverError(f"experiment {name}: no trial succeeded: {failed[0]['failed']}")
+    errors = [(row["trial"], row["error"]) for row in rows if row.get("error")]
+    if errors and len(errors) + len(failed) == len(rows):
+        raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
+    if errors:
+        print(
+            f"warning: {len(errors)} of {len(rows)} trials have no schedule, the first, trial "
+            f"{errors[0][0]}: {errors[0][1]}",
+            file=sys.stderr,
+        )
     if json_out == "-":
         return
-    errors = sorted({str(row["error"]) for row in rows if row.get("error")})
-    if errors and not outcome.claims:
-        raise InputError(f"experiment {name}: no trial succeeded: {errors[0]}")
     if outcome.claims:
         words = {True: "yes", False: "NO", None: ""}
         show_table(
@@ -126,8 +132,7 @@ def experiment(
             text_columns=range(4),
         )
         print()
-    impossible = sum(1 for row in rows if row.get("error"))
-    counts = f"{outcome.resumed} from the store, {impossible} without a schedule"
+    counts = f"{outcome.resumed} from the store, {len(errors)} without a schedule"
     if failed:
         counts += f", {len(failed)} failed"
     print(f"{len(rows)} trials ({counts}), {outcome.experiment.paper}")

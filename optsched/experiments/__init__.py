@@ -195,6 +195,20 @@ def experiments() -> dict[str, Experiment]:
     return dict(sorted(found.items()))
 
 
+def check_known(name: str, values: Iterable[Any], known: Iterable[str]) -> None:
+    """Check that every value of a parameter is one of those known.
+
+    Raises
+    ------
+    InputError
+        One is not.
+    """
+    names = list(known)
+    for value in values:
+        if value not in names:
+            raise InputError(f"{name}: {value!r} is unknown; known are {', '.join(names)}")
+
+
 def get_experiment(name: str) -> Experiment:
     """Return an experiment.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Figure, Row
+from optsched.experiments import Claim, Experiment, Figure, Row, check_known
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.predict import predict
@@ -27,6 +27,7 @@ POLICIES = ["h-sf", "a-min", "a-max", "a-max:sample=all"]
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     """Yield one trial per draw, prediction, number of requests and policy."""
+    check_known("settings", parameters["settings"], SETTINGS)
     for draw in range(parameters["draws"]):
         for setting in parameters["settings"]:
             for requests in parameters["requests"]:

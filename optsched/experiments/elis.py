@@ -15,7 +15,7 @@ import numpy as np
 
 from optsched.cost import BatchCost, load_cost_model
 from optsched.evaluate import evaluate
-from optsched.experiments import Claim, Experiment, Figure, Row
+from optsched.experiments import Claim, Experiment, Figure, Row, check_known
 from optsched.experiments.runner import measured
 from optsched.generate import generate
 from optsched.instance import Instance
@@ -81,6 +81,7 @@ def _told(trial: Row) -> str | None:
 
 def jct_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
     """Yield one trial per model, batch size, load, draw and policy."""
+    check_known("models", parameters["models"], LATENCY_S)
     for model in parameters["models"]:
         for batch_size in parameters["batch_size"]:
             for load in parameters["load"]:

@@ -152,7 +152,16 @@ def run_experiment(
     count = trials if trials is not None else experiment.default_trials
     here = engine == "local" and jobs == 1 and not isolate and memory_limit is None
     _check(experiment, count, jobs, engine, scheduler, memory_limit, parquet, here)
-    wanted = list(islice(experiment.trials(parameters, seed), count or MAX_TRIALS))
+    try:
+        wanted = list(islice(experiment.trials(parameters, seed), count or MAX_TRIALS))
+    except OptschedError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
+        raise InputError(
+            f"experiment {experiment.name}: no trials can be drawn from {given or 'its defaults'}: "
+            f"{error!r}"
+        ) from error
     if not wanted:
         raise InputError(f"experiment {experiment.name}: these parameters leave no trial")
     folder = None if out is None else _made(Path(out))
