@@ -19,7 +19,9 @@ from optsched.search.anytime import explore
 from optsched.solvers.base import Progress, SolveOptions, round_up_bound
 
 _FEW = 100
-"""Requests up to which the ramp relaxation is tried."""
+"""Requests up to which the ramp relaxation or an exact method is tried."""
+_RAMP_CAPACITY = 100
+"""KV capacity up to which the ramp relaxation has few enough states to be of use."""
 _FEW_SHARE = 0.1
 
 
@@ -72,8 +74,9 @@ def bound_within(
 ) -> Bounded:
     """Spend a time limit on bound and schedule of an instance in rounds.
 
-    Few requests: `explore` briefly, then the method ``ramp`` of formulation hindsight, whose
-    relaxation is far stronger there but grows with the number of its states. Many: `explore`.
+    Few requests: `explore` briefly, then a method of formulation hindsight: ``ramp`` where KV is
+    short, whose relaxation is far stronger there but grows with the number of its states; else
+    CP-SAT, if that is what ``auto`` would take. Many: `explore`.
 
     ``search`` False: only the dual.
 
@@ -83,9 +86,8 @@ def bound_within(
         The instance is in seconds.
     """
     begin = time.perf_counter()
-    ramp = get("hindsight").methods.get("ramp") if instance.in_rounds else None
-    few = ramp is not None and search and instance.n <= _FEW
-    share = _FEW_SHARE if few else 1.0
+    name = _exact(instance) if search else None
+    share = 1.0 if name is None else _FEW_SHARE
     found = explore(
         instance,
         time_limit_s=share * time_limit_s,
@@ -100,7 +102,7 @@ def bound_within(
         found.proved, found.first_bound_s,
     )  # fmt: skip
     over = stop is not None and stop.is_set()
-    if ramp is None or not few or over or found.objective == found.proved:
+    if name is None or over or found.objective == found.proved:
         return best
 
     def report(state: Progress) -> None:
@@ -118,13 +120,23 @@ def bound_within(
         stop=stop,
     )
     try:
-        answer = ramp.run(Task(instance, objective=("tel",)), options)
+        answer = get("hindsight").methods[name].run(Task(instance, objective=("tel",)), options)
     except OptschedError:
-        return best  # limits or sizes that the relaxation does not take
-    return _better_of(instance, best, answer)
+        return best  # limits or sizes that the method does not take
+    return _better_of(instance, best, answer, name)
 
 
-def _better_of(instance: Instance, best: Bounded, answer: Answer) -> Bounded:
+def _exact(instance: Instance) -> str | None:
+    """Return the method that follows the dual, None where there is none to follow."""
+    if not instance.in_rounds or instance.n > _FEW:
+        return None
+    if instance.kv_capacity <= _RAMP_CAPACITY:
+        return "ramp"
+    chosen = get("hindsight").choose(Task(instance, objective=("tel",)))
+    return chosen if chosen == "cpsat" else None
+
+
+def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
     schedule, objective = best.schedule, best.objective
     if answer.schedule is not None:
         value = evaluate(instance, answer.schedule).metrics["tel"]
@@ -133,7 +145,7 @@ def _better_of(instance: Instance, best: Bounded, answer: Answer) -> Bounded:
             schedule, objective = answer.schedule, int(value)
     bound, origin = best.bound, best.origin
     if answer.bound is not None and round_up_bound(answer.bound) > bound:
-        bound, origin = round_up_bound(answer.bound), "ramp"
+        bound, origin = round_up_bound(answer.bound), name
     certificate, certified = best.certificate, best.certified
     if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
         certificate, certified = answer.certificate, int(answer.certificate["value"])

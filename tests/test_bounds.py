@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
+from optsched.bound import bound_within
 from optsched.bounds import bounds, lower_bound
 from optsched.errors import UsageError
 from optsched.instance import Instance
@@ -156,3 +157,13 @@ def test_bounds_of_one_kind_of_request_match_each_other_over_a_grid() -> None:
     for s, o in product(range(1, 6), range(1, 6)):
         instance = Instance([3], [s], [o], kv_capacity=s + o)
         assert lower_bound(instance)[0] == o
+
+
+def test_few_requests_with_much_kv_are_bounded_by_cp_sat() -> None:
+    # Beside a request of up to 349 KV tokens no other fits into 600, so they run one by one,
+    # shortest first: 30, 30 + 40 and 70 + 50 after 0.
+    instance = Instance([0, 0, 0], [300, 300, 300], [50, 40, 30], kv_capacity=600)
+    found = bound_within(instance, time_limit_s=20)
+    assert found.bound == found.objective == 30 + 70 + 120
+    assert found.origin == "cpsat"
+    assert found.certified <= found.bound

@@ -514,7 +514,7 @@ def _product(
             x = nodes[x, 2]
         if loop[u] >= 0:
             k = 0
-            while k < filled:
+            while k < filled and stop[0] == 0:
                 if width > 0 and count[0] + _MARGIN > info.shape[0]:
                     items, info, add, slots = _room_for_states(items, info, add, slots, count)
                 if count[1] + _MARGIN > nodes.shape[0]:
@@ -536,6 +536,9 @@ def _product(
             bucket[:filled] = bucket[:filled][order]
 
         for b in range(filled):
+            if stop[0] != 0:
+                status = 1
+                break
             x = bucket[b]
             if width > 0 and count[0] + _MARGIN > info.shape[0]:
                 items, info, add, slots = _room_for_states(items, info, add, slots, count)
