@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=10_000)
     parser.add_argument("--limit", type=int, default=1000)
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}\n")
     print("| rows | options | wall [s] | processor [s] | peak memory [MiB] |")
     print("|---|---|---|---|---|")
