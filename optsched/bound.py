@@ -12,16 +12,13 @@ from optsched.errors import OptschedError
 from optsched.evaluate import evaluate
 from optsched.formulations import Task, get
 from optsched.formulations.base import Answer
+from optsched.formulations.hindsight import RAMP_CAPACITY, RAMP_REQUESTS
 from optsched.instance import Instance
 from optsched.markup import facts, number
 from optsched.schedule import Schedule
 from optsched.search.anytime import explore
 from optsched.solvers.base import Progress, SolveOptions, round_up_bound
 
-_FEW = 100
-"""Requests up to which the ramp relaxation or an exact method is tried."""
-_RAMP_CAPACITY = 100
-"""KV capacity up to which the ramp relaxation has few enough states to be of use."""
 _FEW_SHARE = 0.1
 
 
@@ -128,9 +125,9 @@ def bound_within(
 
 def _exact(instance: Instance) -> str | None:
     """Return the method that follows the dual, None where there is none to follow."""
-    if not instance.in_rounds or instance.n > _FEW:
+    if not instance.in_rounds or instance.n > RAMP_REQUESTS:
         return None
-    if instance.kv_capacity <= _RAMP_CAPACITY:
+    if instance.kv_capacity <= RAMP_CAPACITY:
         return "ramp"
     chosen = get("hindsight").choose(Task(instance, objective=("tel",)))
     return chosen if chosen == "cpsat" else None

@@ -55,7 +55,8 @@ _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
 _CPSAT_PROVES = 10
-_RAMP_REQUESTS, _RAMP_CAPACITY = 100, 100
+RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
+"""Requests and KV tokens up to which the ramp relaxation has few enough states to be of use."""
 _SEARCH_ROUNDS = 1 << 27
 
 
@@ -432,7 +433,7 @@ def _suits_ramp(instance: Instance) -> bool:
     """Whether the ramp relaxation's states are few enough to be of use."""
     from optsched.bounds.ramp import periods, unsupported
 
-    if not _CPSAT_PROVES < instance.n <= _RAMP_REQUESTS or instance.kv_capacity > _RAMP_CAPACITY:
+    if not _CPSAT_PROVES < instance.n <= RAMP_REQUESTS or instance.kv_capacity > RAMP_CAPACITY:
         return False
     return not any(unsupported(jobs) for jobs in periods(instance))
 
