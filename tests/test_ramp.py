@@ -85,7 +85,9 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             horizon = int(rng.integers(0, needed_clock(jobs) + 1))
             relaxation = Relaxation(jobs, optimum + 5, horizon=horizon)
             for floors in class_sequence(relaxation):
-                relaxation.use_floors(floors)
+                # Coarser floors in the part with a clock, also above the peak.
+                coarser = rng.integers(0, 3, len(floors)) if turn % 3 else 0
+                relaxation.use_floors(floors, floors + coarser)
                 if relaxation.graph is None:
                     break
                 relaxation.ascend(evaluations=30)

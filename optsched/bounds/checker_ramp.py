@@ -8,6 +8,7 @@ periods of the least of ``value`` and what the last level leaves.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -66,13 +67,15 @@ def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) ->
     rest: list[int] = []  # each node's cost to the end
     pi: list[int] = []
     for level in period["levels"]:
-        _expect(set(level) == {"floors", "counters", "multipliers"}, "a level has unknown fields")
+        fields = {"floors", "clocked", "counters", "multipliers"}
+        _expect(set(level) == fields, "a level has unknown fields")
         cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
-        if level["floors"] is None:
+        if level["floors"] is None and level["clocked"] is None:
             tracker = _counters([{kind_of[i] for i in g} for g in level["counters"]], copies)
         else:
             _expect(not level["counters"], "a level has floors or counters")
-            tracker = _multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
+            floors, clocked = (per_kind(level[name], name) for name in ("floors", "clocked"))
+            tracker = _multisets(kinds, floors, clocked, copies, capacity)
         graph, loops = _product(graph, loops, tracker, rest, pi, cutoff, unit)
         pi = per_kind(level["multipliers"], "multipliers")
         rest = [_NEVER] * len(graph)
@@ -109,7 +112,7 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any
     for (t, m), arcs in zip(keys, graph, strict=False):
         able = tuple(k for k, r in enumerate(ready) if t < 0 or r <= t)
         if m < n and able:
-            arcs.append((number[t, m + 1], 0, "place", able))
+            arcs.append((number[t, m + 1], 0, "place" if t < 0 else "place by t", able))
         if t < 0 and (clock, m) in number and clock >= 0:
             arcs.append((number[clock, m], 0, "join", ()))
         if m == n and (t >= 0 or clock < 0):
@@ -119,43 +122,56 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any
     return graph, [m if t < 0 and m else -1 for t, m in keys] + [-1]
 
 
-# A tracker is (start, place(state, kind), step(state), final(state), weight(state)).
-def _multisets(kinds: Any, floors: list[int], copies: list[int], capacity: int) -> Any:
-    for (_, p, f), up in zip(kinds, floors, strict=True):
-        _expect(f <= up <= p, f"floors: {up} is not between {f} and {p}")
-    items = [(p, up) for (_, p, _), up in zip(kinds, floors, strict=True)]
+# A tracker is (start, place(state, kind, what), step(state), join(state), final(state),
+# weight(state)). A class is (with a clock, floor).
+def _multisets(
+    kinds: Any, floors: list[int], clocked: list[int], copies: list[int], capacity: int
+) -> Any:
+    for (_, p, f), up, wide in zip(kinds, floors, clocked, strict=True):
+        _expect(f <= up <= p and f <= wide, f"floors: {up}, {wide} are not between {f} and {p}")
+    later = {c: max(w for up, w in zip(floors, clocked, strict=True) if up == c) for c in floors}
+    peaks = [p for _, p, _ in kinds]
+    class_of = [((False, up), (True, later[up])) for up in floors]
 
-    def room(c: int, w: int) -> int:
-        return sum(n for (p, up), n in zip(items, copies, strict=True) if up == c and p >= w)
+    @cache
+    def room(c: Any, w: int) -> int:
+        mine = zip(class_of, peaks, copies, strict=True)
+        return sum(n for own, p, n in mine if c in own and p >= w)
 
-    def place(state: Any, k: int) -> Any:
-        new = tuple(sorted((*state, items[k]), reverse=True))
-        mine = [w for w, c in new if c == floors[k]]
+    def place(state: Any, k: int, what: str) -> Any:
+        mine = class_of[k][what != "place"]
+        new = tuple(sorted((*state, (peaks[k], mine)), reverse=True))
+        alike = [w for w, c in new if c == mine]
         fits = sum(w for w, _ in new) <= capacity
-        return new if fits and all(j <= room(floors[k], w) for j, w in enumerate(mine, 1)) else None
+        return new if fits and all(j <= room(mine, w) for j, w in enumerate(alike, 1)) else None
 
     def step(state: Any) -> Any:
-        return tuple((w - 1, c) for w, c in state if w > c)
+        return tuple((w - 1, c) for w, c in state if w > c[1])
 
-    return (), place, step, lambda state: not state, lambda state: sum(w for w, _ in state)
+    def join(state: Any) -> Any:
+        moved = ((w, (True, later[c])) for w, (_, c) in state)
+        return tuple(sorted(((w, c) for w, c in moved if w >= c[1]), reverse=True))
+
+    return (), place, step, join, lambda s: not s, lambda s: sum(w for w, _ in s)
 
 
 def _counters(groups: list[set[int]], copies: list[int]) -> Any:
     full = tuple(sum(copies[k] for k in group) for group in groups)
 
-    def place(state: Any, k: int) -> Any:
+    def place(state: Any, k: int, what: str) -> Any:
         new = tuple(c + (k in group) for c, group in zip(state, groups, strict=True))
         return new if all(c <= most for c, most in zip(new, full, strict=True)) else None
 
-    return (0,) * len(groups), place, lambda s: s, lambda s: s == full, lambda s: 0
+    return (0,) * len(groups), place, lambda s: s, lambda s: s, lambda s: s == full, lambda s: 0
 
 
 def _product(
     graph: Any, loops: Any, tracker: Any, rest: Any, pi: Any, cutoff: int, unit: int
 ) -> Any:  # fmt: skip
     """Return the graph of the paths that both take and that may cost at most ``cutoff``."""
-    start, place, step, final, weight = tracker
+    start, place, step, join, final, weight = tracker
     memo: dict[Any, Any] = {}
+    after = {"round": step, "join": join, "end": lambda state: state}
     cost: list[dict[Any, int]] = [{} for _ in graph]  # of each node and state: least so far
     number: list[dict[Any, int]] = [{} for _ in graph]
     cost[0][start] = 0
@@ -178,12 +194,12 @@ def _product(
                 targets: dict[Any, list[int]] = {}
                 for k in members:
                     if not pi or -pi[k] <= slack:
-                        if (state, k) not in memo:
-                            memo[state, k] = place(state, k)
-                        targets.setdefault(memo[state, k], []).append(k)
+                        if (state, k, what) not in memo:
+                            memo[state, k, what] = place(state, k, what)
+                        targets.setdefault(memo[state, k, what], []).append(k)
                 targets.pop(None, None)
-                if what != "place" and fixed * unit <= slack and (what != "end" or final(state)):
-                    targets[step(state) if what == "round" else state] = []
+                if not members and fixed * unit <= slack and (what != "end" or final(state)):
+                    targets[after[what](state)] = []
                 for new, ks in targets.items():
                     more = fixed * unit - (max(pi[k] for k in ks) if ks and pi else 0)
                     cost[v][new] = min(cost[v].get(new, _NEVER), bucket[state] + more)

@@ -14,10 +14,11 @@ times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has 
 cheapest path is a lower bound whatever pi is. Multipliers and costs are integers over a common
 denominator, so the bound is exact; TEL is an integer, so it is rounded up.
 
-**Classes.** Give each request a floor f'_i with f_i <= f'_i <= p_i at which it vanishes. Its
-tokens fall to zero earlier, so less is live at every step: every schedule is still a path, of the
-same cost. A state also holds, of each class of floors, at most as many items of weight >= w as
-there are requests of the class with peak >= w, which every schedule keeps.
+**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
+earlier, so less is live at every step: every schedule is still a path, of the same cost. In the
+part with a clock (below) floors may differ, as long as a live item's follows from the floor that
+it had: the largest of its class. A state also holds, of each class of floors, at most as many
+items of weight >= w as there are requests of the class with peak >= w, which every schedule keeps.
 
 **Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
 clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
@@ -54,7 +55,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -169,8 +170,8 @@ class Level:
 
     Parameters
     ----------
-    floors : ndarray of int64, shape (n,), or None
-        Floor of each request's class, if the tracker is a multiset.
+    floors, clocked : ndarray of int64, shape (n,), or None
+        Floor of each request's class, without a clock and with one, if the tracker is a multiset.
     counters : list of list of int
         Groups of requests that are counted, if it is counters.
     multipliers : ndarray of int64, shape (n,)
@@ -178,6 +179,7 @@ class Level:
     """
 
     floors: NDArray[np.int64] | None
+    clocked: NDArray[np.int64] | None
     counters: list[list[int]]
     multipliers: NDArray[np.int64]
 
@@ -245,7 +247,6 @@ class Relaxation:
         start /= jobs.capacity * (2 if self.clock else 1)
         weights = np.bincount(self.kind_of, weights=start) / self.copies
         self.pi = self._clipped(weights * self.scale)
-        self.exact = np.zeros(len(copies), dtype=bool)
         self.counted: set[int] = set()
         self.levels: list[Level] = []
         self._chain: list[Level] = []
@@ -329,19 +330,24 @@ class Relaxation:
         """Say that a schedule of that total latency is known."""
         self.upper = min(self.upper, value)
 
-    def use_floors(self, floors: NDArray[np.int64]) -> None:
+    def use_floors(
+        self, floors: NDArray[np.int64], clocked: NDArray[np.int64] | None = None
+    ) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
+
+        In the part with a clock at ``clocked[k]``, which are the same by default.
 
         Raises
         ------
         Interrupted, TooLargeError
             The graph stays as it was.
         """
+        clocked = floors if clocked is None else clocked
         tracker = self._kernels.multiset_tracker(
-            self.peak, floors, self.copies, self.jobs.capacity
+            self.peak, floors, clocked, self.copies, self.jobs.capacity
         )  # fmt: skip
-        self._refine(tracker, floors[self.kind_of], [])
-        self.exact |= floors == self.floor
+        of = self.kind_of
+        self._refine(tracker, Level(floors[of], clocked[of], [], self.pi[of]))
 
     def count(self, kinds: Sequence[int]) -> None:
         """Refine by a counter for each of these kinds.
@@ -354,12 +360,10 @@ class Relaxation:
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
         tracker = self._kernels.counting_tracker(groups, self.copies)
-        self._refine(tracker, None, members)
+        self._refine(tracker, Level(None, None, members, self.pi[self.kind_of]))
         self.counted.update(kinds)
 
-    def _refine(
-        self, tracker: Any, floors: NDArray[np.int64] | None, counters: list[list[int]]
-    ) -> None:
+    def _refine(self, tracker: Any, level: Level) -> None:
         per_state = 4 * (tracker.symbols + tracker.width + 6)
         graph = self._kernels.product(
             self.graph,
@@ -374,7 +378,7 @@ class Relaxation:
             max_arcs=MAX_ARCS,
             max_states=_STATE_BYTES // per_state,
         )
-        self._chain.append(Level(floors, counters, self.pi[self.kind_of]))
+        self._chain.append(level)
         self._unbounded = False
         self.graph = graph
         if graph is None:
@@ -475,8 +479,7 @@ class Relaxation:
         return cost, (self.copies - counts).astype(np.float64)
 
     def _note(self, total: int) -> None:
-        last = self._chain[-1]
-        self._chain[-1] = Level(last.floors, last.counters, self.pi[self.kind_of])
+        self._chain[-1] = replace(self._chain[-1], multipliers=self.pi[self.kind_of])
         self._prove(-(-total // self.scale) - self.latency_offset)
 
     def prune(self) -> None:
@@ -570,9 +573,10 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
     ...]}``, the periods in order of time, their requests in order of (arrival, index), as
     `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
-    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and
-    one multiplier (over the denominator) per request of the period; a counter lists the positions
-    of identical requests in the period. ``value`` is what the period's chain proves; a chain
+    ``{"floors": [...] or null, "clocked": [...] or null, "counters": [[...], ...], "multipliers":
+    [...]}``, one floor (in the part without a clock, and in the one with) and one multiplier (over
+    the denominator) per request of the period; a counter lists the positions of identical
+    requests in the period. ``value`` is what the period's chain proves; a chain
     without levels proves the sum of its outputs. The leaf proves the sum of the values
     (`optsched.bounds.checker_ramp.check_ramp`).
 
@@ -591,6 +595,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
                 "levels": [
                     {
                         "floors": None if level.floors is None else level.floors.tolist(),
+                        "clocked": None if level.clocked is None else level.clocked.tolist(),
                         "counters": level.counters,
                         "multipliers": level.multipliers.tolist(),
                     }

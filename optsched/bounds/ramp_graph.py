@@ -100,17 +100,19 @@ class Tracker:
 
     Parameters
     ----------
-    symbol : ndarray of int32, shape (kinds,)
-        What the tracker sees of a kind.
+    symbol : ndarray of int32, shape (2, kinds)
+        What the tracker sees of a kind, without a clock and with one.
     peak, floor_class : ndarray of int32, shape (symbols,)
         The item that a symbol puts into the multiset.
     floor : ndarray of int32, shape (classes,)
         Weight after which an item of the class vanishes.
+    joined : ndarray of int32, shape (classes,)
+        The class of such an item after the join.
     most : ndarray of int32, shape (classes, capacity + 1)
         Number of requests of the class with at least that peak.
-    info : ndarray of int32, shape (room, 4)
+    info : ndarray of int32, shape (room, 5)
         Of each state: number of items, their weight, the state a round earlier (-2: not known
-        yet), and whether a path may end here.
+        yet), whether a path may end here, and the state after the join (-2: not known yet).
     add : ndarray of int32, shape (room, symbols)
         The state after each symbol; -1: not allowed, -2: not known yet.
     """
@@ -122,6 +124,7 @@ class Tracker:
     peak: NDArray[np.int32]
     floor_class: NDArray[np.int32]
     floor: NDArray[np.int32]
+    joined: NDArray[np.int32]
     most: NDArray[np.int32]
     items: NDArray[np.int32]
     info: NDArray[np.int32]
@@ -131,32 +134,54 @@ class Tracker:
 
 
 def multiset_tracker(
-    peak: NDArray[np.int64], floor: NDArray[np.int64], copies: NDArray[np.int64], capacity: int
+    peak: NDArray[np.int64],
+    floor: NDArray[np.int64],
+    clocked: NDArray[np.int64],
+    copies: NDArray[np.int64],
+    capacity: int,
 ) -> Tracker:
-    """Return the tracker of live items, given each kind's peak and the floor it is given here."""
+    """Return the tracker of live items, given each kind's peak and the floors it is given here.
+
+    ``clocked`` are the floors in the part with a clock. A live item's floor there follows from the
+    one that it had: the largest of those that kinds of its class have.
+    """
     pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
     floors, classes = np.unique(pairs[:, 1], return_inverse=True)
+    symbol, classes = symbol.reshape(-1), classes.reshape(-1)
+    symbols = np.stack([symbol, symbol])
+    peaks, joined = pairs[:, 0], np.arange(len(floors))
+    if (clocked != floor).any():
+        wide = np.zeros(len(floors), dtype=np.int64)
+        np.maximum.at(wide, classes[symbol], clocked)
+        wider, joined = np.unique(wide, return_inverse=True)
+        joined = np.concatenate([joined.reshape(-1), np.arange(len(wider))]) + len(floors)
+        symbols[1] += len(pairs)
+        peaks = np.concatenate([peaks, peaks])
+        classes = np.concatenate([classes, joined[classes]])
+        floors = np.concatenate([floors, wider])
     most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
-    for p, f, c in zip(peak, floor, copies, strict=True):
-        most[np.searchsorted(floors, f), : p + 1] += c
-    width = int(min(copies.sum(), capacity // floors[0])) + 1
+    for seen in {tuple(row) for row in symbols.tolist()}:
+        for s, p, c in zip(seen, peak, copies, strict=True):
+            most[classes[s], : p + 1] += c
+    width = int(min(copies.sum(), capacity // floors.min())) + 1
     room = 4 * _MARGIN
     tracker = Tracker(
-        symbol=symbol.reshape(-1).astype(np.int32),
-        symbols=len(pairs),
+        symbol=symbols.astype(np.int32),
+        symbols=len(peaks),
         width=width,
         capacity=capacity,
-        peak=pairs[:, 0].astype(np.int32),
-        floor_class=classes.reshape(-1).astype(np.int32),
+        peak=peaks.astype(np.int32),
+        floor_class=classes.astype(np.int32),
         floor=floors.astype(np.int32),
+        joined=joined.astype(np.int32),
         most=most,
         items=np.zeros((room, width), dtype=np.int32),
-        info=np.zeros((room, 4), dtype=np.int32),
-        add=np.full((room, len(pairs)), -2, dtype=np.int32),
+        info=np.full((room, 5), -2, dtype=np.int32),
+        add=np.full((room, len(peaks)), -2, dtype=np.int32),
         slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
         states=1,
     )
-    tracker.info[0] = 0, 0, 0, 1
+    tracker.info[0] = 0, 0, 0, 1, 0
     tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
     return tracker
 
@@ -165,18 +190,18 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     """Return the tracker that counts placements from each group of kinds, up to its copies."""
     caps = [int(copies[group].sum()) for group in groups]
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
-    symbol = np.zeros(len(copies), dtype=np.int32)
+    symbol = np.zeros((2, len(copies)), dtype=np.int32)
     add = np.zeros((states, len(groups) + 1), dtype=np.int32)
     number = np.arange(states)
     add[:, 0] = number
     step = 1
     for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
-        symbol[group] = g + 1
+        symbol[:, group] = g + 1
         digit = number // step % (cap + 1)
         add[:, g + 1] = np.where(digit < cap, number + step, -1)
         step *= cap + 1
-    info = np.zeros((states, 4), dtype=np.int32)
-    info[:, 2] = number
+    info = np.zeros((states, 5), dtype=np.int32)
+    info[:, 2] = info[:, 4] = number
     info[-1, 3] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
@@ -187,6 +212,7 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         peak=none,
         floor_class=none,
         floor=none,
+        joined=none,
         most=np.zeros((1, 1), dtype=np.int32),
         items=np.zeros((1, 1), dtype=np.int32),
         info=info,
@@ -243,6 +269,7 @@ def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any,
     info[s, 1] = total
     info[s, 2] = -2
     info[s, 3] = 1 if length == 0 else 0
+    info[s, 4] = -2
     slots[at] = s
     count[0] = s + 1
     return s
@@ -266,6 +293,32 @@ def _dec(
             total += w - 1
     t = _state(row, length, total, items, info, slots, count)
     info[s, 2] = t
+    return t
+
+
+@njit(cache=True, nogil=True)
+def _join(
+    s: int, span: int, floor: Any, joined: Any, row: Any, items: Any, info: Any, slots: Any,
+    count: Any
+) -> int:  # fmt: skip
+    """Return the state after the join: the items in their new classes, if above those floors."""
+    if info[s, 4] != -2:
+        return info[s, 4]
+    length = 0
+    total = 0
+    for k in range(info[s, 0]):
+        c = joined[items[s, k] // span]
+        w = items[s, k] % span
+        if w >= floor[c]:
+            at = length
+            while at > 0 and row[at - 1] > c * span + w:
+                row[at] = row[at - 1]
+                at -= 1
+            row[at] = c * span + w
+            length += 1
+            total += w
+    t = _state(row, length, total, items, info, slots, count)
+    info[s, 4] = t
     return t
 
 
@@ -467,9 +520,10 @@ def _split(
 def _product(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, cutoff: int,
     cost: Any, scale: int, join: int, first_mask: int, label_mask: Any, label_fixed: Any,
-    label_slots: Any, label_count: Any, symbol_of: Any, symbols: int, width: int, capacity: int,
-    peak: Any, floor_class: Any, floor: Any, most: Any, items: Any, info: Any, add: Any,
-    slots: Any, states: int, max_nodes: int, max_arcs: int, max_states: int, stop: Any
+    label_slots: Any, label_count: Any, first_clocked: int, symbol_of: Any, symbols: int,
+    width: int, capacity: int, peak: Any, floor_class: Any, floor: Any, joined: Any, most: Any,
+    items: Any, info: Any, add: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
+    max_states: int, stop: Any
 ) -> Any:  # fmt: skip
     coarse_nodes = loop.shape[0]
     end = coarse_nodes - 1
@@ -477,8 +531,9 @@ def _product(
     count = np.zeros(2, dtype=np.int64)  # states, nodes
     count[0] = states
     row = np.zeros(width + 2, dtype=np.int32)
-    # Of each label: least and largest cost, first and last row of its parts.
-    about = np.full((label_mask.shape[0], 4), -1, dtype=np.int64)
+    # Of each label: least and largest cost, first and last row of its parts without a clock, then
+    # of those with one.
+    about = np.full((label_mask.shape[0], 6), -1, dtype=np.int64)
     known = first_mask
     parts = np.zeros((4 * _MARGIN, 2), dtype=np.int32)
     n_parts = 0
@@ -505,6 +560,7 @@ def _product(
         if stop[0] != 0:
             status = 1
             break
+        part_of = 0 if u < first_clocked else 1
         filled = 0
         x = head[u]
         while x >= 0:
@@ -588,7 +644,9 @@ def _product(
                     t = s
                     if label < join:
                         t = _dec(s, span, floor, row, items, info, slots, count)
-                    elif label > join and info[s, 3] == 0:
+                    elif label == join:
+                        t = _join(s, span, floor, joined, row, items, info, slots, count)
+                    elif info[s, 3] == 0:
                         continue
                     y = _node(v, t, table, nodes, head, count)
                     nodes[y, 3] = min(np.int64(nodes[y, 3]), here + step)
@@ -604,17 +662,18 @@ def _product(
                 if about[label, 1] > slack:
                     mask = _kept(label_mask[label], cost, slack)
                     label = np.int64(_label(mask, label_mask, label_slots, label_count))
-                if about[label, 2] < 0:
-                    about[label, 2] = n_parts
+                column = 2 + 2 * part_of
+                if about[label, column] < 0:
+                    about[label, column] = n_parts
                     n_parts = _split(
-                        label_mask[label], symbol_of, by_symbol, touched, parts, n_parts,
+                        label_mask[label], symbol_of[part_of], by_symbol, touched, parts, n_parts,
                         label_mask, label_slots, label_count
                     )  # fmt: skip
-                    about[label, 3] = n_parts
+                    about[label, column + 1] = n_parts
                     while known < label_count[0]:
                         about[known, 0], about[known, 1] = _range(label_mask[known], cost)
                         known += 1
-                for k in range(about[label, 2], about[label, 3]):
+                for k in range(about[label, column], about[label, column + 1]):
                     t = _add(
                         s, parts[k, 0], span, capacity, peak, floor_class, most, row, items, info,
                         add, slots, count
@@ -692,13 +751,14 @@ def product(
     ------
     Interrupted, TooLargeError
     """
+    joins = graph.arc_target[graph.arc_label == labels.join]
     out = _product(
         graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, backward, cutoff, cost,
         scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
-        labels.count, tracker.symbol, tracker.symbols, tracker.width, tracker.capacity,
-        tracker.peak, tracker.floor_class, tracker.floor, tracker.most, tracker.items,
-        tracker.info, tracker.add, tracker.slots, tracker.states, max_nodes, max_arcs, max_states,
-        stop,
+        labels.count, int(joins.min(initial=graph.nodes)), tracker.symbol, tracker.symbols,
+        tracker.width, tracker.capacity, tracker.peak, tracker.floor_class, tracker.floor,
+        tracker.joined, tracker.most, tracker.items, tracker.info, tracker.add, tracker.slots,
+        tracker.states, max_nodes, max_arcs, max_states, stop,
     )  # fmt: skip
     status, ended, start, target, label, loop = out[:6]
     labels.mask, labels.fixed, labels.slots = out[6:9]
