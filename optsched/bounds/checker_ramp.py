@@ -127,8 +127,8 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any
 def _multisets(
     kinds: Any, floors: list[int], clocked: list[int], copies: list[int], capacity: int
 ) -> Any:
-    for (_, p, f), up, wide in zip(kinds, floors, clocked, strict=True):
-        _expect(f <= up <= p and f <= wide, f"floors: {up}, {wide} are not between {f} and {p}")
+    for (_, _, f), up, wide in zip(kinds, floors, clocked, strict=True):
+        _expect(f <= min(up, wide), f"floors: {up} or {wide} is below {f}")
     later = {c: max(w for up, w in zip(floors, clocked, strict=True) if up == c) for c in floors}
     peaks = [p for _, p, _ in kinds]
     class_of = [((False, up), (True, later[up])) for up in floors]
@@ -140,10 +140,13 @@ def _multisets(
 
     def place(state: Any, k: int, what: str) -> Any:
         mine = class_of[k][what != "place"]
+        if weight(state) + peaks[k] > capacity:
+            return None
+        if peaks[k] < mine[1]:
+            return state
         new = tuple(sorted((*state, (peaks[k], mine)), reverse=True))
         alike = [w for w, c in new if c == mine]
-        fits = sum(w for w, _ in new) <= capacity
-        return new if fits and all(j <= room(mine, w) for j, w in enumerate(alike, 1)) else None
+        return new if all(j <= room(mine, w) for j, w in enumerate(alike, 1)) else None
 
     def step(state: Any) -> Any:
         return tuple((w - 1, c) for w, c in state if w > c[1])
@@ -152,7 +155,10 @@ def _multisets(
         moved = ((w, (True, later[c])) for w, (_, c) in state)
         return tuple(sorted(((w, c) for w, c in moved if w >= c[1]), reverse=True))
 
-    return (), place, step, join, lambda s: not s, lambda s: sum(w for w, _ in s)
+    def weight(state: Any) -> int:
+        return sum(w for w, _ in state)
+
+    return (), place, step, join, lambda s: not s, weight
 
 
 def _counters(groups: list[set[int]], copies: list[int]) -> Any:

@@ -15,10 +15,11 @@ cheapest path is a lower bound whatever pi is. Multipliers and costs are integer
 denominator, so the bound is exact; TEL is an integer, so it is rounded up.
 
 **Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
-earlier, so less is live at every step: every schedule is still a path, of the same cost. In the
-part with a clock (below) floors may differ, as long as a live item's follows from the floor that
-it had: the largest of its class. A state also holds, of each class of floors, at most as many
-items of weight >= w as there are requests of the class with peak >= w, which every schedule keeps.
+earlier, so less is live at every step: every schedule is still a path, of the same cost. (With
+f'_i > p_i it must fit when it completes, and is nowhere in the state.) In the part with a clock
+(below) floors may differ, as long as a live item's follows from the floor that it had: the
+largest of its class. A state also holds, of each class of floors, at most as many items of weight
+>= w as there are requests of the class with peak >= w, which every schedule keeps.
 
 **Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
 clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
@@ -53,7 +54,7 @@ Busy periods far apart (`periods`) are bounded one by one; no array is as long a
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -68,8 +69,14 @@ MAX_KINDS = 63
 """Most kinds (different arrival, prompt or output) in one busy period: labels are bit masks."""
 MAX_CLOCK = 4_000_000
 """Largest (rounds with a clock) x (requests) of one busy period."""
-MAX_NODES, MAX_ARCS = 16_000_000, 64_000_000
-_STATE_BYTES = 3 * 2**29
+try:
+    _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+except (AttributeError, ValueError, OSError):  # not on every system
+    _MEMORY = 8 * 2**30
+MAX_NODES = min(32_000_000, _MEMORY // 500)
+"""Largest graph. A node takes about 250 bytes while a level is built: half of the memory."""
+MAX_ARCS = 7 * MAX_NODES // 2
+_STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
 _PATHS = 150
@@ -241,21 +248,20 @@ class Relaxation:
         self.scale = _scale(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         self.labels = ramp_graph.new_labels(jobs.n, self.clock)
-        self.graph: Any = self._base()
-        self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
+        self.graph: Any = None
+        self.backward: Any = None
+        self.counted: set[int] = set()
+        self.restart()
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
         start /= jobs.capacity * (2 if self.clock else 1)
         weights = np.bincount(self.kind_of, weights=start) / self.copies
         self.pi = self._clipped(weights * self.scale)
-        self.counted: set[int] = set()
         self.levels: list[Level] = []
-        self._chain: list[Level] = []
         self.found: list[NDArray[np.int64]] = []
         self.violation = np.ones(len(copies))
         self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
-        self._unbounded = True
         self.bound = max(self.bound, int(jobs.output.sum()))
 
     def _clipped(self, pi: NDArray[Any]) -> NDArray[np.int64]:
@@ -321,6 +327,11 @@ class Relaxation:
         return self.bound >= self.upper
 
     @property
+    def gap(self) -> float:
+        """(Known schedule - bound) / known schedule."""
+        return (self.upper - self.bound) / self.upper
+
+    @property
     def cutoff(self) -> int:
         """The cost of a path, in the sweeps' terms, above which it does not matter."""
         total = (self.upper - 1 + self.latency_offset) * self.scale
@@ -329,6 +340,21 @@ class Relaxation:
     def offer(self, value: int) -> None:
         """Say that a schedule of that total latency is known."""
         self.upper = min(self.upper, value)
+
+    def restart(self) -> None:
+        """Go back to the graph before the first tracker; multipliers and bound are kept."""
+        self.graph = self._base()
+        self.backward = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
+        self.counted.clear()
+        self._chain: list[Level] = []
+        self._unbounded = True
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Nodes of the graph without a clock and with one."""
+        joins = self.graph.arc_target[self.graph.arc_label == self.labels.join]
+        first = int(joins.min(initial=self.graph.nodes))
+        return first, self.graph.nodes - first
 
     def use_floors(
         self, floors: NDArray[np.int64], clocked: NDArray[np.int64] | None = None
@@ -605,8 +631,3 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
             for _, value, denominator, clock, levels in chains
         ],
     }
-
-
-def gap(bound: float, value: float) -> float:
-    """Return (value - bound) / value, 0 for equal ones."""
-    return 0.0 if value == bound else (value - bound) / value if value else math.inf

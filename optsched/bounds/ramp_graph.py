@@ -324,8 +324,8 @@ def _join(
 
 @njit(cache=True, nogil=True)
 def _add(
-    s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, most: Any,
-    row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
+    s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, floor: Any,
+    most: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
 ) -> int:  # fmt: skip
     """Return the state with one more item, or -1 where it does not fit."""
     if add[s, symbol] != -2:
@@ -336,6 +336,9 @@ def _add(
         add[s, symbol] = -1
         return -1
     c = floor_class[symbol]
+    if p < floor[c]:  # it is there when it completes, but leaves no trace
+        add[s, symbol] = s
+        return s
     code = c * span + p
     length = info[s, 0]
     at = 0
@@ -675,8 +678,8 @@ def _product(
                         known += 1
                 for k in range(about[label, column], about[label, column + 1]):
                     t = _add(
-                        s, parts[k, 0], span, capacity, peak, floor_class, most, row, items, info,
-                        add, slots, count
+                        s, parts[k, 0], span, capacity, peak, floor_class, floor, most, row,
+                        items, info, add, slots, count
                     )  # fmt: skip
                     if t < 0:
                         continue

@@ -20,18 +20,19 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.ramp import (
-    MAX_ARCS,
+    MAX_NODES,
     Jobs,
     Level,
     Relaxation,
-    class_sequence,
     most_completed,
     needed_clock,
     periods,
     unsupported,
 )
+from optsched.bounds.ramp_floors import CLOCKED_SHARE, WORTH, Choice, Menu, count_multisets
 from optsched.bounds.ramp_graph import Interrupted, TooLargeError
 from optsched.instance import Instance
+from optsched.search.neighbourhood import improve
 
 _CHUNK = 2000
 _MOST_ORDERS = 600_000
@@ -41,14 +42,27 @@ _MAX_ROUNDS = 10**7
 _COUNTERS = 3
 """Kinds that get counters at a time."""
 _GROWTH = 20.0
-"""By how much finer floors multiply the arcs of a graph, until measured."""
-_MOST_STEPS = 6
-"""Steps from one level of floors to the next, at most."""
-_WHOLE_CLOCK, _SHORT_CLOCK = 600, 250
-"""Pairs of a round with a clock and a number of requests: up to the first, all rounds that need a
-clock get one; beyond it, first so many rounds as make the second."""
+"""By how much the nodes of a graph grow from one choice of floors to the next, at most."""
+_FIRST = 1_000_000
+"""Nodes of the first graph."""
+_RATE = 300_000.0
+"""Nodes per second that are built, ascended and searched, until measured."""
+_TRIED = 1.25
+"""Estimated nodes, per node that memory allows, beyond which a graph is not tried: the known
+schedule deletes some."""
+_NEARLY = 0.006
+"""Gap below which a graph that takes too long, or counters, may close it before time is up."""
+_LARGE = 8_000_000
+"""Nodes up to which a graph is tried even if time seems too short: deletion may do wonders."""
+_WHOLE_CLOCK = 600
+"""Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
+_CLOCK_PART = 0.08
+"""Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
+_TOO_LONG = "the next graph would take too long"
+_NEIGHBOURHOODS_S = 1.0
+"""Seconds of CP-SAT neighbourhoods after every `_MOST_ORDERS` when refining has ended."""
 _READ = 100
 """Entries of a beam that are made schedules."""
 
@@ -609,34 +623,38 @@ def prove(
             _anneal(annealing, 100 * _CHUNK, deadline, stop)
             update()
         return proof
-    for horizon in _horizons(jobs):
-        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, horizon)
-        proof.note = ""
+    short = _clock(jobs, _room(deadline, _RATE))
+    for clock in dict.fromkeys((short, needed_clock(jobs))):
+        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock)
         try:
-            _refine(relaxation, annealing, over, update, deadline)
+            proof.note = ""
+            if not _refine(relaxation, annealing, over, update, deadline):
+                proof.note = _TOO_LONG
         except Interrupted:
             proof.note = "stopped"
         except TooLargeError:
             proof.note = "the next graph would be too large"
         update(relaxation)
-        if over():
+        if over() or proof.note == _TOO_LONG:
             break
     while proof.note and not over() and deadline < math.inf:
         _anneal(annealing, _MOST_ORDERS, deadline, stop)
+        part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
+        annealing.offer(improve(jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
         update(relaxation)
     return proof
 
 
-def _horizons(jobs: Jobs) -> list[int]:
-    """Return the clocks to refine with in turn: a short one first where the whole is large."""
-    clock, size, short = needed_clock(jobs), 0, 0
-    for t in range(clock + 1):
-        size += most_completed(jobs, t) + 1
-        if size <= _SHORT_CLOCK:
-            short = t
-        if size > _WHOLE_CLOCK:
-            return [short, clock]
-    return [clock]
+def _clock(jobs: Jobs, room: float) -> int:
+    """Return the clock to refine with first: the longest that takes a small part of the room."""
+    top = np.full(jobs.n, jobs.first_kv.max())
+    states = count_multisets(jobs.peak, top, np.ones(jobs.n, dtype=np.int64), jobs.capacity)
+    clock = pairs = 0
+    for t in range(needed_clock(jobs) + 1):
+        pairs += most_completed(jobs, t) + 1
+        if pairs <= _WHOLE_CLOCK or CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room:
+            clock = t
+    return clock
 
 
 def _refine(
@@ -645,7 +663,9 @@ def _refine(
     over: Callable[[], bool],
     update: Callable[[Relaxation], None],
     deadline: float,
-) -> None:
+) -> bool:
+    """Refine to the end; return whether that is where it stopped, and not where time is better
+    spent on schedules."""
     clock = time.perf_counter
 
     def settle() -> None:
@@ -666,38 +686,63 @@ def _refine(
         relaxation.prune()
         update(relaxation)
 
-    growth, rate = _GROWTH, math.inf
-    present: NDArray[np.int64] | None = None
-    for floors in class_sequence(relaxation):
-        while present is None or (present != floors).any():
-            if over() or relaxation.graph is None:
-                return
-            before, start = relaxation.graph.arcs, clock()
-            if present is None:
-                _begin(relaxation, floors)
-                step = floors
-            else:
-                step = _step(relaxation, present, floors, growth, rate * (deadline - clock()))
-                try:
-                    relaxation.use_floors(step)
-                except TooLargeError:
-                    # A few kinds less, if that is still a step; then kinds are counted.
-                    growth = max(_GROWTH, growth) ** 2
-                    if growth <= _GROWTH**4:
-                        continue
-                    _count_all(relaxation, over, settle)
-                    if over() or relaxation.graph is None:
-                        return
-                    raise
-            if relaxation.graph is None:
-                return
-            after = relaxation.graph.arcs
-            settle()
-            rate = after / max(clock() - start, 1e-3)
-            if present is not None:
-                growth = min(_GROWTH, max(2.0, after / before))
-            present = step
+    menu = Menu(relaxation)
+    present: Choice | None = None
+    rate, most = _RATE, math.inf
+    while not over() and relaxation.graph is not None:
+        room = min(most, _room(deadline, rate))
+        have = relaxation.graph.nodes
+        if present is None:
+            target = min(_FIRST, room / 4)
+        else:
+            target = room if room < 1.5 * _GROWTH * have else _GROWTH * have
+        choice, size = menu.choose(target, present, relaxation.sizes)
+        anew, anew_size = menu.choose(target)
+        fresh = (
+            choice is not None
+            and anew is not None
+            and present is not None
+            and (
+                anew.loss <= WORTH * present.loss and _better(anew, anew_size, choice, size, target)
+            )
+        )
+        if fresh:
+            choice, size = anew, anew_size
+        large = present is not None and size > max(2 * room, _LARGE)
+        if large and relaxation.gap > _NEARLY and deadline < math.inf:
+            return False
+        if choice is None or (present is not None and size > min(most, _TRIED * MAX_NODES)):
+            break
+        start = clock()
+        if fresh:
+            relaxation.restart()
+        try:
+            relaxation.use_floors(choice.floors, choice.clocked)
+        except TooLargeError:
+            if present is None or fresh:
+                raise
+            most = size / 2
+            continue
+        if relaxation.graph is None:
+            return True
+        after = relaxation.graph.nodes
+        settle()
+        rate = after / max(clock() - start, 1e-3)
+        present = choice
     _count_all(relaxation, over, settle)
+    return True
+
+
+def _better(a: Choice, a_size: float, b: Choice, b_size: float, target: float) -> bool:
+    """Whether floors are no larger than ``target`` and lose less than others, or are smaller."""
+    if min(a_size, b_size) > target:
+        return a_size < b_size
+    return a_size <= target and (b_size > target or (a.loss, a_size) < (b.loss, b_size))
+
+
+def _room(deadline: float, rate: float) -> float:
+    """Return how many nodes memory and time allow."""
+    return min(_TRIED * MAX_NODES, rate * (deadline - time.perf_counter()))
 
 
 def _count_all(
@@ -718,49 +763,6 @@ def _count_all(
             kinds = 1
             continue
         settle()
-
-
-def _begin(relaxation: Relaxation, floors: NDArray[np.int64]) -> None:
-    """Build the first graph, with coarser floors if these make it too large.
-
-    Raises
-    ------
-    Interrupted, TooLargeError
-    """
-    capacity = relaxation.jobs.capacity
-    choices = [floors]
-    for wide in (capacity // 3, capacity // 2, capacity):
-        choices.append(np.maximum(floors, np.minimum(relaxation.peak, wide)))
-    for choice in choices[:-1]:
-        try:
-            return relaxation.use_floors(choice)
-        except TooLargeError:
-            continue
-    relaxation.use_floors(choices[-1])
-
-
-def _step(
-    relaxation: Relaxation,
-    present: NDArray[np.int64],
-    floors: NDArray[np.int64],
-    growth: float,
-    arcs: float,
-) -> NDArray[np.int64]:
-    """Return the next floors on the way to ``floors``: fewer kinds where all grow it too much.
-
-    The smallest peaks first: rounding takes the largest share of these, and refining the rest
-    adds little to graph and bound. ``arcs`` is how many the time left allows.
-    """
-    have = relaxation.graph.arcs
-    room = max(min(0.5 * MAX_ARCS, arcs) / have, 1.5)
-    changed = np.flatnonzero(present != floors)
-    part = 1.0 if room >= growth else (math.log(room) / math.log(growth)) ** 2
-    part = max(part, 1 / _MOST_STEPS)
-    changed = changed[np.argsort(relaxation.peak[changed], kind="stable")]
-    mixed = present.copy()
-    chosen = changed[: math.ceil(part * len(changed))]
-    mixed[chosen] = floors[chosen]
-    return mixed
 
 
 def _anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
