@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.bounds.ramp import (
     Relaxation,
-    class_sequence,
     most_completed,
     needed_clock,
     periods,
     ramp_leaf,
     unsupported,
 )
+from optsched.bounds.ramp_floors import Menu, count_multisets
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
@@ -84,10 +85,10 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             optimum, _ = brute_force_tel(part)
             horizon = int(rng.integers(0, needed_clock(jobs) + 1))
             relaxation = Relaxation(jobs, optimum + 5, horizon=horizon)
-            for floors in class_sequence(relaxation):
-                # Coarser floors in the part with a clock, also above the peak.
-                coarser = rng.integers(0, 3, len(floors)) if turn % 3 else 0
-                relaxation.use_floors(floors, floors + coarser)
+            for floors in coarse_to_fine(relaxation):
+                # Coarser floors, other ones in the part with a clock, also above the peak.
+                coarser = rng.integers(0, 3, (2, len(floors))) * (turn % 3 > 0)
+                relaxation.use_floors(floors + coarser[0], floors + coarser.sum(axis=0))
                 if relaxation.graph is None:
                     break
                 relaxation.ascend(evaluations=30)
@@ -97,6 +98,86 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             assert check_ramp(columns_of(part), ramp_leaf([chain])) == relaxation.bound
             weaker += relaxation.bound < optimum and horizon < needed_clock(jobs)
     assert weaker > 10
+
+
+def coarse_to_fine(relaxation: Relaxation) -> list[Any]:
+    """Return floors: the largest for all, every second value, the exact ones."""
+    values = np.unique(relaxation.floor)
+    chosen = [values[::-1][::step][::-1] for step in (len(values), 2, 1)]
+    return [some[np.searchsorted(some, relaxation.floor)] for some in chosen]
+
+
+def multisets(peak: list[int], floor: list[int], copies: list[int], capacity: int) -> int:
+    """Count the multisets of live (floor, weight) items, one by one."""
+    items = sorted({(f, w) for p, f in zip(peak, floor, strict=True) for w in range(f, p + 1)})
+
+    def fits(chosen: tuple[tuple[int, int], ...]) -> bool:
+        return sum(w for _, w in chosen) <= capacity and all(
+            sum(g == f and v >= w for g, v in chosen)
+            <= sum(n for p, g, n in zip(peak, floor, copies, strict=True) if g == f and p >= w)
+            for f, w in chosen
+        )
+
+    return sum(
+        fits(chosen)
+        for size in range(sum(copies) + 1)
+        for chosen in combinations_with_replacement(items, size)
+    )
+
+
+def test_counted_multisets_are_those_that_can_be_listed() -> None:
+    # Peaks 2 and 3, floor 2, M = 5: {}, {2}, {3}, {2, 2}, {2, 3}; {3, 3} is too heavy.
+    one = np.array([1, 1])
+    assert count_multisets(np.array([2, 3]), np.array([2, 2]), one, 5) == 5
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        kinds = int(rng.integers(1, 4))
+        floor = rng.integers(1, 4, kinds)
+        peak = floor + rng.integers(-1, 4, kinds)  # one below its floor leaves no trace
+        copies, capacity = rng.integers(1, 3, kinds), int(rng.integers(3, 12))
+        expected = multisets(peak.tolist(), floor.tolist(), copies.tolist(), capacity)
+        assert count_multisets(peak, floor, copies, capacity) == expected
+
+
+def test_a_graph_has_no_more_states_than_counted_and_more_room_loses_less() -> None:
+    jobs = periods(generate("jaillet-model-2", seed=4, n=14))[0]
+    relaxation = Relaxation(jobs, 10**6, horizon=20)
+    menu = Menu(relaxation)
+    losses = []
+    for room in (10**3, 10**4, 10**5, 10**6, 10**12):
+        choice, size = menu.choose(room)
+        assert choice is not None
+        assert (choice.floors >= relaxation.floor).all()
+        assert size <= room or room == 10**3
+        losses.append(choice.loss)
+        if room <= 10**5:
+            relaxation.restart()
+            relaxation.use_floors(choice.floors, choice.clocked)
+            late, early = relaxation.sizes
+            assert late <= (jobs.n + 1) * choice.states
+            assert early <= menu.pairs * choice.clocked_states
+    assert losses == sorted(losses, reverse=True)
+    # With room for everything floors are exact, and nothing is finer.
+    assert choice is not None
+    assert losses[-1] == 0
+    assert (choice.floors == relaxation.floor).all()
+    assert (choice.clocked == relaxation.floor).all()
+    assert menu.choose(10**12, choice, (1, 1))[0] is None
+
+
+def test_refined_floors_lose_a_fifth_less_at_least() -> None:
+    jobs = periods(generate("jaillet-model-1", seed=1, n=16))[0]
+    menu = Menu(Relaxation(jobs, 10**6))
+    choice, _ = menu.choose(10**3)
+    steps = 0
+    while choice is not None:
+        finer, _ = menu.choose(10**4, choice, (1000, 0))
+        if finer is not None:
+            assert (finer.floors <= choice.floors).all()
+            assert finer.loss <= 0.8 * choice.loss
+        choice = finer
+        steps += 1
+    assert steps > 2
 
 
 def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:
@@ -119,7 +200,7 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
         for jobs in periods(instance):
             optimum, _ = brute_force_tel(instance.subset(jobs.index))
             relaxation = Relaxation(jobs, optimum + int(rng.integers(0, 4)))
-            for floors in class_sequence(relaxation):
+            for floors in coarse_to_fine(relaxation):
                 relaxation.use_floors(floors)
                 if relaxation.graph is None:
                     break
@@ -228,7 +309,7 @@ def test_bounds_of_a_stopped_run_are_certified_too() -> None:
     annealing = Annealing(jobs, np.random.default_rng(0))
     annealing.anneal(2000)
     relaxation = Relaxation(jobs, annealing.value)
-    for floors in class_sequence(relaxation)[:2]:
+    for floors in coarse_to_fine(relaxation)[:2]:
         relaxation.use_floors(floors)
         relaxation.ascend()
         relaxation.prune()

@@ -557,42 +557,6 @@ def _scale(jobs: Jobs) -> int:
     return int(min(_SCALE, _BEYOND // (2 * rounds * jobs.n)))
 
 
-def class_sequence(relaxation: Relaxation) -> list[NDArray[np.int64]]:
-    """Return floors per kind, level by level, from coarse to exact.
-
-    Each level adds the floor that takes back most of the token-rounds lost to rounding. Kinds
-    whose peak is no more than the largest floor stay exact. With arrivals, where the first graph
-    is the largest, a coarser level comes first.
-    """
-    floor, peak, copies = relaxation.floor, relaxation.peak, relaxation.copies
-    values = np.unique(floor)
-    top = int(values[-1])
-
-    def floors(chosen: list[int]) -> NDArray[np.int64]:
-        ordered = np.array(sorted(chosen))
-        up = ordered[np.searchsorted(ordered, floor)]
-        return np.where(peak <= top, floor, np.minimum(up, peak))
-
-    def lost(chosen: list[int]) -> int:
-        up = floors(chosen)
-        return int((copies * (up - floor) * (up + floor - 1)).sum())
-
-    chosen = [top]
-    levels = []
-    if relaxation.clock:
-        wide = max(top + 2, 3 * top // 2)
-        levels.append(np.where(peak <= top, floor, np.minimum(peak, wide)))
-    levels.append(floors(chosen))
-    size = 2
-    while len(chosen) < len(values):
-        while len(chosen) < min(size, len(values)):
-            rest = [v for v in values.tolist() if v not in chosen]
-            chosen.append(min(rest, key=lambda v: lost([*chosen, v])))
-        levels.append(floors(chosen))
-        size = size + 1 if size < 3 else 2 * size - 1
-    return levels
-
-
 def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
     """Return a certificate's leaf from the chains of all busy periods of an instance.
 
