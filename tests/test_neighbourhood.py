@@ -104,50 +104,28 @@ def test_the_outcome_depends_on_the_seed_alone_if_rounds_end_the_search() -> Non
 def test_a_set_flag_or_a_passed_deadline_ends_the_search_before_it_begins() -> None:
     jobs = periods(generate("jaillet-model-1", seed=3, n=20))[0]
     starts = in_line(jobs, np.arange(jobs.n))
-    seen: list[int] = []
-
-    def exchange(present: np.ndarray) -> np.ndarray:
-        seen.append(jobs.total(present))
-        return present
-
     rng = np.random.default_rng(0)
     one = np.ones(1, dtype=np.int8)
-    assert (improve(jobs, starts, rng=rng, stop=one, exchange=exchange) == starts).all()
+    assert (improve(jobs, starts, rng=rng, stop=one) == starts).all()
     now = time.perf_counter()
-    assert (improve(jobs, starts, rng=rng, deadline=now, exchange=exchange) == starts).all()
-    assert not seen
+    assert (improve(jobs, starts, rng=rng, deadline=now) == starts).all()
 
 
-def test_another_thread_stops_it_and_exchanges_schedules() -> None:
+def test_another_thread_stops_it() -> None:
     jobs = periods(generate("jaillet-model-1", seed=3, n=20))[0]
     starts = in_line(jobs, np.arange(jobs.n))
-    better = in_line(jobs, np.argsort(jobs.output, kind="stable"))
-    assert jobs.total(better) < jobs.total(starts)
     stop = np.zeros(1, dtype=np.int8)
-    seen: list[int] = []
-    twice = threading.Event()
-
-    def exchange(present: np.ndarray) -> np.ndarray:
-        seen.append(jobs.total(present))
-        if len(seen) == 2:
-            twice.set()
-        return better
-
     found: list[np.ndarray] = []
     search = threading.Thread(
-        target=lambda: found.append(
-            improve(jobs, starts, rng=np.random.default_rng(0), stop=stop, exchange=exchange)
-        )
+        target=lambda: found.append(improve(jobs, starts, rng=np.random.default_rng(0), stop=stop))
     )
     search.start()
-    assert twice.wait(60)
+    search.join(1)
     stop[0] = 1
     search.join(60)
     assert not search.is_alive()
-    assert seen[0] == jobs.total(starts)
-    assert max(seen[1:]) <= jobs.total(better)
     assert jobs.feasible(found[0])
-    assert jobs.total(found[0]) <= min(seen)
+    assert jobs.total(found[0]) <= jobs.total(starts)
 
 
 def test_a_schedule_that_breaks_the_capacity_and_a_search_without_end_are_refused() -> None:

@@ -26,7 +26,8 @@ from optsched.bounds.ramp_floors import Menu, count_multisets
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
-from optsched.search.small import Annealing, Proof, prove_all
+from optsched.search.orders import Annealing
+from optsched.search.small import Proof, prove_all
 from optsched.solve import solve
 from optsched.solvers.base import SolveOptions
 

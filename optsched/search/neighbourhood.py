@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,6 @@ def improve(
     rounds: int | None = None,
     size: int = 8,
     work: float = 0.03,
-    exchange: Callable[[Starts], Starts] | None = None,
 ) -> Starts:
     """Return a schedule that is at least as good, by solving neighbourhoods with CP-SAT.
 
@@ -79,9 +77,6 @@ def improve(
         Requests freed at first; more as long as subproblems are solved to the end, fewer if not.
     work : float
         Limit of a subproblem in CP-SAT's deterministic time; at 0.03 they took 0.06 s on average.
-    exchange : callable, optional
-        Given the present schedule before each subproblem; if the one that it returns has a
-        smaller total latency, the search goes on from there.
 
     Returns
     -------
@@ -95,7 +90,7 @@ def improve(
     """
     if not jobs.feasible(starts):
         raise ValueError("starts: not a feasible schedule")
-    if rounds is None and deadline == math.inf and stop is None and exchange is None:
+    if rounds is None and deadline == math.inf and stop is None:
         raise ValueError("rounds, deadline, stop: none given, the search would not end")
     starts = starts.astype(np.int64)
     if jobs.n == 1 or jobs.rounds * int(jobs.output.max()) > _MOST_CELLS:
@@ -108,11 +103,6 @@ def improve(
         and time.perf_counter() < deadline
         and not (stop is not None and stop[0])
     ):
-        if exchange is not None:
-            other = exchange(starts)
-            if jobs.total(other) < value and jobs.feasible(other):
-                starts = other.astype(np.int64)
-                value = jobs.total(starts)
         kind = done % len(_KINDS)
         freed = _freed(jobs, starts, rng, round(sizes[kind]), *_KINDS[kind])
         sideways = done % _SIDEWAYS == _SIDEWAYS - 1
