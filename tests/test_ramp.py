@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
+from optsched.bounds import ramp
 from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.bounds.ramp import (
@@ -179,6 +180,44 @@ def test_refined_floors_lose_a_fifth_less_at_least() -> None:
         choice = finer
         steps += 1
     assert steps > 2
+
+
+def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # At most 3 kinds: those of equal floors become one, the smaller and earlier of each pair.
+    monkeypatch.setattr(ramp, "MAX_KINDS", 3)
+    rng = np.random.default_rng(21)
+    merged = weaker = 0
+    for turn in range(250):
+        instance = tiny_instance(rng, turn)
+        for jobs in periods(instance):
+            if unsupported(jobs):
+                assert len(np.unique(jobs.first_kv)) > 3
+                continue
+            part = instance.subset(jobs.index)
+            optimum, _ = brute_force_tel(part)
+            relaxation = Relaxation(jobs, optimum + 5)
+            assert len(relaxation.copies) <= 3
+            assert relaxation.copies.sum() == jobs.n
+            assert (relaxation.peak[relaxation.kind_of] <= jobs.peak).all()
+            assert (relaxation.floor[relaxation.kind_of] == jobs.first_kv).all()
+            for floors in coarse_to_fine(relaxation):
+                relaxation.use_floors(floors)
+                if relaxation.graph is None:
+                    break
+                relaxation.ascend(evaluations=30)
+                relaxation.prune()
+            if relaxation.graph is not None:
+                relaxation.count(range(len(relaxation.copies)))
+            assert relaxation.bound <= optimum
+            chain = (jobs, relaxation.bound, relaxation.scale, relaxation.clock, relaxation.levels)
+            assert check_ramp(columns_of(part), ramp_leaf([chain])) == relaxation.bound
+            triples = np.stack([jobs.arrival, jobs.peak, jobs.first_kv])
+            merged += len(np.unique(triples, axis=1).T) > 3
+            weaker += relaxation.bound < optimum
+    assert merged > 50
+    assert weaker > 20
 
 
 def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:

@@ -45,6 +45,13 @@ Trackers are: multisets with finer floors; counters of how often kinds of a grou
 most as often as there are such requests, exactly so at the end). With every kind counted and
 f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
 
+**Kinds.** Requests of equal prompt, output and arrival are one kind. Where there are more than
+`MAX_KINDS`, the two kinds of equal floor that differ least become one, with the smaller peak and
+the earlier completion: less is live and more may complete, so every schedule is still a path. The
+numbers of items above a weight stay those of the requests. A path on which all are counted is then
+no schedule any more, and refinement may end below the optimum. Every path of requests told apart
+is one of these kinds, so that a checker that tells them apart finds no less.
+
 Limits of an instance on batches, and a ban on hybrid batching, only take schedules away: the
 bound stays valid under them. Requests that restart: the last run of each is uninterrupted, and
 the others only take room, so it holds for them too.
@@ -66,7 +73,7 @@ from numpy.typing import NDArray
 from optsched.instance import Instance
 
 MAX_KINDS = 63
-"""Most kinds (different arrival, prompt or output) in one busy period: labels are bit masks."""
+"""Most kinds of requests in one busy period, beyond which alike ones are one: labels are masks."""
 MAX_CLOCK = 4_000_000
 """Largest (rounds with a clock) x (requests) of one busy period."""
 try:
@@ -234,14 +241,7 @@ class Relaxation:
 
         self._kernels = ramp_graph
         jobs = self.jobs
-        triples = np.stack([jobs.arrival, jobs.peak, jobs.first_kv], axis=1)
-        kinds, kind_of, copies = np.unique(
-            triples, axis=0, return_inverse=True, return_counts=True
-        )  # fmt: skip
-        self.kind_of = kind_of.reshape(-1)
-        self.copies = copies.astype(np.int64)
-        self.arrival, self.peak, self.floor = (np.ascontiguousarray(c) for c in kinds.T)
-        self.ready = self.arrival + self.peak - self.floor + 1
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = _kinds(jobs)
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
@@ -258,7 +258,7 @@ class Relaxation:
         self.pi = self._clipped(weights * self.scale)
         self.levels: list[Level] = []
         self.found: list[NDArray[np.int64]] = []
-        self.violation = np.ones(len(copies))
+        self.violation = np.ones(len(self.copies))
         self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
@@ -370,7 +370,8 @@ class Relaxation:
         """
         clocked = floors if clocked is None else clocked
         tracker = self._kernels.multiset_tracker(
-            self.peak, floors, clocked, self.copies, self.jobs.capacity
+            self.peak, floors, clocked, self.copies, self.jobs.capacity, self.kind_of,
+            self.jobs.peak
         )  # fmt: skip
         of = self.kind_of
         self._refine(tracker, Level(floors[of], clocked[of], [], self.pi[of]))
@@ -525,6 +526,29 @@ class Relaxation:
         )  # fmt: skip
 
 
+def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
+    """Return ready, peak and floor of each kind, the requests' kinds, and copies of each kind."""
+    triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
+    kinds, kind_of, copies = np.unique(
+        triples, axis=0, return_inverse=True, return_counts=True
+    )  # fmt: skip
+    kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
+    while len(kinds) > MAX_KINDS:
+        ready, peak, floor = kinds.T
+        heavy, light = np.maximum.outer(peak, peak), np.minimum.outer(peak, peak)
+        cost = (heavy - light) * (heavy + light) / 2
+        if jobs.arrival.any():
+            cost += np.abs(np.subtract.outer(ready, ready)) * light
+        cost = cost * np.minimum.outer(copies, copies)
+        cost[np.not_equal.outer(floor, floor) | np.eye(len(kinds), dtype=bool)] = np.inf
+        i, j = sorted(int(k) for k in np.unravel_index(np.argmin(cost), cost.shape))
+        kinds[i] = np.minimum(kinds[i], kinds[j])
+        copies[i] += copies[j]
+        kinds, copies = np.delete(kinds, j, axis=0), np.delete(copies, j)
+        kind_of = np.where(kind_of == j, i, kind_of - (kind_of > j))
+    return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
+
+
 def needed_clock(jobs: Jobs) -> int:
     """Return the round after which arrivals rule out no completion; 0 without arrivals."""
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
@@ -538,9 +562,9 @@ def most_completed(jobs: Jobs, t: int) -> int:
 
 def unsupported(jobs: Jobs) -> str:
     """Return why the relaxation cannot be set up for a busy period, or an empty string."""
-    kinds = len(np.unique(np.stack([jobs.arrival, jobs.peak, jobs.first_kv]), axis=1).T)
-    if kinds > MAX_KINDS:
-        return f"{kinds} kinds of requests in one busy period; at most {MAX_KINDS}"
+    floors = len(np.unique(jobs.first_kv))
+    if floors > MAX_KINDS:
+        return f"{floors} lengths of prompts in one busy period; at most {MAX_KINDS}"
     clock = needed_clock(jobs)
     if clock * jobs.n > MAX_CLOCK:
         return f"{clock} rounds with a clock for {jobs.n} requests; too many"

@@ -139,11 +139,14 @@ def multiset_tracker(
     clocked: NDArray[np.int64],
     copies: NDArray[np.int64],
     capacity: int,
+    kind_of: NDArray[np.int64],
+    heaviest: NDArray[np.int64],
 ) -> Tracker:
     """Return the tracker of live items, given each kind's peak and the floors it is given here.
 
     ``clocked`` are the floors in the part with a clock. A live item's floor there follows from the
-    one that it had: the largest of those that kinds of its class have.
+    one that it had: the largest of those that kinds of its class have. ``kind_of`` and ``heaviest``
+    are the requests' kinds and peaks, of which no more than there are may weigh so much at once.
     """
     pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
     floors, classes = np.unique(pairs[:, 1], return_inverse=True)
@@ -161,8 +164,8 @@ def multiset_tracker(
         floors = np.concatenate([floors, wider])
     most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
     for seen in {tuple(row) for row in symbols.tolist()}:
-        for s, p, c in zip(seen, peak, copies, strict=True):
-            most[classes[s], : p + 1] += c
+        for k, p in zip(kind_of, heaviest, strict=True):
+            most[classes[seen[k]], : p + 1] += 1
     width = int(min(copies.sum(), capacity // floors.min())) + 1
     room = 4 * _MARGIN
     tracker = Tracker(

@@ -211,9 +211,9 @@ class Annealing:
         return value
 
     def offer(self, starts: NDArray[np.int64]) -> int:
-        """Take a feasible schedule, place its requests again in order of start."""
+        """Take a schedule if it is feasible, place its requests again in order of start."""
         value = self.jobs.total(starts)
-        if value < self.value:
+        if value < self.value and self.jobs.feasible(starts):
             self.value, self.starts = value, starts.copy()
         return self.offer_order(np.argsort(starts, kind="stable"))
 

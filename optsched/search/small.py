@@ -174,7 +174,7 @@ def prove(
             proof.note = ""
             if not _refine(relaxation, annealing, over, update, deadline):
                 proof.note = _TOO_LONG
-            elif relaxation.graph is not None and not relaxation.closed:
+            elif relaxation.graph is not None and not over():
                 proof.note = _TOO_LARGE
         except Interrupted:
             proof.note = "stopped"
