@@ -167,6 +167,33 @@ def test_a_graph_has_no_more_states_than_counted_and_more_room_loses_less() -> N
     assert menu.choose(10**12, choice, (1, 1))[0] is None
 
 
+def test_many_lengths_of_prompts_have_few_choices_and_the_exact_floors_among_them() -> None:
+    rng = np.random.default_rng(5)
+    for n, arrivals in ((30, 1), (30, 25), (62, 25)):
+        prompt = rng.permutation(np.arange(1, n + 1))
+        output = rng.integers(1, 20, n)
+        instance = Instance(np.sort(rng.integers(0, arrivals, n)), prompt, output, kv_capacity=90)
+        relaxation = Relaxation(periods(instance)[0], 10**6)
+        menu = Menu(relaxation)
+        assert len(menu._all) < 5000
+        exact, _ = menu.choose(float("inf"))
+        assert exact is not None
+        assert exact.loss == 0
+        coarse, _ = menu.choose(10**4)
+        assert coarse is not None
+        assert coarse.loss > 0
+
+
+def test_optima_with_more_lengths_of_prompts_than_all_sets_are_tried_for() -> None:
+    rng = np.random.default_rng(6)
+    for turn in range(4):
+        arrival = np.sort(rng.integers(0, 5, 8)) * (turn % 2)
+        instance = Instance(arrival, np.arange(1, 9), rng.integers(1, 7, 8), kv_capacity=24)
+        exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
+        assert exact.status == "optimal"
+        assert sum(p.bound for p in prove_all(instance)) == exact.objective
+
+
 def test_refined_floors_lose_a_fifth_less_at_least() -> None:
     jobs = periods(generate("jaillet-model-1", seed=1, n=16))[0]
     menu = Menu(Relaxation(jobs, 10**6))

@@ -96,7 +96,7 @@ def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None
         have = len(promises[-1][1]) if promises else 0
         process = start(folder, f"size={size}", f"jobs={jobs}")
         if k % 5:  # else at any moment of the start
-            wait_for(process, have + draw.randint(0, max(1, left // (kills - k))))
+            wait_for(process, have + draw.randint(0, max(1, left // (kills - k + 1))))
             time.sleep(draw.random() * 0.02)
         else:
             time.sleep(draw.random() * 1.5)

@@ -23,7 +23,7 @@ from optsched.bounds.ramp import Relaxation, most_completed
 Floors = NDArray[np.int64]
 
 _SUBSETS = 6
-"""Up to so many different floors, all sets of them are tried; beyond, the best of each size."""
+"""Up to so many different floors, all sets of them are tried; beyond, the best of some sizes."""
 _SPLITS = 6
 """Peaks up to which, or from which on, requests may get finer floors than the rest."""
 CLOCKED_SHARE = 0.35
@@ -146,10 +146,12 @@ class Menu:
             lower = values[:-1]
             sets = [(*c, top) for k in range(len(values)) for c in combinations(lower, k)]
         else:
-            while len(sets[-1]) < len(values):
-                rest = [v for v in values if v not in sets[-1]]
-                more = [tuple(sorted((*sets[-1], v))) for v in rest]
-                sets.append(min(more, key=lambda s: self._lost(self._rounded(s))))
+            chosen = sets[0]
+            while len(chosen) < len(values):
+                more = [tuple(sorted((*chosen, v))) for v in values if v not in chosen]
+                chosen = min(more, key=lambda s: float(self._lost(self._rounded(s)).sum()))
+                if len(chosen) in (2, 3, 5, 9, 17, 33, len(values)):
+                    sets.append(chosen)
         sets += [(int(top * wide),) for wide in (1.25, 1.5, 2, 3) if int(top * wide) > top]
         peaks = np.unique(r.peak)
         marks = np.unique([top, *peaks[np.linspace(0, len(peaks) - 1, _SPLITS).astype(int)]])
