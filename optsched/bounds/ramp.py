@@ -352,8 +352,7 @@ class Relaxation:
     @property
     def sizes(self) -> tuple[int, int]:
         """Nodes of the graph without a clock and with one."""
-        joins = self.graph.arc_target[self.graph.arc_label == self.labels.join]
-        first = int(joins.min(initial=self.graph.nodes))
+        first = self._kernels.first_clocked(self.graph, self.labels)
         return first, self.graph.nodes - first
 
     def use_floors(

@@ -717,6 +717,12 @@ class TooLargeError(Exception):
     """A graph would exceed what memory allows."""
 
 
+def first_clocked(graph: Graph, labels: Labels) -> int:
+    """Return the first node with a clock; those without come before, and joins lead to it first."""
+    joins = graph.arc_target[graph.arc_label == labels.join]
+    return int(joins.min(initial=graph.nodes))
+
+
 def product(
     graph: Graph,
     labels: Labels,
@@ -757,11 +763,10 @@ def product(
     ------
     Interrupted, TooLargeError
     """
-    joins = graph.arc_target[graph.arc_label == labels.join]
     out = _product(
         graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, backward, cutoff, cost,
         scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
-        labels.count, int(joins.min(initial=graph.nodes)), tracker.symbol, tracker.symbols,
+        labels.count, first_clocked(graph, labels), tracker.symbol, tracker.symbols,
         tracker.width, tracker.capacity, tracker.peak, tracker.floor_class, tracker.floor,
         tracker.joined, tracker.most, tracker.items, tracker.info, tracker.add, tracker.slots,
         tracker.states, max_nodes, max_arcs, max_states, stop,

@@ -108,7 +108,6 @@ def _beam(
     back_kind = np.zeros((n, width), dtype=np.int32)
     back_rounds = np.zeros((n, width), dtype=np.int32)
     entries = 1
-    seen = np.empty(4 * width, dtype=np.uint64)
     bits = 1
     while bits < 4 * width:
         bits *= 2

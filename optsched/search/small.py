@@ -243,17 +243,13 @@ def _refine(
         else:
             target = room if room < 1.5 * _GROWTH * have else _GROWTH * have
         choice, size = menu.choose(target, present, relaxation.sizes)
-        anew, anew_size = menu.choose(target)
-        fresh = (
-            choice is not None
-            and anew is not None
-            and present is not None
-            and (
-                anew.loss <= WORTH * present.loss and _better(anew, anew_size, choice, size, target)
-            )
-        )
-        if fresh:
-            choice, size = anew, anew_size
+        fresh = False
+        if choice is not None and present is not None:
+            anew, anew_size = menu.choose(target)
+            if anew is not None and anew.loss <= WORTH * present.loss:
+                fresh = _better(anew, anew_size, choice, size, target)
+            if fresh:
+                choice, size = anew, anew_size
         large = present is not None and size > max(2 * room, _LARGE)
         if large and relaxation.gap > _NEARLY and deadline < math.inf:
             return False
