@@ -53,6 +53,8 @@ def run(trial: dict[str, Any]) -> dict[str, Any]:
             time.sleep(0.01)
     if how == "wait":
         time.sleep(600)
+    while how == "gate" and not gate().exists():
+        time.sleep(0.01)
     time.sleep(trial["nap"])
     instance = generate("jaillet-model-1", seed=trial["seed"])
     tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
@@ -66,6 +68,11 @@ def note(what: str, k: int) -> None:
         file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, f"{what} {k}\n".encode())
         os.close(file)
+
+
+def gate() -> Path:
+    """Return the file that lets the trials through that wait for it."""
+    return Path(os.environ[LOG] + ".gate")
 
 
 def started(k: int) -> int:

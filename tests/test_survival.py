@@ -84,7 +84,10 @@ def wait_for(process: subprocess.Popen[str], done: int) -> None:
 
 def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None:
     draw = random.Random(seed)
-    go(tmp_path / "whole", size=size)
+    how = f"{size - 1}:gate"  # the last trial waits, so every kill hits a run with work left
+    survival.gate().touch()
+    go(tmp_path / "whole", size=size, how=how)
+    survival.gate().unlink()
     log.unlink()
     folder = tmp_path / "parts"
     promises = []
@@ -94,9 +97,10 @@ def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None
         jobs = draw.choice((1, 2))
         allowed += jobs
         have = len(promises[-1][1]) if promises else 0
-        process = start(folder, f"size={size}", f"jobs={jobs}")
+        process = start(folder, f"size={size}", f"how={how}", f"jobs={jobs}")
         if k % 5:  # else at any moment of the start
-            wait_for(process, have + draw.randint(0, max(1, left // (kills - k + 1))))
+            more = draw.randint(0, max(1, left // (kills - k + 1)))
+            wait_for(process, min(have + more, size - 1))
             time.sleep(draw.random() * 0.02)
         else:
             time.sleep(draw.random() * 1.5)
@@ -105,8 +109,9 @@ def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None
         stored = durable(folder, tmp_path / f"copy-{k}")
         promises.append((len(starts(log)) if log.exists() else 0, stored))
         left = size - len(stored)
-    assert left > 0  # so every kill hit a run that had work left
-    process = start(folder, f"size={size}")
+        assert left > 0
+    survival.gate().touch()
+    process = start(folder, f"size={size}", f"how={how}")
     process.communicate()
     assert process.returncode == 0
     ran = starts(log)
