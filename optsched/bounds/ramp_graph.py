@@ -113,7 +113,7 @@ class Tracker:
     info : ndarray of int32, shape (room, 5)
         Of each state: number of items, their weight, the state a round earlier (-2: not known
         yet), whether a path may end here, and the state after the join (-2: not known yet).
-    add : ndarray of int32, shape (room, symbols)
+    add : ndarray of int32, shape (symbols, room)
         The state after each symbol; -1: not allowed, -2: not known yet.
     """
 
@@ -180,7 +180,7 @@ def multiset_tracker(
         most=most,
         items=np.zeros((room, width), dtype=np.int32),
         info=np.full((room, 5), -2, dtype=np.int32),
-        add=np.full((room, len(peaks)), -2, dtype=np.int32),
+        add=np.full((len(peaks), room), -2, dtype=np.int32),
         slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
         states=1,
     )
@@ -194,14 +194,14 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     caps = [int(copies[group].sum()) for group in groups]
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
     symbol = np.zeros((2, len(copies)), dtype=np.int32)
-    add = np.zeros((states, len(groups) + 1), dtype=np.int32)
+    add = np.zeros((len(groups) + 1, states), dtype=np.int32)
     number = np.arange(states)
-    add[:, 0] = number
+    add[0] = number
     step = 1
     for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
         symbol[:, group] = g + 1
         digit = number // step % (cap + 1)
-        add[:, g + 1] = np.where(digit < cap, number + step, -1)
+        add[g + 1] = np.where(digit < cap, number + step, -1)
         step *= cap + 1
     info = np.zeros((states, 5), dtype=np.int32)
     info[:, 2] = info[:, 4] = number
@@ -212,7 +212,7 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         symbols=len(groups) + 1,
         width=0,
         capacity=0,
-        peak=none,
+        peak=np.zeros(len(groups) + 1, dtype=np.int32),
         floor_class=none,
         floor=none,
         joined=none,
@@ -240,13 +240,6 @@ def _hash_key(key: Any) -> np.uint64:
     h ^= h >> np.uint64(32)
     h *= np.uint64(0xD6E8FEB86659FD93)
     return h >> np.uint64(20)
-
-
-@njit(cache=True, nogil=True)
-def _hash_node(v: int, s: int) -> np.uint64:
-    """Hash a node so that states numbered alike, often met together, share a cache line."""
-    h = _hash_key((np.int64(v) << np.int64(32)) | (np.int64(s) >> np.int64(4)))
-    return (h << np.uint64(4)) | (np.uint64(s) & np.uint64(15))
 
 
 @njit(cache=True, nogil=True)
@@ -331,16 +324,16 @@ def _add(
     most: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
 ) -> int:  # fmt: skip
     """Return the state with one more item, or -1 where it does not fit."""
-    if add[s, symbol] != -2:
-        return add[s, symbol]
+    if add[symbol, s] != -2:
+        return add[symbol, s]
     p = peak[symbol]
     total = info[s, 1] + p
     if total > capacity:
-        add[s, symbol] = -1
+        add[symbol, s] = -1
         return -1
     c = floor_class[symbol]
     if p < floor[c]:  # it is there when it completes, but leaves no trace
-        add[s, symbol] = s
+        add[symbol, s] = s
         return s
     code = c * span + p
     length = info[s, 0]
@@ -357,10 +350,10 @@ def _add(
         if row[k] // span == c:
             rank += 1
             if rank > most[c, row[k] % span]:
-                add[s, symbol] = -1
+                add[symbol, s] = -1
                 return -1
     t = _state(row, length + 1, total, items, info, slots, count)
-    add[s, symbol] = t
+    add[symbol, s] = t
     return t
 
 
@@ -396,32 +389,12 @@ def _range(mask: Any, cost: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _node(v: int, s: int, table: Any, nodes: Any, head: Any, count: Any) -> int:
-    """Return the node (coarse node, state), new if there is none."""
-    last = np.uint64(table.shape[0] - 1)
-    at = _hash_node(v, s) & last
-    while table[at] >= 0:
-        x = table[at]
-        if nodes[x, 1] == s and nodes[x, 0] == v:
-            return x
-        at = (at + _ONE) & last
-    x = count[1]
-    table[at] = x
-    nodes[x, 0] = v
-    nodes[x, 1] = s
-    nodes[x, 2] = head[v]
-    nodes[x, 3] = INFINITE
-    head[v] = x
-    count[1] = x + 1
-    return x
-
-
-@njit(cache=True, nogil=True)
-def _wider(array: Any, needed: int) -> Any:
+def _wider(array: Any, needed: int, fill: int) -> Any:
     if needed <= array.shape[0]:
         return array
     wider = np.empty(max(needed, array.shape[0] + array.shape[0] // 2), dtype=array.dtype)
     wider[: array.shape[0]] = array
+    wider[array.shape[0] :] = fill
     return wider
 
 
@@ -442,7 +415,10 @@ def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) ->
     need = count[0] + 2 * _MARGIN
     items = _wider_rows(items, need, 0)
     info = _wider_rows(info, need, -2)
-    add = _wider_rows(add, need, -2)
+    if need > add.shape[1]:
+        wider = np.full((add.shape[0], info.shape[0]), -2, dtype=np.int32)
+        wider[:, : add.shape[1]] = add
+        add = wider
     if 2 * need > slots.shape[0]:
         slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
         last = np.uint64(slots.shape[0] - 1)
@@ -455,27 +431,11 @@ def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) ->
 
 
 @njit(cache=True, nogil=True)
-def _room_for_nodes(nodes: Any, table: Any, count: Any) -> Any:
-    """Return the arrays of nodes with room for what one node can add."""
-    need = count[1] + 2 * _MARGIN
-    nodes = _wider_rows(nodes, need, 0)
-    if 2 * need > table.shape[0]:
-        table = np.full(table.shape[0] * 2, -1, dtype=np.int32)
-        last = np.uint64(table.shape[0] - 1)
-        for x in range(count[1]):
-            at = _hash_node(nodes[x, 0], nodes[x, 1]) & last
-            while table[at] >= 0:
-                at = (at + _ONE) & last
-            table[at] = x
-    return nodes, table
-
-
-@njit(cache=True, nogil=True)
 def _room_for_labels(label_mask: Any, label_fixed: Any, slots: Any, count: Any, first: int) -> Any:
     """Return the arrays of labels with room for what one node can add."""
     need = count[0] + 2 * _MARGIN
-    label_mask = _wider(label_mask, need)
-    label_fixed = _wider(label_fixed, need)
+    label_mask = _wider(label_mask, need, 0)
+    label_fixed = _wider(label_fixed, need, 0)
     if 2 * need > slots.shape[0]:
         slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
         last = np.uint64(slots.shape[0] - 1)
@@ -531,11 +491,15 @@ def _product(
     items: Any, info: Any, add: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
     max_states: int, stop: Any
 ) -> Any:  # fmt: skip
+    """Make the nodes of one coarse node after another, from those of its predecessors.
+
+    So the nodes of a coarse node are next to each other, and whether a state is there already is
+    asked of one array over the states.
+    """
     coarse_nodes = loop.shape[0]
     end = coarse_nodes - 1
     span = capacity + 1
-    count = np.zeros(2, dtype=np.int64)  # states, nodes
-    count[0] = states
+    count = np.array([states])
     row = np.zeros(width + 2, dtype=np.int32)
     # Of each label: least and largest cost, first and last row of its parts without a clock, then
     # of those with one.
@@ -546,167 +510,211 @@ def _product(
     by_symbol = np.zeros(symbols, dtype=np.uint64)
     touched = np.empty(symbols, dtype=np.int64)
 
-    head = np.full(coarse_nodes, -1, dtype=np.int32)
-    table = np.full(1 << 12, -1, dtype=np.int32)
-    # Of each node: coarse node, state, next of the same coarse node, cost from the root, number.
-    nodes = np.zeros((2 * _MARGIN, 5), dtype=np.int32)
-    out_start = np.empty(4 * _MARGIN, dtype=np.int64)
+    in_start, in_source, in_label = _reversed(arc_start, arc_target, arc_label)
+    first = np.zeros(coarse_nodes + 1, dtype=np.int64)
+    at = np.full(info.shape[0], -1, dtype=np.int32)  # of each state, its last node
+    state = np.empty(4 * _MARGIN, dtype=np.int32)
+    here = np.empty(4 * _MARGIN, dtype=np.int32)  # cost from the root
     out_loop = np.empty(4 * _MARGIN, dtype=np.int16)
-    out = np.zeros((4 * _MARGIN, 2), dtype=np.int32)  # target, label
-    bucket = np.empty(4 * _MARGIN, dtype=np.int32)
+    source = np.empty(4 * _MARGIN, dtype=np.int32)
+    target = np.empty(4 * _MARGIN, dtype=np.int32)
+    out_label = np.empty(4 * _MARGIN, dtype=np.int32)
     done = 0
     arcs = 0
     status = 0
-    root = _node(0, 0, table, nodes, head, count)
-    nodes[root, 3] = 0
 
-    for u in range(coarse_nodes):
-        if head[u] < 0:
-            continue
-        if stop[0] != 0:
-            status = 1
-            break
-        part_of = 0 if u < first_clocked else 1
-        filled = 0
-        x = head[u]
-        while x >= 0:
-            bucket = _wider(bucket, filled + 1)
-            bucket[filled] = x
-            filled += 1
-            x = nodes[x, 2]
-        if loop[u] >= 0:
-            k = 0
-            while k < filled and stop[0] == 0:
-                if width > 0 and count[0] + _MARGIN > info.shape[0]:
-                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
-                if count[1] + _MARGIN > nodes.shape[0]:
-                    nodes, table = _room_for_nodes(nodes, table, count)
-                s = nodes[bucket[k], 1]
-                t = _dec(s, span, floor, row, items, info, slots, count)
-                if t != s:
-                    before = count[1]
-                    x = _node(u, t, table, nodes, head, count)
-                    if count[1] > before:
-                        bucket = _wider(bucket, filled + 1)
-                        bucket[filled] = x
-                        filled += 1
-                k += 1
-            weight = np.empty(filled, dtype=np.int64)
-            for k in range(filled):
-                weight[k] = -info[nodes[bucket[k], 1], 1]
-            order = np.argsort(weight)
-            bucket[:filled] = bucket[:filled][order]
-
-        for b in range(filled):
-            if stop[0] != 0:
-                status = 1
+    for v in range(coarse_nodes):
+        begin = done
+        first[v] = begin
+        if v == 0:
+            state[0], here[0], out_loop[0] = 0, 0, -1
+            at[0] = 0
+            done = 1
+        first_arc = arcs
+        for a in range(in_start[v], in_start[v + 1]):
+            if backward[v] >= INFINITE:
                 break
-            x = bucket[b]
-            if width > 0 and count[0] + _MARGIN > info.shape[0]:
-                items, info, add, slots = _room_for_states(items, info, add, slots, count)
-            if count[1] + _MARGIN > nodes.shape[0]:
-                nodes, table = _room_for_nodes(nodes, table, count)
-            if label_count[0] + _MARGIN > label_mask.shape[0]:
-                label_mask, label_fixed, label_slots = _room_for_labels(
-                    label_mask, label_fixed, label_slots, label_count, first_mask
-                )
-            about = _wider_rows(about, label_mask.shape[0], -1)
-            if n_parts + _MARGIN > parts.shape[0]:
-                parts = _wider_rows(parts, n_parts + 2 * _MARGIN, 0)
-            if done + 2 > out_loop.shape[0]:
-                out_loop = _wider(out_loop, done + 2)
-                out_start = _wider(out_start, done + 2)
-            if arcs + _MARGIN > out.shape[0]:
-                out = _wider_rows(out, arcs + 2 * _MARGIN, 0)
-
-            s = nodes[x, 1]
-            nodes[x, 4] = done
-            out_start[done] = arcs
-            out_loop[done] = -1
-            done += 1
-            here = np.int64(nodes[x, 3])
-            if here + backward[u] > cutoff:
-                continue
-            if loop[u] >= 0:
-                t = _dec(s, span, floor, row, items, info, slots, count)
-                if t == s:
-                    out_loop[done - 1] = loop[u]
-                elif here + loop[u] * scale + backward[u] <= cutoff:
-                    y = _node(u, t, table, nodes, head, count)
-                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + loop[u] * scale)
-                    out[arcs, 0] = y
-                    out[arcs, 1] = loop[u]
-                    arcs += 1
-            for a in range(arc_start[u], arc_start[u + 1]):
-                v = arc_target[a]
-                if backward[v] >= INFINITE:
-                    continue
-                slack = cutoff - here - backward[v]
-                label = np.int64(arc_label[a])
-                if label < first_mask:
-                    step = label_fixed[label] * scale
-                    if step > slack:
-                        continue
-                    t = s
-                    if label < join:
-                        t = _dec(s, span, floor, row, items, info, slots, count)
-                    elif label == join:
-                        t = _join(s, span, floor, joined, row, items, info, slots, count)
-                    elif info[s, 3] == 0:
-                        continue
-                    y = _node(v, t, table, nodes, head, count)
-                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + step)
-                    out[arcs, 0] = y
-                    out[arcs, 1] = label
-                    arcs += 1
-                    continue
+            u = in_source[a]
+            part_of = 0 if u < first_clocked else 1
+            column = 2 + 2 * part_of
+            whole = np.int64(in_label[a])
+            low = high = np.int64(0)
+            if whole < first_mask:
+                low = label_fixed[whole] * scale
+            else:
                 while known < label_count[0]:
                     about[known, 0], about[known, 1] = _range(label_mask[known], cost)
                     known += 1
-                if about[label, 0] > slack:
+                low, high = about[whole, 0], about[whole, 1]
+            rest = cutoff - backward[v]
+            for x in range(first[u], first[u + 1]):
+                slack = rest - here[x]
+                if low > slack:
                     continue
-                if about[label, 1] > slack:
-                    mask = _kept(label_mask[label], cost, slack)
-                    label = np.int64(_label(mask, label_mask, label_slots, label_count))
-                column = 2 + 2 * part_of
-                if about[label, column] < 0:
-                    about[label, column] = n_parts
-                    n_parts = _split(
-                        label_mask[label], symbol_of[part_of], by_symbol, touched, parts, n_parts,
-                        label_mask, label_slots, label_count
-                    )  # fmt: skip
-                    about[label, column + 1] = n_parts
-                    while known < label_count[0]:
-                        about[known, 0], about[known, 1] = _range(label_mask[known], cost)
-                        known += 1
+                if width > 0 and count[0] + _MARGIN > info.shape[0]:
+                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
+                    at = _wider(at, info.shape[0], -1)
+                if done + _MARGIN > state.shape[0]:
+                    state = _wider(state, done + _MARGIN, 0)
+                    here = _wider(here, done + _MARGIN, 0)
+                    out_loop = _wider(out_loop, done + _MARGIN, 0)
+                if arcs + _MARGIN > source.shape[0]:
+                    source = _wider(source, arcs + _MARGIN, 0)
+                    target = _wider(target, arcs + _MARGIN, 0)
+                    out_label = _wider(out_label, arcs + _MARGIN, 0)
+                s = state[x]
+                label = whole
+                if label < first_mask:
+                    t = s
+                    if label < join:
+                        t = info[s, 2]
+                        if t == -2:
+                            t = _dec(s, span, floor, row, items, info, slots, count)
+                    elif label == join:
+                        t = info[s, 4]
+                        if t == -2:
+                            t = _join(s, span, floor, joined, row, items, info, slots, count)
+                    elif info[s, 3] == 0:
+                        continue
+                    y = at[t]
+                    if y < begin:
+                        y = done
+                        at[t] = y
+                        state[y], here[y], out_loop[y] = t, INFINITE, -1
+                        done += 1
+                    here[y] = min(np.int64(here[y]), here[x] + low)
+                    source[arcs], target[arcs], out_label[arcs] = x, y, label
+                    arcs += 1
+                    continue
+                if high > slack or about[label, column] < 0:
+                    if label_count[0] + _MARGIN > label_mask.shape[0]:
+                        label_mask, label_fixed, label_slots = _room_for_labels(
+                            label_mask, label_fixed, label_slots, label_count, first_mask
+                        )
+                        about = _wider_rows(about, label_mask.shape[0], -1)
+                    if high > slack:
+                        mask = _kept(label_mask[label], cost, slack)
+                        label = np.int64(_label(mask, label_mask, label_slots, label_count))
+                    if about[label, column] < 0:
+                        if n_parts + _MARGIN > parts.shape[0]:
+                            parts = _wider_rows(parts, n_parts + 2 * _MARGIN, 0)
+                        about[label, column] = n_parts
+                        n_parts = _split(
+                            label_mask[label], symbol_of[part_of], by_symbol, touched, parts,
+                            n_parts, label_mask, label_slots, label_count
+                        )  # fmt: skip
+                        about[label, column + 1] = n_parts
+                        while known < label_count[0]:
+                            about[known, 0], about[known, 1] = _range(label_mask[known], cost)
+                            known += 1
+                spare = capacity - info[s, 1]
                 for k in range(about[label, column], about[label, column + 1]):
-                    t = _add(
-                        s, parts[k, 0], span, capacity, peak, floor_class, floor, most, row,
-                        items, info, add, slots, count
-                    )  # fmt: skip
+                    if peak[parts[k, 0]] > spare:
+                        continue
+                    t = add[parts[k, 0], s]
+                    if t == -2:
+                        t = _add(
+                            s, parts[k, 0], span, capacity, peak, floor_class, floor, most, row,
+                            items, info, add, slots, count
+                        )  # fmt: skip
                     if t < 0:
                         continue
+                    y = at[t]
+                    if y < begin:
+                        y = done
+                        at[t] = y
+                        state[y], here[y], out_loop[y] = t, INFINITE, -1
+                        done += 1
                     part = parts[k, 1]
-                    y = _node(v, t, table, nodes, head, count)
-                    nodes[y, 3] = min(np.int64(nodes[y, 3]), here + about[part, 0])
-                    out[arcs, 0] = y
-                    out[arcs, 1] = part
+                    here[y] = min(np.int64(here[y]), here[x] + about[part, 0])
+                    source[arcs], target[arcs], out_label[arcs] = x, y, part
                     arcs += 1
-        if count[1] > max_nodes or arcs > max_arcs or count[0] > max_states:
+            if stop[0] != 0:
+                status = 1
+                break
+        if status != 0:
+            break
+        if loop[v] >= 0 and done > begin:
+            # Rounds that the coarse graph does not see: all lighter states too, the heaviest first.
+            x = begin
+            while x < done and stop[0] == 0:
+                if width > 0 and count[0] + _MARGIN > info.shape[0]:
+                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
+                    at = _wider(at, info.shape[0], -1)
+                state = _wider(state, done + 1, 0)
+                here = _wider(here, done + 1, 0)
+                out_loop = _wider(out_loop, done + 1, 0)
+                t = _dec(state[x], span, floor, row, items, info, slots, count)
+                if at[t] < begin:
+                    at[t] = done
+                    state[done], here[done], out_loop[done] = t, INFINITE, -1
+                    done += 1
+                x += 1
+            weight = np.empty(done - begin, dtype=np.int64)
+            for x in range(begin, done):
+                weight[x - begin] = -info[state[x], 1]
+            order = np.argsort(weight)
+            state[begin:done] = state[begin:done][order]
+            here[begin:done] = here[begin:done][order]
+            number = np.empty(done - begin, dtype=np.int64)
+            for k in range(done - begin):
+                number[order[k]] = begin + k
+                at[state[begin + k]] = begin + k
+            for a in range(first_arc, arcs):
+                target[a] = number[target[a] - begin]
+            for x in range(begin, done):
+                t = _dec(state[x], span, floor, row, items, info, slots, count)
+                then = np.int64(here[x]) + loop[v] * scale
+                if t == state[x]:
+                    out_loop[x] = loop[v]
+                elif then + backward[v] <= cutoff:
+                    source = _wider(source, arcs + 1, 0)
+                    target = _wider(target, arcs + 1, 0)
+                    out_label = _wider(out_label, arcs + 1, 0)
+                    here[at[t]] = min(np.int64(here[at[t]]), then)
+                    source[arcs], target[arcs], out_label[arcs] = x, at[t], loop[v]
+                    arcs += 1
+        first[v + 1] = done
+        if done > max_nodes or arcs > max_arcs or count[0] > max_states:
             status = 2
             break
-    ended = head[end] >= 0 and status == 0
-    out_start[done] = arcs
-    target = np.empty(arcs, dtype=np.int32)
-    label_out = np.empty(arcs, dtype=np.int32)
-    if status == 0:
-        for a in range(arcs):
-            target[a] = nodes[out[a, 0], 4]
-            label_out[a] = out[a, 1]
+    ended = status == 0 and first[end] < first[end + 1]
+    if not ended:
+        arcs = 0
+    start, target, out_label = _by_source(done, source[:arcs], target[:arcs], out_label[:arcs])
     return (
-        status, ended, out_start[: done + 1].copy(), target, label_out, out_loop[:done].copy(),
-        label_mask, label_fixed, label_slots, count[0], items, info, add, slots
+        status, ended, start, target, out_label, out_loop[:done].copy(), label_mask, label_fixed,
+        label_slots, count[0], items, info, add, slots
     )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _by_source(nodes: int, source: Any, target: Any, label: Any) -> Any:
+    """Return where the arcs of each node start, and targets and labels in order of source."""
+    start = np.zeros(nodes + 1, dtype=np.int64)
+    for x in source:
+        start[x + 1] += 1
+    for x in range(nodes):
+        start[x + 1] += start[x]
+    targets = np.empty(source.shape[0], dtype=np.int32)
+    labels = np.empty(source.shape[0], dtype=np.int32)
+    for a in range(source.shape[0]):
+        at = start[source[a]]
+        targets[at] = target[a]
+        labels[at] = label[a]
+        start[source[a]] = at + 1
+    start[1:] = start[:-1].copy()
+    start[0] = 0
+    return start, targets, labels
+
+
+@njit(cache=True, nogil=True)
+def _reversed(arc_start: Any, arc_target: Any, arc_label: Any) -> Any:
+    """Return where the arcs into each node start, and sources and labels in that order."""
+    source = np.empty(arc_target.shape[0], dtype=np.int32)
+    for u in range(arc_start.shape[0] - 1):
+        source[arc_start[u] : arc_start[u + 1]] = u
+    return _by_source(arc_start.shape[0] - 1, arc_target, source, arc_label)
 
 
 class Interrupted(Exception):
@@ -904,8 +912,8 @@ def best_path(
     length = 0
     u = 0
     while u != end:
-        symbols = _wider(symbols, length + 1)
-        label_of = _wider(label_of, length + 1)
+        symbols = _wider(symbols, length + 1, 0)
+        label_of = _wider(label_of, length + 1, 0)
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
             if backward[arc_target[a]] < INFINITE and (
