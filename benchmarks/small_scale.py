@@ -4,11 +4,11 @@
     python benchmarks/small_scale.py gaps --limits 60 300 [--seeds 0 1 ...]
     python benchmarks/small_scale.py rivals --limits 60 [--seeds 0 1 ...]
 
-One process, one thread. Both wall and CPU seconds are recorded: on a machine that others use, the
-CPU seconds say what an idle one would take, and ``--cpu`` makes them the limit. A run of ``gaps``
-or ``rivals`` lasts for the longest limit, and what it knew at the others is read from its
-progress. A first small solve compiles (or loads) the kernels and is not counted; ``--jsonl FILE``
-appends a line per run.
+One process, ``--threads`` threads (2). Both wall and CPU seconds are recorded: on a machine that
+others use, the CPU seconds of one thread say what an idle one would take, and ``--cpu`` makes them
+the limit. A run of ``gaps`` or ``rivals`` lasts for the longest limit, and what it knew at the
+others is read from its progress. A first small solve compiles (or loads) the kernels and is not
+counted; ``--jsonl FILE`` appends a line per run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZES = tuple(range(40, 61))
 
 
 def run(
-    name: str, n: int, seed: int, method: str, limit: float, cpu: bool
+    name: str, n: int, seed: int, method: str, limit: float, cpu: bool, threads: int
 ) -> tuple[dict[str, Any], list[tuple[float, Any, Any]]]:
     """Solve one instance by one method, at most ``limit`` seconds of wall or CPU time.
 
@@ -64,7 +64,7 @@ def run(
         instance,
         method=method,
         time_limit_s=60 * limit if cpu else limit,
-        threads=1,
+        threads=threads,
         warm_start="mc-sf" if method in ("highs", "cpsat") else None,
         progress=lambda state: known.append((spent(), state.bound, state.incumbent)),
         stop=stop,
@@ -77,6 +77,7 @@ def run(
         "kv_capacity": instance.kv_capacity,
         "method": method,
         "limit_s": limit,
+        "threads": threads,
         "status": result.status.value,
         "bound": result.bound,
         "objective": result.objective,
@@ -141,7 +142,7 @@ def gaps(args: argparse.Namespace, methods: tuple[str, ...] = ("ramp",)) -> None
 def record(
     args: argparse.Namespace, limits: list[float], *what: Any
 ) -> tuple[dict[str, Any], dict[float, float]]:
-    row, known = run(*what, args.cpu)
+    row, known = run(*what, args.cpu, args.threads)
     at = {limit: gap_at(known, limit) for limit in limits}
     if args.jsonl:
         with Path(args.jsonl).open("a") as file:
@@ -156,12 +157,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--limits", type=float, nargs="+", default=[60.0])
     parser.add_argument("--sizes", type=int, nargs="+", help="of the proofs: only these n")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu", action="store_true", help="limits in CPU seconds")
     parser.add_argument("--jsonl", help="append a line per run to this file")
     args = parser.parse_args()
     names = ("numba", "numpy", "highspy", "ortools")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    print(f"Python {platform.python_version()}, {versions}; {platform.machine()}, 1 thread\n")
+    print(f"Python {platform.python_version()}, {versions}; {platform.machine()}", end="")
+    print(f", {args.threads} threads\n")
     for name in MODELS:
         solve(generate(name, seed=99, n=8), method="ramp", time_limit_s=600)
     if args.table == "proofs":

@@ -23,7 +23,7 @@ from optsched.bounds.ramp import (
     ramp_leaf,
     unsupported,
 )
-from optsched.bounds.ramp_floors import Menu, count_multisets
+from optsched.bounds.ramp_floors import Ladder, count_multisets
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
@@ -88,9 +88,9 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             horizon = int(rng.integers(0, needed_clock(jobs) + 1))
             relaxation = Relaxation(jobs, optimum + 5, horizon=horizon)
             for floors in coarse_to_fine(relaxation):
-                # Coarser floors, other ones in the part with a clock, also above the peak.
-                coarser = rng.integers(0, 3, (2, len(floors))) * (turn % 3 > 0)
-                relaxation.use_floors(floors + coarser[0], floors + coarser.sum(axis=0))
+                # Coarser floors, also above the peak.
+                coarser = rng.integers(0, 3, len(floors)) * (turn % 3 > 0)
+                relaxation.use_floors(floors + coarser)
                 if relaxation.graph is None:
                     break
                 relaxation.ascend(evaluations=30)
@@ -141,50 +141,27 @@ def test_counted_multisets_are_those_that_can_be_listed() -> None:
         assert count_multisets(peak, floor, copies, capacity) == expected
 
 
-def test_a_graph_has_no_more_states_than_counted_and_more_room_loses_less() -> None:
+def test_a_ladder_falls_from_alike_floors_to_exact_ones_and_graphs_have_no_more_states() -> None:
+    # Floors 2 to 6 (prompts 1 to 5, generated accounting): max(f, v) for v = 6 x (3, 2, 1.5, 1.25),
+    # then 6, 5, 4, 3, 2.
     jobs = periods(generate("jaillet-model-2", seed=4, n=14))[0]
     relaxation = Relaxation(jobs, 10**6, horizon=20)
-    menu = Menu(relaxation)
-    losses = []
-    for room in (10**3, 10**4, 10**5, 10**6, 10**12):
-        choice, size = menu.choose(room)
-        assert choice is not None
-        assert (choice.floors >= relaxation.floor).all()
-        assert size <= room or room == 10**3
-        losses.append(choice.loss)
-        if room <= 10**5:
-            relaxation.restart()
-            relaxation.use_floors(choice.floors, choice.clocked)
-            late, early = relaxation.sizes
-            assert late <= (jobs.n + 1) * choice.states
-            assert early <= menu.pairs * choice.clocked_states
-    assert losses == sorted(losses, reverse=True)
-    # With room for everything floors are exact, and nothing is finer.
-    assert choice is not None
-    assert losses[-1] == 0
-    assert (choice.floors == relaxation.floor).all()
-    assert (choice.clocked == relaxation.floor).all()
-    assert menu.choose(10**12, choice, (1, 1))[0] is None
+    own = relaxation.floor
+    assert np.unique(own).tolist() == [2, 3, 4, 5, 6]
+    ladder = Ladder(relaxation)
+    assert [int(f.min()) for f in ladder.steps] == [18, 12, 9, 7, 6, 5, 4, 3, 2]
+    assert (ladder.steps[6] == np.maximum(own, 4)).all()
+    assert (ladder.steps[-1] == own).all()
+    states = [ladder.states(k) for k in range(9)]
+    assert states == sorted(states)
+    assert [ladder.finest(0, x) for x in (0, states[3], states[4] - 1, 10**12)] == [0, 3, 3, 8]
+    pairs = sum(most_completed(jobs, t) + 1 for t in range(21))
+    for k in (0, 4, 6):
+        relaxation.use_floors(ladder.steps[k])
+        assert relaxation.graph.nodes <= (jobs.n + 1 + pairs) * states[k] + 1
 
 
-def test_many_lengths_of_prompts_have_few_choices_and_the_exact_floors_among_them() -> None:
-    rng = np.random.default_rng(5)
-    for n, arrivals in ((30, 1), (30, 25), (62, 25)):
-        prompt = rng.permutation(np.arange(1, n + 1))
-        output = rng.integers(1, 20, n)
-        instance = Instance(np.sort(rng.integers(0, arrivals, n)), prompt, output, kv_capacity=90)
-        relaxation = Relaxation(periods(instance)[0], 10**6)
-        menu = Menu(relaxation)
-        assert len(menu._all) < 5000
-        exact, _ = menu.choose(float("inf"))
-        assert exact is not None
-        assert exact.loss == 0
-        coarse, _ = menu.choose(10**4)
-        assert coarse is not None
-        assert coarse.loss > 0
-
-
-def test_optima_with_more_lengths_of_prompts_than_all_sets_are_tried_for() -> None:
+def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
     rng = np.random.default_rng(6)
     for turn in range(4):
         arrival = np.sort(rng.integers(0, 5, 8)) * (turn % 2)
@@ -192,21 +169,6 @@ def test_optima_with_more_lengths_of_prompts_than_all_sets_are_tried_for() -> No
         exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
         assert exact.status == "optimal"
         assert sum(p.bound for p in prove_all(instance)) == exact.objective
-
-
-def test_refined_floors_lose_a_fifth_less_at_least() -> None:
-    jobs = periods(generate("jaillet-model-1", seed=1, n=16))[0]
-    menu = Menu(Relaxation(jobs, 10**6))
-    choice, _ = menu.choose(10**3)
-    steps = 0
-    while choice is not None:
-        finer, _ = menu.choose(10**4, choice, (1000, 0))
-        if finer is not None:
-            assert (finer.floors <= choice.floors).all()
-            assert finer.loss <= 0.8 * choice.loss
-        choice = finer
-        steps += 1
-    assert steps > 2
 
 
 def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes(

@@ -67,15 +67,14 @@ def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) ->
     rest: list[int] = []  # each node's cost to the end
     pi: list[int] = []
     for level in period["levels"]:
-        fields = {"floors", "clocked", "counters", "multipliers"}
+        fields = {"floors", "counters", "multipliers"}
         _expect(set(level) == fields, "a level has unknown fields")
         cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
-        if level["floors"] is None and level["clocked"] is None:
+        if level["floors"] is None:
             tracker = _counters([{kind_of[i] for i in g} for g in level["counters"]], copies)
         else:
             _expect(not level["counters"], "a level has floors or counters")
-            floors, clocked = (per_kind(level[name], name) for name in ("floors", "clocked"))
-            tracker = _multisets(kinds, floors, clocked, copies, capacity)
+            tracker = _multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
         graph, loops = _product(graph, loops, tracker, rest, pi, cutoff, unit)
         pi = per_kind(level["multipliers"], "multipliers")
         rest = [_NEVER] * len(graph)
@@ -112,7 +111,7 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any
     for (t, m), arcs in zip(keys, graph, strict=False):
         able = tuple(k for k, r in enumerate(ready) if t < 0 or r <= t)
         if m < n and able:
-            arcs.append((number[t, m + 1], 0, "place" if t < 0 else "place by t", able))
+            arcs.append((number[t, m + 1], 0, "place", able))
         if t < 0 and (clock, m) in number and clock >= 0:
             arcs.append((number[clock, m], 0, "join", ()))
         if m == n and (t >= 0 or clock < 0):
@@ -122,62 +121,51 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any
     return graph, [m if t < 0 and m else -1 for t, m in keys] + [-1]
 
 
-# A tracker is (start, place(state, kind, what), step(state), join(state), final(state),
-# weight(state)). A class is (with a clock, floor).
-def _multisets(
-    kinds: Any, floors: list[int], clocked: list[int], copies: list[int], capacity: int
-) -> Any:
-    for (_, _, f), up, wide in zip(kinds, floors, clocked, strict=True):
-        _expect(f <= min(up, wide), f"floors: {up} or {wide} is below {f}")
-    later = {c: max(w for up, w in zip(floors, clocked, strict=True) if up == c) for c in floors}
+# A tracker is (start, place(state, kind), step(state), final(state), weight(state)).
+def _multisets(kinds: Any, floors: list[int], copies: list[int], capacity: int) -> Any:
+    for (_, _, f), up in zip(kinds, floors, strict=True):
+        _expect(f <= up, f"floors: {up} is below {f}")
     peaks = [p for _, p, _ in kinds]
-    class_of = [((False, up), (True, later[up])) for up in floors]
 
     @cache
-    def room(c: Any, w: int) -> int:
-        mine = zip(class_of, peaks, copies, strict=True)
-        return sum(n for own, p, n in mine if c in own and p >= w)
+    def room(floor: int, w: int) -> int:
+        mine = zip(floors, peaks, copies, strict=True)
+        return sum(n for own, p, n in mine if own == floor and p >= w)
 
-    def place(state: Any, k: int, what: str) -> Any:
-        mine = class_of[k][what != "place"]
+    def place(state: Any, k: int) -> Any:
         if weight(state) + peaks[k] > capacity:
             return None
-        if peaks[k] < mine[1]:
+        if peaks[k] < floors[k]:
             return state
-        new = tuple(sorted((*state, (peaks[k], mine)), reverse=True))
-        alike = [w for w, c in new if c == mine]
-        return new if all(j <= room(mine, w) for j, w in enumerate(alike, 1)) else None
+        new = tuple(sorted((*state, (peaks[k], floors[k])), reverse=True))
+        alike = [w for w, floor in new if floor == floors[k]]
+        return new if all(j <= room(floors[k], w) for j, w in enumerate(alike, 1)) else None
 
     def step(state: Any) -> Any:
-        return tuple((w - 1, c) for w, c in state if w > c[1])
-
-    def join(state: Any) -> Any:
-        moved = ((w, (True, later[c])) for w, (_, c) in state)
-        return tuple(sorted(((w, c) for w, c in moved if w >= c[1]), reverse=True))
+        return tuple((w - 1, floor) for w, floor in state if w > floor)
 
     def weight(state: Any) -> int:
         return sum(w for w, _ in state)
 
-    return (), place, step, join, lambda s: not s, weight
+    return (), place, step, lambda s: not s, weight
 
 
 def _counters(groups: list[set[int]], copies: list[int]) -> Any:
     full = tuple(sum(copies[k] for k in group) for group in groups)
 
-    def place(state: Any, k: int, what: str) -> Any:
+    def place(state: Any, k: int) -> Any:
         new = tuple(c + (k in group) for c, group in zip(state, groups, strict=True))
         return new if all(c <= most for c, most in zip(new, full, strict=True)) else None
 
-    return (0,) * len(groups), place, lambda s: s, lambda s: s, lambda s: s == full, lambda s: 0
+    return (0,) * len(groups), place, lambda s: s, lambda s: s == full, lambda s: 0
 
 
 def _product(
     graph: Any, loops: Any, tracker: Any, rest: Any, pi: Any, cutoff: int, unit: int
 ) -> Any:  # fmt: skip
     """Return the graph of the paths that both take and that may cost at most ``cutoff``."""
-    start, place, step, join, final, weight = tracker
+    start, place, step, final, weight = tracker
     memo: dict[Any, Any] = {}
-    after = {"round": step, "join": join, "end": lambda state: state}
     cost: list[dict[Any, int]] = [{} for _ in graph]  # of each node and state: least so far
     number: list[dict[Any, int]] = [{} for _ in graph]
     cost[0][start] = 0
@@ -200,12 +188,12 @@ def _product(
                 targets: dict[Any, list[int]] = {}
                 for k in members:
                     if not pi or -pi[k] <= slack:
-                        if (state, k, what) not in memo:
-                            memo[state, k, what] = place(state, k, what)
-                        targets.setdefault(memo[state, k, what], []).append(k)
+                        if (state, k) not in memo:
+                            memo[state, k] = place(state, k)
+                        targets.setdefault(memo[state, k], []).append(k)
                 targets.pop(None, None)
                 if not members and fixed * unit <= slack and (what != "end" or final(state)):
-                    targets[after[what](state)] = []
+                    targets[step(state) if what == "round" else state] = []
                 for new, ks in targets.items():
                     more = fixed * unit - (max(pi[k] for k in ks) if ks and pi else 0)
                     cost[v][new] = min(cost[v].get(new, _NEVER), bucket[state] + more)

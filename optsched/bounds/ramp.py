@@ -16,10 +16,9 @@ denominator, so the bound is exact; TEL is an integer, so it is rounded up.
 
 **Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
 earlier, so less is live at every step: every schedule is still a path, of the same cost. (With
-f'_i > p_i it must fit when it completes, and is nowhere in the state.) In the part with a clock
-(below) floors may differ, as long as a live item's follows from the floor that it had: the
-largest of its class. A state also holds, of each class of floors, at most as many items of weight
->= w as there are requests of the class with peak >= w, which every schedule keeps.
+f'_i > p_i it must fit when it completes, and is nowhere in the state.) A state also holds, of each
+class of floors, at most as many items of weight >= w as there are requests of the class with
+peak >= w, which every schedule keeps.
 
 **Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
 clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
@@ -62,7 +61,7 @@ Busy periods far apart (`periods`) are bounded one by one; no array is as long a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -80,8 +79,8 @@ try:
     _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 except (AttributeError, ValueError, OSError):  # not on every system
     _MEMORY = 8 * 2**30
-MAX_NODES = min(32_000_000, _MEMORY // 500)
-"""Largest graph. A node takes about 250 bytes while a level is built: half of the memory."""
+MAX_NODES = min(128_000_000, _MEMORY // 250)
+"""Largest graph. A node takes about 120 bytes while a level is built: half of the memory."""
 MAX_ARCS = 7 * MAX_NODES // 2
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
@@ -184,8 +183,8 @@ class Level:
 
     Parameters
     ----------
-    floors, clocked : ndarray of int64, shape (n,), or None
-        Floor of each request's class, without a clock and with one, if the tracker is a multiset.
+    floors : ndarray of int64, shape (n,), or None
+        Floor of each request's class, if the tracker is a multiset.
     counters : list of list of int
         Groups of requests that are counted, if it is counters.
     multipliers : ndarray of int64, shape (n,)
@@ -193,7 +192,6 @@ class Level:
     """
 
     floors: NDArray[np.int64] | None
-    clocked: NDArray[np.int64] | None
     counters: list[list[int]]
     multipliers: NDArray[np.int64]
 
@@ -211,6 +209,8 @@ class Relaxation:
         Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
     horizon : int, optional
         The most rounds that get a clock; default: all that need one.
+    improved : callable, optional
+        Called when `bound` has risen.
 
     Attributes
     ----------
@@ -232,6 +232,7 @@ class Relaxation:
     stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, dtype=np.int8))
     bound: int = 0
     horizon: int | None = None
+    improved: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         reason = unsupported(self.jobs)
@@ -248,10 +249,10 @@ class Relaxation:
         self.scale = _scale(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         self.labels = ramp_graph.new_labels(jobs.n, self.clock)
-        self.graph: Any = None
-        self.backward: Any = None
+        self.graph = self._base()
+        self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
-        self.restart()
+        self._chain: list[Level] = []
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
         start /= jobs.capacity * (2 if self.clock else 1)
         weights = np.bincount(self.kind_of, weights=start) / self.copies
@@ -341,39 +342,18 @@ class Relaxation:
         """Say that a schedule of that total latency is known."""
         self.upper = min(self.upper, value)
 
-    def restart(self) -> None:
-        """Go back to the graph before the first tracker; multipliers and bound are kept."""
-        self.graph = self._base()
-        self.backward = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
-        self.counted.clear()
-        self._chain: list[Level] = []
-        self._unbounded = True
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Nodes of the graph without a clock and with one."""
-        first = self._kernels.first_clocked(self.graph, self.labels)
-        return first, self.graph.nodes - first
-
-    def use_floors(
-        self, floors: NDArray[np.int64], clocked: NDArray[np.int64] | None = None
-    ) -> None:
+    def use_floors(self, floors: NDArray[np.int64]) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
-
-        In the part with a clock at ``clocked[k]``, which are the same by default.
 
         Raises
         ------
         Interrupted, TooLargeError
             The graph stays as it was.
         """
-        clocked = floors if clocked is None else clocked
         tracker = self._kernels.multiset_tracker(
-            self.peak, floors, clocked, self.copies, self.jobs.capacity, self.kind_of,
-            self.jobs.peak
-        )  # fmt: skip
-        of = self.kind_of
-        self._refine(tracker, Level(floors[of], clocked[of], [], self.pi[of]))
+            self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
+        )
+        self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]))
 
     def count(self, kinds: Sequence[int]) -> None:
         """Refine by a counter for each of these kinds.
@@ -386,7 +366,7 @@ class Relaxation:
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
         tracker = self._kernels.counting_tracker(groups, self.copies)
-        self._refine(tracker, Level(None, None, members, self.pi[self.kind_of]))
+        self._refine(tracker, Level(None, members, self.pi[self.kind_of]))
         self.counted.update(kinds)
 
     def _refine(self, tracker: Any, level: Level) -> None:
@@ -396,7 +376,7 @@ class Relaxation:
             self.labels,
             tracker,
             backward=self.backward,
-            cutoff=_BEYOND * 2 if self._unbounded else self.cutoff,
+            cutoff=self.cutoff if self._chain else 2 * _BEYOND,
             cost=-self.pi,
             scale=self.scale,
             stop=self.stop,
@@ -405,7 +385,6 @@ class Relaxation:
             max_states=_STATE_BYTES // per_state,
         )
         self._chain.append(level)
-        self._unbounded = False
         self.graph = graph
         if graph is None:
             self._prove(self.upper)
@@ -421,6 +400,8 @@ class Relaxation:
         if value > self.bound or (value == self.bound and not self.levels):
             self.bound = value
             self.levels = list(self._chain)
+            if self.improved is not None:
+                self.improved()
 
     def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
         kernels, graph, labels = self._kernels, self.graph, self.labels
@@ -586,10 +567,9 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
     ...]}``, the periods in order of time, their requests in order of (arrival, index), as
     `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
-    ``{"floors": [...] or null, "clocked": [...] or null, "counters": [[...], ...], "multipliers":
-    [...]}``, one floor (in the part without a clock, and in the one with) and one multiplier (over
-    the denominator) per request of the period; a counter lists the positions of identical
-    requests in the period. ``value`` is what the period's chain proves; a chain
+    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
+    multiplier (over the denominator) per request of the period; a counter lists the positions of
+    identical requests in the period. ``value`` is what the period's chain proves; a chain
     without levels proves the sum of its outputs. The leaf proves the sum of the values
     (`optsched.bounds.checker_ramp.check_ramp`).
 
@@ -608,7 +588,6 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
                 "levels": [
                     {
                         "floors": None if level.floors is None else level.floors.tolist(),
-                        "clocked": None if level.clocked is None else level.clocked.tolist(),
                         "counters": level.counters,
                         "multipliers": level.multipliers.tolist(),
                     }

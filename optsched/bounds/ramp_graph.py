@@ -100,19 +100,17 @@ class Tracker:
 
     Parameters
     ----------
-    symbol : ndarray of int32, shape (2, kinds)
-        What the tracker sees of a kind, without a clock and with one.
+    symbol : ndarray of int32, shape (kinds,)
+        What the tracker sees of a kind.
     peak, floor_class : ndarray of int32, shape (symbols,)
         The item that a symbol puts into the multiset.
     floor : ndarray of int32, shape (classes,)
         Weight after which an item of the class vanishes.
-    joined : ndarray of int32, shape (classes,)
-        The class of such an item after the join.
     most : ndarray of int32, shape (classes, capacity + 1)
         Number of requests of the class with at least that peak.
-    info : ndarray of int32, shape (room, 5)
+    info : ndarray of int32, shape (room, 4)
         Of each state: number of items, their weight, the state a round earlier (-2: not known
-        yet), whether a path may end here, and the state after the join (-2: not known yet).
+        yet), and whether a path may end here.
     add : ndarray of int32, shape (symbols, room)
         The state after each symbol; -1: not allowed, -2: not known yet.
     """
@@ -124,7 +122,6 @@ class Tracker:
     peak: NDArray[np.int32]
     floor_class: NDArray[np.int32]
     floor: NDArray[np.int32]
-    joined: NDArray[np.int32]
     most: NDArray[np.int32]
     items: NDArray[np.int32]
     info: NDArray[np.int32]
@@ -136,55 +133,40 @@ class Tracker:
 def multiset_tracker(
     peak: NDArray[np.int64],
     floor: NDArray[np.int64],
-    clocked: NDArray[np.int64],
     copies: NDArray[np.int64],
     capacity: int,
     kind_of: NDArray[np.int64],
     heaviest: NDArray[np.int64],
 ) -> Tracker:
-    """Return the tracker of live items, given each kind's peak and the floors it is given here.
+    """Return the tracker of live items, given each kind's peak and the floor it is given here.
 
-    ``clocked`` are the floors in the part with a clock. A live item's floor there follows from the
-    one that it had: the largest of those that kinds of its class have. ``kind_of`` and ``heaviest``
-    are the requests' kinds and peaks, of which no more than there are may weigh so much at once.
+    ``kind_of`` and ``heaviest`` are the requests' kinds and peaks, of which no more than there are
+    may weigh so much at once.
     """
     pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
     floors, classes = np.unique(pairs[:, 1], return_inverse=True)
-    symbol, classes = symbol.reshape(-1), classes.reshape(-1)
-    symbols = np.stack([symbol, symbol])
-    peaks, joined = pairs[:, 0], np.arange(len(floors))
-    if (clocked != floor).any():
-        wide = np.zeros(len(floors), dtype=np.int64)
-        np.maximum.at(wide, classes[symbol], clocked)
-        wider, joined = np.unique(wide, return_inverse=True)
-        joined = np.concatenate([joined.reshape(-1), np.arange(len(wider))]) + len(floors)
-        symbols[1] += len(pairs)
-        peaks = np.concatenate([peaks, peaks])
-        classes = np.concatenate([classes, joined[classes]])
-        floors = np.concatenate([floors, wider])
+    symbol, classes, peaks = symbol.reshape(-1), classes.reshape(-1), pairs[:, 0]
     most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
-    for seen in {tuple(row) for row in symbols.tolist()}:
-        for k, p in zip(kind_of, heaviest, strict=True):
-            most[classes[seen[k]], : p + 1] += 1
+    for k, p in zip(kind_of, heaviest, strict=True):
+        most[classes[symbol[k]], : p + 1] += 1
     width = int(min(copies.sum(), capacity // floors.min())) + 1
     room = 4 * _MARGIN
     tracker = Tracker(
-        symbol=symbols.astype(np.int32),
+        symbol=symbol.astype(np.int32),
         symbols=len(peaks),
         width=width,
         capacity=capacity,
         peak=peaks.astype(np.int32),
         floor_class=classes.astype(np.int32),
         floor=floors.astype(np.int32),
-        joined=joined.astype(np.int32),
         most=most,
         items=np.zeros((room, width), dtype=np.int32),
-        info=np.full((room, 5), -2, dtype=np.int32),
+        info=np.full((room, 4), -2, dtype=np.int32),
         add=np.full((len(peaks), room), -2, dtype=np.int32),
         slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
         states=1,
     )
-    tracker.info[0] = 0, 0, 0, 1, 0
+    tracker.info[0] = 0, 0, 0, 1
     tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
     return tracker
 
@@ -193,18 +175,18 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     """Return the tracker that counts placements from each group of kinds, up to its copies."""
     caps = [int(copies[group].sum()) for group in groups]
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
-    symbol = np.zeros((2, len(copies)), dtype=np.int32)
+    symbol = np.zeros(len(copies), dtype=np.int32)
     add = np.zeros((len(groups) + 1, states), dtype=np.int32)
     number = np.arange(states)
     add[0] = number
     step = 1
     for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
-        symbol[:, group] = g + 1
+        symbol[group] = g + 1
         digit = number // step % (cap + 1)
         add[g + 1] = np.where(digit < cap, number + step, -1)
         step *= cap + 1
-    info = np.zeros((states, 5), dtype=np.int32)
-    info[:, 2] = info[:, 4] = number
+    info = np.zeros((states, 4), dtype=np.int32)
+    info[:, 2] = number
     info[-1, 3] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
@@ -215,7 +197,6 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         peak=np.zeros(len(groups) + 1, dtype=np.int32),
         floor_class=none,
         floor=none,
-        joined=none,
         most=np.zeros((1, 1), dtype=np.int32),
         items=np.zeros((1, 1), dtype=np.int32),
         info=info,
@@ -265,7 +246,6 @@ def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any,
     info[s, 1] = total
     info[s, 2] = -2
     info[s, 3] = 1 if length == 0 else 0
-    info[s, 4] = -2
     slots[at] = s
     count[0] = s + 1
     return s
@@ -289,32 +269,6 @@ def _dec(
             total += w - 1
     t = _state(row, length, total, items, info, slots, count)
     info[s, 2] = t
-    return t
-
-
-@njit(cache=True, nogil=True)
-def _join(
-    s: int, span: int, floor: Any, joined: Any, row: Any, items: Any, info: Any, slots: Any,
-    count: Any
-) -> int:  # fmt: skip
-    """Return the state after the join: the items in their new classes, if above those floors."""
-    if info[s, 4] != -2:
-        return info[s, 4]
-    length = 0
-    total = 0
-    for k in range(info[s, 0]):
-        c = joined[items[s, k] // span]
-        w = items[s, k] % span
-        if w >= floor[c]:
-            at = length
-            while at > 0 and row[at - 1] > c * span + w:
-                row[at] = row[at - 1]
-                at -= 1
-            row[at] = c * span + w
-            length += 1
-            total += w
-    t = _state(row, length, total, items, info, slots, count)
-    info[s, 4] = t
     return t
 
 
@@ -486,8 +440,8 @@ def _split(
 def _product(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, cutoff: int,
     cost: Any, scale: int, join: int, first_mask: int, label_mask: Any, label_fixed: Any,
-    label_slots: Any, label_count: Any, first_clocked: int, symbol_of: Any, symbols: int,
-    width: int, capacity: int, peak: Any, floor_class: Any, floor: Any, joined: Any, most: Any,
+    label_slots: Any, label_count: Any, symbol_of: Any, symbols: int,
+    width: int, capacity: int, peak: Any, floor_class: Any, floor: Any, most: Any,
     items: Any, info: Any, add: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
     max_states: int, stop: Any
 ) -> Any:  # fmt: skip
@@ -501,9 +455,8 @@ def _product(
     span = capacity + 1
     count = np.array([states])
     row = np.zeros(width + 2, dtype=np.int32)
-    # Of each label: least and largest cost, first and last row of its parts without a clock, then
-    # of those with one.
-    about = np.full((label_mask.shape[0], 6), -1, dtype=np.int64)
+    # Of each label: least and largest cost, first and last row of its parts.
+    about = np.full((label_mask.shape[0], 4), -1, dtype=np.int64)
     known = first_mask
     parts = np.zeros((4 * _MARGIN, 2), dtype=np.int32)
     n_parts = 0
@@ -535,8 +488,6 @@ def _product(
             if backward[v] >= INFINITE:
                 break
             u = in_source[a]
-            part_of = 0 if u < first_clocked else 1
-            column = 2 + 2 * part_of
             whole = np.int64(in_label[a])
             low = high = np.int64(0)
             if whole < first_mask:
@@ -570,11 +521,7 @@ def _product(
                         t = info[s, 2]
                         if t == -2:
                             t = _dec(s, span, floor, row, items, info, slots, count)
-                    elif label == join:
-                        t = info[s, 4]
-                        if t == -2:
-                            t = _join(s, span, floor, joined, row, items, info, slots, count)
-                    elif info[s, 3] == 0:
+                    elif label > join and info[s, 3] == 0:
                         continue
                     y = at[t]
                     if y < begin:
@@ -586,7 +533,7 @@ def _product(
                     source[arcs], target[arcs], out_label[arcs] = x, y, label
                     arcs += 1
                     continue
-                if high > slack or about[label, column] < 0:
+                if high > slack or about[label, 2] < 0:
                     if label_count[0] + _MARGIN > label_mask.shape[0]:
                         label_mask, label_fixed, label_slots = _room_for_labels(
                             label_mask, label_fixed, label_slots, label_count, first_mask
@@ -595,20 +542,20 @@ def _product(
                     if high > slack:
                         mask = _kept(label_mask[label], cost, slack)
                         label = np.int64(_label(mask, label_mask, label_slots, label_count))
-                    if about[label, column] < 0:
+                    if about[label, 2] < 0:
                         if n_parts + _MARGIN > parts.shape[0]:
                             parts = _wider_rows(parts, n_parts + 2 * _MARGIN, 0)
-                        about[label, column] = n_parts
+                        about[label, 2] = n_parts
                         n_parts = _split(
-                            label_mask[label], symbol_of[part_of], by_symbol, touched, parts,
+                            label_mask[label], symbol_of, by_symbol, touched, parts,
                             n_parts, label_mask, label_slots, label_count
                         )  # fmt: skip
-                        about[label, column + 1] = n_parts
+                        about[label, 3] = n_parts
                         while known < label_count[0]:
                             about[known, 0], about[known, 1] = _range(label_mask[known], cost)
                             known += 1
                 spare = capacity - info[s, 1]
-                for k in range(about[label, column], about[label, column + 1]):
+                for k in range(about[label, 2], about[label, 3]):
                     if peak[parts[k, 0]] > spare:
                         continue
                     t = add[parts[k, 0], s]
@@ -725,12 +672,6 @@ class TooLargeError(Exception):
     """A graph would exceed what memory allows."""
 
 
-def first_clocked(graph: Graph, labels: Labels) -> int:
-    """Return the first node with a clock; those without come before, and joins lead to it first."""
-    joins = graph.arc_target[graph.arc_label == labels.join]
-    return int(joins.min(initial=graph.nodes))
-
-
 def product(
     graph: Graph,
     labels: Labels,
@@ -774,9 +715,9 @@ def product(
     out = _product(
         graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, backward, cutoff, cost,
         scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
-        labels.count, first_clocked(graph, labels), tracker.symbol, tracker.symbols,
+        labels.count, tracker.symbol, tracker.symbols,
         tracker.width, tracker.capacity, tracker.peak, tracker.floor_class, tracker.floor,
-        tracker.joined, tracker.most, tracker.items, tracker.info, tracker.add, tracker.slots,
+        tracker.most, tracker.items, tracker.info, tracker.add, tracker.slots,
         tracker.states, max_nodes, max_arcs, max_states, stop,
     )  # fmt: skip
     status, ended, start, target, label, loop = out[:6]

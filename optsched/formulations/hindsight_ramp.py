@@ -52,6 +52,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
             report=report,
             starts=starts,
             gap=options.mip_rel_gap,
+            threads=options.thread_count,
         )
 
     timer = None

@@ -4,16 +4,20 @@ Schedules come from annealing over orders (`orders`), from a beam search that wa
 `optsched.bounds.ramp` backward in time, guided by what they say about the rest (`beam`), and from
 CP-SAT neighbourhoods (`neighbourhood`). Good schedules first: they decide how much of the next
 graph can be deleted. Which floors the next graph has follows from how many states they have and
-what they lose (`optsched.bounds.ramp_floors`). Deterministic from the seed, but for what a time
-limit cuts off. Import lazily: it loads numba.
+what they lose (`optsched.bounds.ramp_floors`). With a second thread it looks for schedules all the
+time, and the first one is left to the graphs. With one thread deterministic from the seed, but for
+what a time limit cuts off. Import lazily: it loads numba.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +32,7 @@ from optsched.bounds.ramp import (
     periods,
     unsupported,
 )
-from optsched.bounds.ramp_floors import CLOCKED_SHARE, WORTH, Choice, Menu, count_multisets
+from optsched.bounds.ramp_floors import Ladder, count_multisets
 from optsched.bounds.ramp_graph import Interrupted, TooLargeError
 from optsched.instance import Instance
 from optsched.search.beam import beam
@@ -41,25 +45,28 @@ _MAX_ROUNDS = 10**7
 """Longest time axis that annealing keeps an array of."""
 _COUNTERS = 3
 """Kinds that get counters at a time."""
-_GROWTH = 20.0
-"""By how much the nodes of a graph grow from one choice of floors to the next, at most."""
+_GROWTH = 8.0
+"""By how much the nodes of a graph should grow from one step of the ladder to the next."""
 _FIRST = 1_000_000
-"""Nodes of the first graph."""
-_RATE = 300_000.0
+"""Nodes up to which a graph is made without smaller ones before."""
+_RATE = 800_000.0
 """Nodes per second that are built, ascended and searched, until measured."""
-_TRIED = 1.25
-"""Estimated nodes, per node that memory allows, beyond which a graph is not tried: the known
-schedule deletes some."""
-_NEARLY = 0.006
+_TRIED = 1.5
+"""Estimated nodes, per node that memory and time allow, beyond which a graph is not tried."""
+_NEAR = 0.02
+"""Gap below which wide beams are worth their time."""
+_NEARLY = 0.008
 """Gap below which a graph that takes too long, or counters, may close it before time is up."""
-_LARGE = 8_000_000
-"""Nodes up to which a graph is tried even if time seems too short: deletion may do wonders."""
+_CLOCKED_SHARE = 0.35
+"""Share of (t, m) pairs times multisets that are nodes, as measured on Poisson arrivals."""
 _WHOLE_CLOCK = 600
 """Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
-_CLOCK_PART = 0.08
+_CLOCK_PART = 0.02
 """Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
+_HELPED = 10
+"""Part of the orders that the first thread tries where a second one does nothing else."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NEIGHBOURHOODS_S = 1.0
@@ -104,6 +111,7 @@ def prove(
     report: Report | None = None,
     starts: NDArray[np.int64] | None = None,
     gap: float = 0.0,
+    threads: int = 1,
 ) -> Proof:
     """Bound one busy period from both sides until the bounds meet or time is up.
 
@@ -121,6 +129,9 @@ def prove(
         A feasible schedule.
     gap : float
         Relative gap at which to stop.
+    threads : int
+        With 2 or more and a deadline, the second one looks for schedules where annealing is not
+        soon done.
     """
     outputs = int(jobs.output.sum())
     if jobs.rounds > _MAX_ROUNDS:
@@ -130,6 +141,64 @@ def prove(
         return Proof(jobs, starts, jobs.total(starts), outputs, note="too long a time axis")
     annealing = Annealing(jobs, rng, starts)
     proof = Proof(jobs, annealing.starts, annealing.value, outputs)
+    # A schedule 1 % too long costs far more in the graphs that it fails to prune.
+    orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
+    helped = threads > 1 and deadline < math.inf and orders > _MOST_ORDERS
+
+    def found(value: int) -> None:
+        if report is not None and value < proof.value:
+            report(proof.bound, value)
+
+    with _searched(annealing, rng, deadline, found) if helped else nullcontext() as helper:
+        _prove(
+            proof, annealing, min(orders, _MOST_ORDERS), helper, deadline, stop, report, gap
+        )  # fmt: skip
+    return proof
+
+
+@contextmanager
+def _searched(
+    main: Annealing, rng: np.random.Generator, deadline: float, found: Callable[[int], None]
+) -> Iterator[Annealing]:
+    """Search for schedules in another thread, from ``main``'s best; what is found can be read."""
+    annealing = Annealing(main.jobs, rng.spawn(1)[0], main.starts)
+    stop = np.zeros(1, dtype=np.int8)
+
+    def search() -> None:
+        while not stop[0] and time.perf_counter() < deadline:
+            annealing.offer(main.starts)
+            _search(annealing, deadline, stop)
+            found(annealing.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(search)
+        try:
+            yield annealing
+        finally:
+            stop[0] = 1
+        ended.result()
+
+
+def _search(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
+    """Anneal, then solve neighbourhoods."""
+    anneal(annealing, _MOST_ORDERS, deadline, stop)
+    part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
+    rng = annealing.rng
+    annealing.offer(improve(annealing.jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
+
+
+def _prove(
+    proof: Proof,
+    annealing: Annealing,
+    orders: int,
+    helper: Annealing | None,
+    deadline: float,
+    stop: NDArray[np.int8],
+    report: Report | None,
+    gap: float,
+) -> None:
+    """Improve a proof until its bounds meet or time is up."""
+    jobs = annealing.jobs
 
     def over() -> bool:
         return bool(
@@ -140,6 +209,8 @@ def prove(
 
     def update(relaxation: Relaxation | None = None) -> None:
         before = proof.bound, proof.value
+        if helper is not None and helper.value < annealing.value:
+            annealing.offer(helper.starts)
         if relaxation is not None:
             while relaxation.found:
                 annealing.offer(relaxation.found.pop())
@@ -152,27 +223,29 @@ def prove(
         if report is not None and (proof.bound, proof.value) != before:
             report(proof.bound, proof.value)
 
+    def search(orders: int, until: float) -> None:
+        """Look for schedules; less if another thread does."""
+        anneal(annealing, orders if helper is None else orders // _HELPED, until, stop)
+
     update()
     if over() or jobs.n == 1:
-        return proof
+        return
     begin = time.perf_counter()
-    # A schedule 1 % too long costs far more in the graphs that it fails to prune.
-    orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
-    orders = min(orders, _MOST_ORDERS)
-    anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
+    search(orders, min(deadline, begin + 0.1 * (deadline - begin)))
     update()
     proof.note = unsupported(jobs)
     if proof.note:
         while not over() and deadline < math.inf:
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
-        return proof
+        return
     short = _clock(jobs, _room(deadline, _RATE))
     for clock in dict.fromkeys((short, needed_clock(jobs))):
         relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock)
+        relaxation.improved = partial(update, relaxation)
         try:
             proof.note = ""
-            if not _refine(relaxation, annealing, over, update, deadline):
+            if not _refine(relaxation, annealing, over, update, search, deadline):
                 proof.note = _TOO_LONG
             elif relaxation.graph is not None and not over():
                 proof.note = _TOO_LARGE
@@ -184,21 +257,18 @@ def prove(
         if over() or proof.note == _TOO_LONG:
             break
     while proof.note and not over() and deadline < math.inf:
-        anneal(annealing, _MOST_ORDERS, deadline, stop)
-        part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
-        annealing.offer(improve(jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
+        _search(annealing, deadline, stop)
         update(relaxation)
-    return proof
 
 
 def _clock(jobs: Jobs, room: float) -> int:
     """Return the clock to refine with first: the longest that takes a small part of the room."""
     top = np.full(jobs.n, jobs.first_kv.max())
-    states = count_multisets(jobs.peak, top, np.ones(jobs.n, dtype=np.int64), jobs.capacity)
+    states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity)
     clock = pairs = 0
     for t in range(needed_clock(jobs) + 1):
         pairs += most_completed(jobs, t) + 1
-        if pairs <= _WHOLE_CLOCK or CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room:
+        if pairs <= _WHOLE_CLOCK or _CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room:
             clock = t
     return clock
 
@@ -208,6 +278,7 @@ def _refine(
     annealing: Annealing,
     over: Callable[[], bool],
     update: Callable[[Relaxation], None],
+    search: Callable[[int, float], None],
     deadline: float,
 ) -> bool:
     """Refine to the end; return whether that is where it stopped, and not where time is better
@@ -216,75 +287,62 @@ def _refine(
 
     def settle() -> None:
         """Spend what a new graph is worth: multipliers, schedules, deletion."""
+        update(relaxation)
         relaxation.ascend()
         update(relaxation)
         if over():
             return
-        for width in (300, 3000):
+        for width in (300, 3000) if relaxation.gap < _NEAR else (300,):
             before = annealing.value
             beam(relaxation, annealing, width)
             update(relaxation)
             if over() or annealing.value < before:
                 break
         orders = min(_MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
-        anneal(annealing, orders, deadline, relaxation.stop)
+        search(orders, deadline)
         update(relaxation)
         relaxation.prune()
         update(relaxation)
 
-    menu = Menu(relaxation)
-    present: Choice | None = None
-    rate, most = _RATE, math.inf
-    while not over() and relaxation.graph is not None:
-        room = min(most, _room(deadline, rate))
-        have = relaxation.graph.nodes
-        if present is None:
-            target = min(_FIRST, room / 4)
+    ladder = Ladder(relaxation)
+    step, rate, share = -1, _RATE, 1.0
+    while step + 1 < len(ladder.steps) and not over() and relaxation.graph is not None:
+        room = _room(deadline, rate)
+        if step < 0:
+            per_state = _first_nodes(relaxation)
+            to = ladder.finest(0, min(_FIRST, room / 4) / per_state)
         else:
-            target = room if room < 1.5 * _GROWTH * have else _GROWTH * have
-        choice, size = menu.choose(target, present, relaxation.sizes)
-        fresh = False
-        if choice is not None and present is not None:
-            anew, anew_size = menu.choose(target)
-            if anew is not None and anew.loss <= WORTH * present.loss:
-                fresh = _better(anew, anew_size, choice, size, target)
-            if fresh:
-                choice, size = anew, anew_size
-        large = present is not None and size > max(2 * room, _LARGE)
-        if large and relaxation.gap > _NEARLY and deadline < math.inf:
-            return False
-        if choice is None or (present is not None and size > min(most, _TRIED * MAX_NODES)):
-            break
+            have = relaxation.graph.nodes
+            per_state = share * have / ladder.states(step)
+            to = ladder.finest(step + 1, min(room, max(_FIRST, _GROWTH * have)) / per_state)
+            size = per_state * ladder.states(to)
+            if size > _TRIED * room and relaxation.gap > _NEARLY and deadline < math.inf:
+                return False
         start = clock()
-        if fresh:
-            relaxation.restart()
-        try:
-            relaxation.use_floors(choice.floors, choice.clocked)
-        except TooLargeError:
-            if present is None or fresh:
-                raise
-            most = size / 2
-            continue
+        relaxation.use_floors(ladder.steps[to])
         if relaxation.graph is None:
             return True
         after = relaxation.graph.nodes
+        if step >= 0:
+            share *= after / size
         settle()
-        rate = after / max(clock() - start, 1e-3)
-        present = choice
+        if after >= _FIRST:
+            rate = after / (clock() - start)
+        step = to
     _count_all(relaxation, over, settle)
     return True
 
 
-def _better(a: Choice, a_size: float, b: Choice, b_size: float, target: float) -> bool:
-    """Whether floors are no larger than ``target`` and lose less than others, or are smaller."""
-    if min(a_size, b_size) > target:
-        return a_size < b_size
-    return a_size <= target and (b_size > target or (a.loss, a_size) < (b.loss, b_size))
+def _first_nodes(relaxation: Relaxation) -> float:
+    """Return about how many nodes there are per state."""
+    r = relaxation
+    pairs = sum(most_completed(r.jobs, t) + 1 for t in range(r.clock + 1) if r.clock)
+    return r.jobs.n + _CLOCKED_SHARE * pairs
 
 
 def _room(deadline: float, rate: float) -> float:
     """Return how many nodes memory and time allow."""
-    return min(_TRIED * MAX_NODES, rate * (deadline - time.perf_counter()))
+    return min(MAX_NODES, rate * (deadline - time.perf_counter()))
 
 
 def _count_all(
@@ -316,6 +374,7 @@ def prove_all(
     report: Report | None = None,
     starts: NDArray[np.int64] | None = None,
     gap: float = 0.0,
+    threads: int = 1,
 ) -> list[Proof]:
     """Bound every busy period of an instance in rounds; the sums are the instance's.
 
@@ -325,7 +384,7 @@ def prove_all(
         In rounds. Its limits are ignored: bounds hold, schedules may break them.
     seed : int
     time_limit_s : float
-    stop, report, gap
+    stop, report, gap, threads
         See `prove`; the report's values are sums over all periods.
     starts : ndarray of int64, shape (n,), optional
         A feasible schedule of the instance.
@@ -360,5 +419,6 @@ def prove_all(
             report=tell,
             starts=None if starts is None else proofs[k].starts,
             gap=gap,
+            threads=threads,
         )
     return proofs
