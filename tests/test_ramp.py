@@ -27,6 +27,7 @@ from optsched.bounds.ramp_floors import Ladder, count_multisets
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
+from optsched.search import small
 from optsched.search.orders import Annealing
 from optsched.search.small import Proof, prove_all
 from optsched.solve import solve
@@ -71,6 +72,14 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
     check_against_brute_force(1, 1000, 4)
 
 
+def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "_LARGE", 0)
+    monkeypatch.setattr(small, "_FIRST", 10)
+    check_against_brute_force(3, 300, 4)
+    (proof,) = prove_all(generate("jaillet-model-2", seed=2, n=9))
+    assert any(level.floors is None and not level.counters for level in proof.levels)
+
+
 @pytest.mark.slow
 def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests() -> None:
     check_against_brute_force(2, 2000, 6)
@@ -93,6 +102,8 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
                 relaxation.use_floors(floors + coarser)
                 if relaxation.graph is None:
                     break
+                if turn % 2:  # deletion before the ascent is a level without a tracker
+                    relaxation.prune()
                 relaxation.ascend(evaluations=30)
                 relaxation.prune()
             assert relaxation.bound <= optimum
@@ -159,6 +170,34 @@ def test_a_ladder_falls_from_alike_floors_to_exact_ones_and_graphs_have_no_more_
     for k in (0, 4, 6):
         relaxation.use_floors(ladder.steps[k])
         assert relaxation.graph.nodes <= (jobs.n + 1 + pairs) * states[k] + 1
+
+
+def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = generate("jaillet-model-2", seed=5, n=24, kv_capacity=30)
+    (alone,) = prove_all(instance)
+    assert alone.bound == alone.value
+    helpers, told = [], []
+    searched = small._searched
+    monkeypatch.setattr(small, "_searched", lambda *a: helpers.append(a) or searched(*a))
+    (both,) = prove_all(
+        instance, threads=2, time_limit_s=300, report=lambda low, high: told.append((low, high))
+    )
+    assert (both.bound, both.value) == (alone.value, alone.value)
+    assert both.jobs.feasible(both.starts)
+    assert len(helpers) == 1
+    assert all(low <= alone.value <= high for low, high in told)
+    # Without a deadline there is one thread, and the same result each time.
+    prove_all(instance.subset(np.arange(12)), threads=2)
+    assert len(helpers) == 1
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no schedules today")
+
+    monkeypatch.setattr(small, "_search", fail)
+    with pytest.raises(RuntimeError, match="no schedules today"):
+        prove_all(instance, threads=2, time_limit_s=300)
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:

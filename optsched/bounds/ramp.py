@@ -131,14 +131,20 @@ class Jobs:
         """Return the total latency of starts."""
         return int((starts + self.output - self.arrival).sum())
 
+    def used(self, starts: NDArray[np.int64], rounds: int, members: Any = None) -> Any:
+        """Return the KV in use by all requests, or some, in each round, shape (rounds,)."""
+        used = np.zeros(rounds, dtype=np.int64)
+        for i in range(self.n) if members is None else members:
+            k, o = int(starts[i]), int(self.output[i])
+            used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
+        return used
+
     def feasible(self, starts: NDArray[np.int64]) -> bool:
         """Whether starts keep arrivals and the capacity."""
         if (starts < self.arrival).any():
             return False
-        used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
-        for k, f, o in zip(starts, self.first_kv, self.output, strict=True):
-            used[k + 1 : k + 1 + o] += f + np.arange(o)
-        return bool(used.max() <= self.capacity)
+        rounds = int((starts + self.output).max()) + 1
+        return bool(self.used(starts, rounds).max() <= self.capacity)
 
 
 def periods(instance: Instance) -> list[Jobs]:
@@ -186,7 +192,8 @@ class Level:
     floors : ndarray of int64, shape (n,), or None
         Floor of each request's class, if the tracker is a multiset.
     counters : list of list of int
-        Groups of requests that are counted, if it is counters.
+        Groups of requests that are counted, if it is counters. Without floors and groups the level
+        only deletes, by the multipliers of the one before.
     multipliers : ndarray of int64, shape (n,)
         pi_i times the denominator.
     """
@@ -253,6 +260,7 @@ class Relaxation:
         self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
         self._chain: list[Level] = []
+        self._deleted = False
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
         start /= jobs.capacity * (2 if self.clock else 1)
         weights = np.bincount(self.kind_of, weights=start) / self.copies
@@ -385,6 +393,7 @@ class Relaxation:
             max_states=_STATE_BYTES // per_state,
         )
         self._chain.append(level)
+        self._deleted = False
         self.graph = graph
         if graph is None:
             self._prove(self.upper)
@@ -442,12 +451,16 @@ class Relaxation:
     def ascend(self, *, evaluations: int = 200, tolerance: float = 0.01) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
+        What `prune` has deleted makes it another graph, a level of its own in the chain.
         Stops when the model promises less than ``tolerance`` of the gap, and when interrupted.
         """
         if self.graph is None or self.closed:
             return
         from optsched.bounds.ramp_ascent import Bundle
 
+        if self._deleted:
+            self._chain.append(Level(None, [], self.pi[self.kind_of]))
+            self._deleted = False
         kernels, graph, labels = self._kernels, self.graph, self.labels
         arcs = (graph.arc_start, graph.arc_target, graph.arc_label)
         bundle = Bundle(self.pi / self.scale, self._step)
@@ -504,6 +517,7 @@ class Relaxation:
         self.graph, self.backward = self._kernels.pruned(
             self.graph, value, self.backward, self.cutoff
         )  # fmt: skip
+        self._deleted = True
 
 
 def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:

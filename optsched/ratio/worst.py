@@ -18,7 +18,7 @@ from optsched.policies import Scheduler
 from optsched.ratio.exact import optimum
 from optsched.ratio.families import FAMILIES, Family
 from optsched.schedule import Schedule, from_starts
-from optsched.search.placement import earliest, put
+from optsched.search.orders import move, serial
 from optsched.simulate import simulate
 
 _DRAWS = 10
@@ -269,46 +269,29 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
         raise UsageError("ratio: instances in rounds without limits on batches are right")
     arrival = np.asarray(instance.arrival, dtype=np.int64)
     output, volume = instance.output_tokens, instance.volume
-    base = instance.prompt_tokens + (instance.kv_offset - 1)
+    first_kv = instance.prompt_tokens + instance.kv_offset
     keys = [
         (output, arrival), (volume, arrival), (arrival, output), (arrival, volume),
-        (arrival + output, volume), (-output, arrival), (arrival, -volume), (base, output),
+        (arrival + output, volume), (-output, arrival), (arrival, -volume), (first_kv, output),
     ]  # fmt: skip
     orders = np.array([np.lexsort((second, first)) for first, second in keys])
     rounds = int(arrival.max() + output.sum()) + 2
     total, starts = _climb(
-        orders, arrival, output, base, instance.kv_capacity, np.zeros(rounds, np.int64), passes
+        orders, arrival, first_kv, output, instance.kv_capacity, np.zeros(rounds, np.int64), passes
     )
     return int(total), starts
 
 
 @njit(cache=True)
-def _placed(  # type: ignore[no-untyped-def]
-    order, arrival, output, base, capacity, use, starts
-):
-    """Place in order; return the total latency. ``use`` is zero before and after."""
-    total = 0
-    top = 0
-    for i in order:
-        k = earliest(use, capacity, base[i], output[i], arrival[i], max(top, arrival[i]))
-        starts[i] = k
-        put(use, base[i], output[i], k, 1)
-        top = max(top, k + output[i])
-        total += k + output[i] - arrival[i]
-    use[: top + 1] = 0
-    return total
-
-
-@njit(cache=True)
 def _climb(  # type: ignore[no-untyped-def]
-    orders, arrival, output, base, capacity, use, passes
+    orders, arrival, first_kv, output, capacity, used, passes
 ):
     n = orders.shape[1]
     starts = np.empty(n, dtype=np.int64)
     best = -1
     order = orders[0].copy()
     for k in range(orders.shape[0]):
-        total = _placed(orders[k], arrival, output, base, capacity, use, starts)
+        total = serial(orders[k], arrival, first_kv, output, capacity, used, starts)
         if best < 0 or total < best:
             best = total
             order[:] = orders[k]
@@ -320,20 +303,13 @@ def _climb(  # type: ignore[no-untyped-def]
                 if a == b:
                     continue
                 trial[:] = order
-                moved = trial[a]
-                if a < b:
-                    for k in range(a, b):
-                        trial[k] = trial[k + 1]
-                else:
-                    for k in range(a, b, -1):
-                        trial[k] = trial[k - 1]
-                trial[b] = moved
-                total = _placed(trial, arrival, output, base, capacity, use, starts)
+                move(trial, a, b)
+                total = serial(trial, arrival, first_kv, output, capacity, used, starts)
                 if total < best:
                     best = total
                     order[:] = trial
                     improved = True
         if not improved:
             break
-    _placed(order, arrival, output, base, capacity, use, starts)
-    return best, starts
+    serial(order, arrival, first_kv, output, capacity, used, starts)
+    return best - arrival.sum(), starts

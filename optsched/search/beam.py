@@ -22,7 +22,7 @@ def _children(
     u: int, g: int, entry: int, placed: Any, items: Any, length: int, capacity: int,
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, mask: Any,
     join: int, first_mask: int, cutoff: int, cost: Any, scale: int, copies: Any, peak: Any,
-    floor: Any, out: Any, found: int, rounds_cost: Any, stack: Any
+    out: Any, found: int, stack: Any
 ) -> int:  # fmt: skip
     """Append every placement that an entry can make next: (f, g, parent, kind, node, rounds)."""
     # Chains of rounds, from the entry itself and from every join met on the way.
@@ -120,7 +120,7 @@ def _beam(
             found = _children(
                 node[e], cost_of[e], e, placed[e], items[e], length[e], capacity, arc_start,
                 arc_target, arc_label, loop, backward, mask, join, first_mask, cutoff, cost,
-                scale, copies, peak, floor, out, found, cost, stack
+                scale, copies, peak, out, found, stack
             )  # fmt: skip
         if found == 0:
             return 0, back_parent, back_kind, back_rounds

@@ -139,15 +139,6 @@ def _freed(
     return np.flatnonzero(chosen)
 
 
-def _profile(jobs: Jobs, starts: Starts, members: NDArray[np.int64], rounds: int) -> Starts:
-    """Return the KV in use by some requests in each round, shape (rounds,)."""
-    used = np.zeros(rounds, dtype=np.int64)
-    for i in members.tolist():
-        k, o = int(starts[i]), int(jobs.output[i])
-        used[k + 1 : k + 1 + o] += jobs.first_kv[i] + np.arange(o)
-    return used
-
-
 def _completions(jobs: Jobs, i: int, used: Starts) -> NDArray[np.int64]:
     """Return the completions of a request that fit a profile, in rising order."""
     o, at = int(jobs.output[i]), int(jobs.arrival[i])
@@ -189,7 +180,7 @@ def _solve(
     free[freed] = True
     # Beyond everything fixed and arrived, and one after the other, all freed ones have room.
     rounds = int(max(ends.max(), jobs.arrival.max()) + jobs.output[freed].sum()) + 2
-    used = _profile(jobs, starts, np.flatnonzero(~free), rounds)
+    used = jobs.used(starts, rounds, np.flatnonzero(~free))
     fitting = {i: _completions(jobs, i, used) for i in freed.tolist()}
     present = int(ends[freed].sum())
     spare = present - sum(int(values[0]) for values in fitting.values())

@@ -49,19 +49,21 @@ _GROWTH = 8.0
 """By how much the nodes of a graph should grow from one step of the ladder to the next."""
 _FIRST = 1_000_000
 """Nodes up to which a graph is made without smaller ones before."""
+_LARGE = 1_000_000
+"""Nodes beyond which some are deleted before the multipliers are improved."""
 _RATE = 800_000.0
 """Nodes per second that are built, ascended and searched, until measured."""
 _TRIED = 1.5
 """Estimated nodes, per node that memory and time allow, beyond which a graph is not tried."""
+_FAR = 0.03
+"""Gap above which deletion makes no graph smaller than its states say."""
 _NEAR = 0.02
 """Gap below which wide beams are worth their time."""
-_NEARLY = 0.008
-"""Gap below which a graph that takes too long, or counters, may close it before time is up."""
 _CLOCKED_SHARE = 0.35
 """Share of (t, m) pairs times multisets that are nodes, as measured on Poisson arrivals."""
 _WHOLE_CLOCK = 600
 """Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
-_CLOCK_PART = 0.02
+_CLOCK_PART = 0.03
 """Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
@@ -288,6 +290,10 @@ def _refine(
     def settle() -> None:
         """Spend what a new graph is worth: multipliers, schedules, deletion."""
         update(relaxation)
+        if over():
+            return
+        if relaxation.graph.nodes > _LARGE:
+            relaxation.prune()
         relaxation.ascend()
         update(relaxation)
         if over():
@@ -316,7 +322,7 @@ def _refine(
             per_state = share * have / ladder.states(step)
             to = ladder.finest(step + 1, min(room, max(_FIRST, _GROWTH * have)) / per_state)
             size = per_state * ladder.states(to)
-            if size > _TRIED * room and relaxation.gap > _NEARLY and deadline < math.inf:
+            if deadline < math.inf and size > _TRIED * room * max(1.0, _FAR / relaxation.gap):
                 return False
         start = clock()
         relaxation.use_floors(ladder.steps[to])
