@@ -49,12 +49,11 @@ _GROWTH = 8.0
 """By how much the nodes of a graph should grow from one step of the ladder to the next."""
 _FIRST = 1_000_000
 """Nodes up to which a graph is made without smaller ones before."""
-_LARGE = 1_000_000
-"""Nodes beyond which some are deleted before the multipliers are improved."""
+_LARGE = 4_000_000
+"""Nodes beyond which some are deleted before the multipliers are improved, and which say how long
+larger graphs take."""
 _RATE = 800_000.0
 """Nodes per second that are built, ascended and searched, until measured."""
-_TRIED = 1.5
-"""Estimated nodes, per node that memory and time allow, beyond which a graph is not tried."""
 _FAR = 0.03
 """Gap above which deletion makes no graph smaller than its states say."""
 _NEAR = 0.02
@@ -65,6 +64,10 @@ _WHOLE_CLOCK = 600
 """Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
 _CLOCK_PART = 0.03
 """Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
+_LEAST_CLOCK = 20
+"""Rounds with a clock of which none is given up for larger graphs."""
+_EARLY = 0.25
+"""Part of the time within which another clock is tried."""
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
@@ -241,8 +244,8 @@ def _prove(
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
         return
-    short = _clock(jobs, _room(deadline, _RATE))
-    for clock in dict.fromkeys((short, needed_clock(jobs))):
+    clock, needed = _clock(jobs, _room(deadline, _RATE)), needed_clock(jobs)
+    while True:
         relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock)
         relaxation.improved = partial(update, relaxation)
         try:
@@ -256,8 +259,17 @@ def _prove(
         except TooLargeError:
             proof.note = _TOO_LARGE
         update(relaxation)
-        if over() or proof.note == _TOO_LONG:
+        if over():
             break
+        if proof.note == _TOO_LONG:
+            # A shorter clock, if there still is time for larger graphs with it.
+            if clock < _LEAST_CLOCK or time.perf_counter() > begin + _EARLY * (deadline - begin):
+                break
+            clock = clock * 3 // 4
+        elif clock == needed:
+            break
+        else:
+            clock = needed
     while proof.note and not over() and deadline < math.inf:
         _search(annealing, deadline, stop)
         update(relaxation)
@@ -322,7 +334,7 @@ def _refine(
             per_state = share * have / ladder.states(step)
             to = ladder.finest(step + 1, min(room, max(_FIRST, _GROWTH * have)) / per_state)
             size = per_state * ladder.states(to)
-            if deadline < math.inf and size > _TRIED * room * max(1.0, _FAR / relaxation.gap):
+            if deadline < math.inf and size > room * max(1.0, _FAR / relaxation.gap):
                 return False
         start = clock()
         relaxation.use_floors(ladder.steps[to])
@@ -332,7 +344,7 @@ def _refine(
         if step >= 0:
             share *= after / size
         settle()
-        if after >= _FIRST:
+        if after >= _LARGE:
             rate = after / (clock() - start)
         step = to
     _count_all(relaxation, over, settle)
