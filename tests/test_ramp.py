@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import ramp
+from optsched.bounds import ramp, ramp_graph
 from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.bounds.ramp import (
@@ -27,7 +27,8 @@ from optsched.bounds.ramp_floors import Ladder, count_multisets
 from optsched.formulations import Task, get
 from optsched.generate import generate
 from optsched.instance import Instance, Limits
-from optsched.search import small
+from optsched.search import helper, small
+from optsched.search.helper import Helper
 from optsched.search.orders import Annealing
 from optsched.search.small import Proof, prove_all
 from optsched.solve import solve
@@ -76,8 +77,10 @@ def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(small, "_LARGE", 0)
     monkeypatch.setattr(small, "_FIRST", 10)
     check_against_brute_force(3, 300, 4)
-    (proof,) = prove_all(generate("jaillet-model-2", seed=2, n=9))
+    instance = generate("jaillet-model-2", seed=2, n=7)
+    (proof,) = prove_all(instance)
     assert any(level.floors is None and not level.counters for level in proof.levels)
+    assert certified(instance, [proof]) == proof.value == proof.bound
 
 
 @pytest.mark.slow
@@ -102,7 +105,7 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
                 relaxation.use_floors(floors + coarser)
                 if relaxation.graph is None:
                     break
-                if turn % 2:  # deletion before the ascent is a level without a tracker
+                if turn // 2 % 2:  # deletion before the ascent is a level without a tracker
                     relaxation.prune()
                 relaxation.ascend(evaluations=30)
                 relaxation.prune()
@@ -176,28 +179,78 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     instance = generate("jaillet-model-2", seed=5, n=24, kv_capacity=30)
-    (alone,) = prove_all(instance)
+    helpers = []
+    monkeypatch.setattr(small, "Helper", lambda *a: helpers.append(Helper(*a)) or helpers[-1])
+    # Without a deadline there is one thread, and the same result each time.
+    (alone,), (again,) = prove_all(instance, threads=2), prove_all(instance)
     assert alone.bound == alone.value
-    helpers, told = [], []
-    searched = small._searched
-    monkeypatch.setattr(small, "_searched", lambda *a: helpers.append(a) or searched(*a))
+    assert (alone.starts == again.starts).all()
+    assert not helpers
+    told = []
     (both,) = prove_all(
         instance, threads=2, time_limit_s=300, report=lambda low, high: told.append((low, high))
     )
-    assert (both.bound, both.value) == (alone.value, alone.value)
+    assert (both.bound, both.value) == (alone.value, alone.value) == told[-1]
     assert both.jobs.feasible(both.starts)
     assert len(helpers) == 1
     assert all(low <= alone.value <= high for low, high in told)
-    # Without a deadline there is one thread, and the same result each time.
-    prove_all(instance.subset(np.arange(12)), threads=2)
-    assert len(helpers) == 1
 
+
+def test_what_the_second_thread_finds_last_is_kept_and_reports_only_improve() -> None:
+    instance = generate("jaillet-model-2", seed=5, n=60)
+    told = []
+    (proof,) = prove_all(
+        instance, threads=2, time_limit_s=3, report=lambda low, high: told.append((low, high))
+    )
+    assert told[-1] == (proof.bound, proof.value)
+    assert proof.bound < proof.value == proof.jobs.total(proof.starts)
+    assert proof.jobs.feasible(proof.starts)
+    for before, after in pairwise(told):
+        assert after != before
+        assert before[0] <= after[0] <= after[1] <= before[1]
+
+
+def test_an_error_in_the_second_thread_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no schedules today")
 
-    monkeypatch.setattr(small, "_search", fail)
+    monkeypatch.setattr(helper, "look", fail)
+    begin = time.perf_counter()
     with pytest.raises(RuntimeError, match="no schedules today"):
-        prove_all(instance, threads=2, time_limit_s=300)
+        prove_all(generate("jaillet-model-2", seed=5, n=60), threads=2, time_limit_s=600)
+    assert time.perf_counter() - begin < 300
+
+
+def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop:
+        """A flag that another thread sets just before it is read for the k-th time."""
+
+        def __init__(self, left: int) -> None:
+            self.left = left
+
+        def __getitem__(self, at: int) -> int:
+            self.left -= 1
+            return int(self.left < 0)
+
+    jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
+    relaxation = Relaxation(jobs, 10**6)
+    step = ramp_graph._dec
+
+    def live(*arguments: Any) -> int:
+        assert relaxation.stop.left >= 0
+        return step(*arguments)
+
+    monkeypatch.setattr(ramp_graph, "_product", ramp_graph._product.py_func)
+    monkeypatch.setattr(ramp_graph, "_dec", live)
+    relaxation.stop = Stop(10**9)
+    relaxation.use_floors(relaxation.floor)
+    reads = 10**9 - relaxation.stop.left
+    assert reads > 100
+    for k in np.linspace(0, reads - 1, 40).astype(int).tolist():
+        relaxation = Relaxation(jobs, 10**6)
+        relaxation.stop = Stop(k)
+        with pytest.raises(ramp_graph.Interrupted):
+            relaxation.use_floors(relaxation.floor)
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:

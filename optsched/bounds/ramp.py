@@ -131,8 +131,19 @@ class Jobs:
         """Return the total latency of starts."""
         return int((starts + self.output - self.arrival).sum())
 
-    def used(self, starts: NDArray[np.int64], rounds: int, members: Any = None) -> Any:
-        """Return the KV in use by all requests, or some, in each round, shape (rounds,)."""
+    def used(
+        self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the KV in use in each round, shape (rounds,).
+
+        Parameters
+        ----------
+        starts : ndarray of int64, shape (n,)
+        rounds : int
+            After the last completion at least.
+        members : ndarray of int64, optional
+            The requests that count; default: all.
+        """
         used = np.zeros(rounds, dtype=np.int64)
         for i in range(self.n) if members is None else members:
             k, o = int(starts[i]), int(self.output[i])
@@ -217,7 +228,7 @@ class Relaxation:
     horizon : int, optional
         The most rounds that get a clock; default: all that need one.
     improved : callable, optional
-        Called when `bound` has risen.
+        Called with the relaxation when `bound` or the chain that proves it is new.
 
     Attributes
     ----------
@@ -239,7 +250,7 @@ class Relaxation:
     stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, dtype=np.int8))
     bound: int = 0
     horizon: int | None = None
-    improved: Callable[[], None] | None = None
+    improved: Callable[[Relaxation], None] | None = None
 
     def __post_init__(self) -> None:
         reason = unsupported(self.jobs)
@@ -410,7 +421,7 @@ class Relaxation:
             self.bound = value
             self.levels = list(self._chain)
             if self.improved is not None:
-                self.improved()
+                self.improved(self)
 
     def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
         kernels, graph, labels = self._kernels, self.graph, self.labels
@@ -514,10 +525,11 @@ class Relaxation:
             labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -self.pi,
             self.scale,
         )  # fmt: skip
+        before = self.graph.nodes, self.graph.arcs
         self.graph, self.backward = self._kernels.pruned(
             self.graph, value, self.backward, self.cutoff
         )  # fmt: skip
-        self._deleted = True
+        self._deleted |= (self.graph.nodes, self.graph.arcs) != before
 
 
 def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
@@ -583,9 +595,9 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
     ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
     multiplier (over the denominator) per request of the period; a counter lists the positions of
-    identical requests in the period. ``value`` is what the period's chain proves; a chain
-    without levels proves the sum of its outputs. The leaf proves the sum of the values
-    (`optsched.bounds.checker_ramp.check_ramp`).
+    identical requests in the period; a level with neither only deletes. ``value`` is what the
+    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
+    sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
 
     Parameters
     ----------

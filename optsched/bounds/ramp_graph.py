@@ -20,7 +20,6 @@ INFINITE = 2**30
 """Cost of a node without a path; costs stay below (`optsched.bounds.ramp`)."""
 ROUND, JOIN, END = -1, -2, -3
 """Symbols of fixed steps in a path; others are kinds."""
-MAX_KINDS = 63
 _MARGIN = 512  # room kept free in every growing array while one node is expanded
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
@@ -597,6 +596,9 @@ def _product(
                     state[done], here[done], out_loop[done] = t, INFINITE, -1
                     done += 1
                 x += 1
+            if x < done:
+                status = 1
+                break
             weight = np.empty(done - begin, dtype=np.int64)
             for x in range(begin, done):
                 weight[x - begin] = -info[state[x], 1]
@@ -627,7 +629,7 @@ def _product(
             break
     ended = status == 0 and first[end] < first[end + 1]
     if not ended:
-        arcs = 0
+        done = arcs = 0
     start, target, out_label = _by_source(done, source[:arcs], target[:arcs], out_label[:arcs])
     return (
         status, ended, start, target, out_label, out_loop[:done].copy(), label_mask, label_fixed,

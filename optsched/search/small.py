@@ -3,21 +3,20 @@
 Schedules come from annealing over orders (`orders`), from a beam search that walks the graphs of
 `optsched.bounds.ramp` backward in time, guided by what they say about the rest (`beam`), and from
 CP-SAT neighbourhoods (`neighbourhood`). Good schedules first: they decide how much of the next
-graph can be deleted. Which floors the next graph has follows from how many states they have and
-what they lose (`optsched.bounds.ramp_floors`). With a second thread it looks for schedules all the
-time, and the first one is left to the graphs. With one thread deterministic from the seed, but for
-what a time limit cuts off. Import lazily: it loads numba.
+graph can be deleted. Floors are made exact from the largest down (`optsched.bounds.ramp_floors`).
+A second thread looks for schedules all the time (`helper`), and the first one is left to the
+graphs. With one thread deterministic from the seed, but for what a time limit cuts off. Import
+lazily: it loads numba.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +35,9 @@ from optsched.bounds.ramp_floors import Ladder, count_multisets
 from optsched.bounds.ramp_graph import Interrupted, TooLargeError
 from optsched.instance import Instance
 from optsched.search.beam import beam
-from optsched.search.neighbourhood import improve
+from optsched.search.helper import MOST_ORDERS, Helper, look
 from optsched.search.orders import CHUNK, Annealing, anneal, in_line
 
-_MOST_ORDERS = 600_000
-"""Orders that annealing tries before the first graph; a tenth of the time at most."""
 _MAX_ROUNDS = 10**7
 """Longest time axis that annealing keeps an array of."""
 _COUNTERS = 3
@@ -56,6 +53,8 @@ _RATE = 800_000.0
 """Nodes per second that are built, ascended and searched, until measured."""
 _FAR = 0.03
 """Gap above which deletion makes no graph smaller than its states say."""
+_MOST_HOPE = 3.0
+"""Estimated nodes, over what memory allows, beyond which a graph is not tried."""
 _NEAR = 0.02
 """Gap below which wide beams are worth their time."""
 _CLOCKED_SHARE = 0.35
@@ -71,11 +70,9 @@ _EARLY = 0.25
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
-"""Part of the orders that the first thread tries where a second one does nothing else."""
+"""The first thread tries so many times fewer orders where a second one does nothing else."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
-_NEIGHBOURHOODS_S = 1.0
-"""Seconds of CP-SAT neighbourhoods after every `_MOST_ORDERS` when refining has ended."""
 
 
 @dataclass(eq=False)
@@ -146,60 +143,37 @@ def prove(
         return Proof(jobs, starts, jobs.total(starts), outputs, note="too long a time axis")
     annealing = Annealing(jobs, rng, starts)
     proof = Proof(jobs, annealing.starts, annealing.value, outputs)
+    lock, told = threading.Lock(), [-1, sys.maxsize]
+
+    def tell(bound: int, value: int) -> None:
+        """Report what has improved, from either thread."""
+        with lock:
+            if bound > told[0] or value < told[1]:
+                told[:] = max(bound, told[0]), min(value, told[1])
+                if report is not None:
+                    report(told[0], told[1])
+
     # A schedule 1 % too long costs far more in the graphs that it fails to prune.
     orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
-    helped = threads > 1 and deadline < math.inf and orders > _MOST_ORDERS
-
-    def found(value: int) -> None:
-        if report is not None and value < proof.value:
-            report(proof.bound, value)
-
-    with _searched(annealing, rng, deadline, found) if helped else nullcontext() as helper:
-        _prove(
-            proof, annealing, min(orders, _MOST_ORDERS), helper, deadline, stop, report, gap
-        )  # fmt: skip
+    if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
+        _prove(proof, annealing, min(orders, MOST_ORDERS), None, deadline, stop, tell, gap)
+        return proof
+    with Helper(annealing, deadline, stop, lambda value: tell(proof.bound, value)) as helper:
+        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, deadline, stop, tell, gap)
+    annealing.offer(helper.annealing.starts)
+    proof.starts, proof.value = annealing.starts, annealing.value
+    tell(proof.bound, proof.value)
     return proof
-
-
-@contextmanager
-def _searched(
-    main: Annealing, rng: np.random.Generator, deadline: float, found: Callable[[int], None]
-) -> Iterator[Annealing]:
-    """Search for schedules in another thread, from ``main``'s best; what is found can be read."""
-    annealing = Annealing(main.jobs, rng.spawn(1)[0], main.starts)
-    stop = np.zeros(1, dtype=np.int8)
-
-    def search() -> None:
-        while not stop[0] and time.perf_counter() < deadline:
-            annealing.offer(main.starts)
-            _search(annealing, deadline, stop)
-            found(annealing.value)
-
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(search)
-        try:
-            yield annealing
-        finally:
-            stop[0] = 1
-        ended.result()
-
-
-def _search(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
-    """Anneal, then solve neighbourhoods."""
-    anneal(annealing, _MOST_ORDERS, deadline, stop)
-    part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
-    rng = annealing.rng
-    annealing.offer(improve(annealing.jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
 
 
 def _prove(
     proof: Proof,
     annealing: Annealing,
     orders: int,
-    helper: Annealing | None,
+    helper: Helper | None,
     deadline: float,
     stop: NDArray[np.int8],
-    report: Report | None,
+    tell: Report,
     gap: float,
 ) -> None:
     """Improve a proof until its bounds meet or time is up."""
@@ -210,12 +184,12 @@ def _prove(
             stop[0]
             or time.perf_counter() >= deadline
             or proof.value - proof.bound <= gap * proof.value
+            or (helper is not None and helper.error is not None)
         )
 
     def update(relaxation: Relaxation | None = None) -> None:
-        before = proof.bound, proof.value
-        if helper is not None and helper.value < annealing.value:
-            annealing.offer(helper.starts)
+        if helper is not None and helper.annealing.value < annealing.value:
+            annealing.offer(helper.annealing.starts)
         if relaxation is not None:
             while relaxation.found:
                 annealing.offer(relaxation.found.pop())
@@ -225,8 +199,7 @@ def _prove(
                 proof.levels, proof.denominator = relaxation.levels, relaxation.scale
                 proof.clock = relaxation.clock
         proof.starts, proof.value = annealing.starts, annealing.value
-        if report is not None and (proof.bound, proof.value) != before:
-            report(proof.bound, proof.value)
+        tell(proof.bound, proof.value)
 
     def search(orders: int, until: float) -> None:
         """Look for schedules; less if another thread does."""
@@ -236,7 +209,7 @@ def _prove(
     if over() or jobs.n == 1:
         return
     begin = time.perf_counter()
-    search(orders, min(deadline, begin + 0.1 * (deadline - begin)))
+    anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     update()
     proof.note = unsupported(jobs)
     if proof.note:
@@ -245,9 +218,10 @@ def _prove(
             update()
         return
     clock, needed = _clock(jobs, _room(deadline, _RATE)), needed_clock(jobs)
-    while True:
-        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock)
-        relaxation.improved = partial(update, relaxation)
+    tried: set[int] = set()
+    while clock not in tried:
+        tried.add(clock)
+        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update)
         try:
             proof.note = ""
             if not _refine(relaxation, annealing, over, update, search, deadline):
@@ -266,12 +240,10 @@ def _prove(
             if clock < _LEAST_CLOCK or time.perf_counter() > begin + _EARLY * (deadline - begin):
                 break
             clock = clock * 3 // 4
-        elif clock == needed:
-            break
         else:
             clock = needed
     while proof.note and not over() and deadline < math.inf:
-        _search(annealing, deadline, stop)
+        look(annealing, deadline, stop)
         update(relaxation)
 
 
@@ -316,28 +288,40 @@ def _refine(
             update(relaxation)
             if over() or annealing.value < before:
                 break
-        orders = min(_MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         search(orders, deadline)
         update(relaxation)
         relaxation.prune()
         update(relaxation)
 
     ladder = Ladder(relaxation)
-    step, rate, share = -1, _RATE, 1.0
-    while step + 1 < len(ladder.steps) and not over() and relaxation.graph is not None:
+    step, last = -1, len(ladder.steps) - 1
+    rate, share = _RATE, 1.0
+    while step < last and not over() and relaxation.graph is not None:
         room = _room(deadline, rate)
         if step < 0:
-            per_state = _first_nodes(relaxation)
-            to = ladder.finest(0, min(_FIRST, room / 4) / per_state)
+            size = min(_FIRST, room / 4)
+            to = min(last, ladder.finest(0, size / _first_nodes(relaxation)))
         else:
             have = relaxation.graph.nodes
             per_state = share * have / ladder.states(step)
             to = ladder.finest(step + 1, min(room, max(_FIRST, _GROWTH * have)) / per_state)
+            to = min(last, to)
             size = per_state * ladder.states(to)
-            if deadline < math.inf and size > room * max(1.0, _FAR / relaxation.gap):
+            # The smaller the gap, the more is deleted of what the states make one expect.
+            hope = max(1.0, _FAR / relaxation.gap)
+            if size > hope * rate * (deadline - clock()):
                 return False
+            if size > min(hope, _MOST_HOPE) * MAX_NODES:
+                break
         start = clock()
-        relaxation.use_floors(ladder.steps[to])
+        try:
+            relaxation.use_floors(ladder.steps[to])
+        except TooLargeError:
+            last = to - 1
+            if last < 0:
+                raise
+            continue
         if relaxation.graph is None:
             return True
         after = relaxation.graph.nodes
