@@ -6,9 +6,9 @@
 
 One process, ``--threads`` threads (2). Both wall and CPU seconds are recorded: on a machine that
 others use, the CPU seconds of one thread say what an idle one would take, and ``--cpu`` makes them
-the limit. A run of ``gaps`` or ``rivals`` lasts for the longest limit, and what it knew at the
-others is read from its progress. A first small solve compiles (or loads) the kernels and is not
-counted; ``--jsonl FILE`` appends a line per run.
+the limit, with one thread. A run of ``gaps`` or ``rivals`` lasts for the longest limit, and what it
+knew at the others is read from its progress. A first small solve compiles (or loads) the kernels
+and is not counted; ``--jsonl FILE`` appends a line per run.
 """
 
 from __future__ import annotations
@@ -158,9 +158,11 @@ def main() -> None:
     parser.add_argument("--limits", type=float, nargs="+", default=[60.0])
     parser.add_argument("--sizes", type=int, nargs="+", help="of the proofs: only these n")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu", action="store_true", help="limits in CPU seconds")
+    parser.add_argument("--cpu", action="store_true", help="limits in CPU seconds, one thread")
     parser.add_argument("--jsonl", help="append a line per run to this file")
     args = parser.parse_args()
+    if args.cpu:
+        args.threads = 1
     names = ("numba", "numpy", "highspy", "ortools")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     print(f"Python {platform.python_version()}, {versions}; {platform.machine()}", end="")

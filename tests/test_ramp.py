@@ -240,7 +240,8 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
         assert relaxation.stop.left >= 0
         return step(*arguments)
 
-    monkeypatch.setattr(ramp_graph, "_product", ramp_graph._product.py_func)
+    for name in ("_product", "_reversed", "_by_source"):
+        monkeypatch.setattr(ramp_graph, name, getattr(ramp_graph, name).py_func)
     monkeypatch.setattr(ramp_graph, "_dec", live)
     relaxation.stop = Stop(10**9)
     relaxation.use_floors(relaxation.floor)

@@ -462,7 +462,7 @@ def _product(
     by_symbol = np.zeros(symbols, dtype=np.uint64)
     touched = np.empty(symbols, dtype=np.int64)
 
-    in_start, in_source, in_label = _reversed(arc_start, arc_target, arc_label)
+    in_start, in_source, in_label = _reversed(arc_start, arc_target, arc_label, stop)
     first = np.zeros(coarse_nodes + 1, dtype=np.int64)
     at = np.full(info.shape[0], -1, dtype=np.int32)  # of each state, its last node
     state = np.empty(4 * _MARGIN, dtype=np.int32)
@@ -473,9 +473,9 @@ def _product(
     out_label = np.empty(4 * _MARGIN, dtype=np.int32)
     done = 0
     arcs = 0
-    status = 0
+    status = 1 if stop[0] != 0 else 0  # `_reversed` may not have ended
 
-    for v in range(coarse_nodes):
+    for v in range(coarse_nodes if status == 0 else 0):
         begin = done
         first[v] = begin
         if v == 0:
@@ -630,7 +630,11 @@ def _product(
     ended = status == 0 and first[end] < first[end + 1]
     if not ended:
         done = arcs = 0
-    start, target, out_label = _by_source(done, source[:arcs], target[:arcs], out_label[:arcs])
+    start, target, out_label = _by_source(
+        done, source[:arcs], target[:arcs], out_label[:arcs], stop
+    )  # fmt: skip
+    if stop[0] != 0:
+        status = 1
     return (
         status, ended, start, target, out_label, out_loop[:done].copy(), label_mask, label_fixed,
         label_slots, count[0], items, info, add, slots
@@ -638,8 +642,11 @@ def _product(
 
 
 @njit(cache=True, nogil=True)
-def _by_source(nodes: int, source: Any, target: Any, label: Any) -> Any:
-    """Return where the arcs of each node start, and targets and labels in order of source."""
+def _by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> Any:
+    """Return where the arcs of each node start, and targets and labels in order of source.
+
+    Not all of them, where the stop flag has been set.
+    """
     start = np.zeros(nodes + 1, dtype=np.int64)
     for x in source:
         start[x + 1] += 1
@@ -648,6 +655,8 @@ def _by_source(nodes: int, source: Any, target: Any, label: Any) -> Any:
     targets = np.empty(source.shape[0], dtype=np.int32)
     labels = np.empty(source.shape[0], dtype=np.int32)
     for a in range(source.shape[0]):
+        if a % 65536 == 0 and stop[0] != 0:
+            break
         at = start[source[a]]
         targets[at] = target[a]
         labels[at] = label[a]
@@ -658,12 +667,12 @@ def _by_source(nodes: int, source: Any, target: Any, label: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _reversed(arc_start: Any, arc_target: Any, arc_label: Any) -> Any:
+def _reversed(arc_start: Any, arc_target: Any, arc_label: Any, stop: Any) -> Any:
     """Return where the arcs into each node start, and sources and labels in that order."""
     source = np.empty(arc_target.shape[0], dtype=np.int32)
     for u in range(arc_start.shape[0] - 1):
         source[arc_start[u] : arc_start[u + 1]] = u
-    return _by_source(arc_start.shape[0] - 1, arc_target, source, arc_label)
+    return _by_source(arc_start.shape[0] - 1, arc_target, source, arc_label, stop)
 
 
 class Interrupted(Exception):
