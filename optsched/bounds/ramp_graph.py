@@ -343,31 +343,33 @@ def _range(mask: Any, cost: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _wider(array: Any, needed: int, fill: int) -> Any:
-    if needed <= array.shape[0]:
-        return array
-    wider = np.empty(max(needed, array.shape[0] + array.shape[0] // 2), dtype=array.dtype)
-    wider[: array.shape[0]] = array
-    wider[array.shape[0] :] = fill
-    return wider
-
-
-@njit(cache=True, nogil=True)
-def _wider_rows(array: Any, needed: int, fill: int) -> Any:
+    """Return the array with at least so many rows, the new ones full of ``fill``."""
     if needed <= array.shape[0]:
         return array
     rows = max(needed, array.shape[0] + array.shape[0] // 2)
-    wider = np.empty((rows, array.shape[1]), dtype=array.dtype)
+    wider = np.empty((rows,) + array.shape[1:], dtype=array.dtype)  # noqa: RUF005 (numba)
     wider[: array.shape[0]] = array
     wider[array.shape[0] :] = fill
     return wider
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _node(t: int, begin: int, done: int, at: Any, state: Any, here: Any, out_loop: Any) -> int:
+    """Return the node with state ``t`` among those from ``begin`` on, ``done`` if it is new."""
+    y = at[t]
+    if y < begin:
+        y = done
+        at[t] = y
+        state[y], here[y], out_loop[y] = t, INFINITE, -1
+    return y
 
 
 @njit(cache=True, nogil=True)
 def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) -> Any:
     """Return the arrays of a tracker's states with room for what one node can add."""
     need = count[0] + 2 * _MARGIN
-    items = _wider_rows(items, need, 0)
-    info = _wider_rows(info, need, -2)
+    items = _wider(items, need, 0)
+    info = _wider(info, need, -2)
     if need > add.shape[1]:
         wider = np.full((add.shape[0], info.shape[0]), -2, dtype=np.int32)
         wider[:, : add.shape[1]] = add
@@ -522,12 +524,8 @@ def _product(
                             t = _dec(s, span, floor, row, items, info, slots, count)
                     elif label > join and info[s, 3] == 0:
                         continue
-                    y = at[t]
-                    if y < begin:
-                        y = done
-                        at[t] = y
-                        state[y], here[y], out_loop[y] = t, INFINITE, -1
-                        done += 1
+                    y = _node(t, begin, done, at, state, here, out_loop)
+                    done = max(done, y + 1)
                     here[y] = min(np.int64(here[y]), here[x] + low)
                     source[arcs], target[arcs], out_label[arcs] = x, y, label
                     arcs += 1
@@ -537,13 +535,13 @@ def _product(
                         label_mask, label_fixed, label_slots = _room_for_labels(
                             label_mask, label_fixed, label_slots, label_count, first_mask
                         )
-                        about = _wider_rows(about, label_mask.shape[0], -1)
+                        about = _wider(about, label_mask.shape[0], -1)
                     if high > slack:
                         mask = _kept(label_mask[label], cost, slack)
                         label = np.int64(_label(mask, label_mask, label_slots, label_count))
                     if about[label, 2] < 0:
                         if n_parts + _MARGIN > parts.shape[0]:
-                            parts = _wider_rows(parts, n_parts + 2 * _MARGIN, 0)
+                            parts = _wider(parts, n_parts + 2 * _MARGIN, 0)
                         about[label, 2] = n_parts
                         n_parts = _split(
                             label_mask[label], symbol_of, by_symbol, touched, parts,
@@ -565,12 +563,8 @@ def _product(
                         )  # fmt: skip
                     if t < 0:
                         continue
-                    y = at[t]
-                    if y < begin:
-                        y = done
-                        at[t] = y
-                        state[y], here[y], out_loop[y] = t, INFINITE, -1
-                        done += 1
+                    y = _node(t, begin, done, at, state, here, out_loop)
+                    done = max(done, y + 1)
                     part = parts[k, 1]
                     here[y] = min(np.int64(here[y]), here[x] + about[part, 0])
                     source[arcs], target[arcs], out_label[arcs] = x, y, part
@@ -591,10 +585,8 @@ def _product(
                 here = _wider(here, done + 1, 0)
                 out_loop = _wider(out_loop, done + 1, 0)
                 t = _dec(state[x], span, floor, row, items, info, slots, count)
-                if at[t] < begin:
-                    at[t] = done
-                    state[done], here[done], out_loop[done] = t, INFINITE, -1
-                    done += 1
+                y = _node(t, begin, done, at, state, here, out_loop)
+                done = max(done, y + 1)
                 x += 1
             if x < done:
                 status = 1
