@@ -62,6 +62,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -81,7 +82,6 @@ except (AttributeError, ValueError, OSError):  # not on every system
     _MEMORY = 8 * 2**30
 MAX_NODES = min(128_000_000, _MEMORY // 250)
 """Largest graph. A node takes about 120 bytes while a level is built: half of the memory."""
-MAX_ARCS = 7 * MAX_NODES // 2
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
@@ -222,7 +222,8 @@ class Relaxation:
     ----------
     jobs : Jobs
     upper : int
-        Total latency of a known schedule; lower it by `offer`.
+        How far bounds count: the total latency of a known schedule, or less (a target: its graphs
+        are smaller). Lower it by `offer`.
     stop : ndarray of int8, shape (1,), optional
         Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
     horizon : int, optional
@@ -358,11 +359,38 @@ class Relaxation:
         return total - int((self.copies * self.pi).sum())
 
     def offer(self, value: int) -> None:
-        """Say that a schedule of that total latency is known."""
+        """Say that a schedule of that total latency is known, or that bounds need go no further."""
         self.upper = min(self.upper, value)
 
-    def use_floors(self, floors: NDArray[np.int64]) -> None:
+    def fork(self) -> Relaxation:
+        """Return another one that goes on from here, and leaves this one as it is."""
+        other = copy(self)
+        labels = self.labels
+        other.labels = replace(
+            labels, mask=labels.mask.copy(), fixed=labels.fixed.copy(), slots=labels.slots.copy(),
+            count=labels.count.copy(),
+        )  # fmt: skip
+        other.counted, other.found = set(self.counted), []
+        other._chain, other._paths = list(self._chain), list(self._paths)
+        return other
+
+    def target(self, nodes: float) -> int:
+        """Return the largest value, up to `upper`, with at most so many nodes on paths below it."""
+        shift = int((self.copies * self.pi).sum())
+        least = self._kernels.least_totals(
+            *self._arcs, self._values(self.pi)[0], self.backward, shift, self.scale,
+            self.latency_offset, self.bound, self.upper,
+        )  # fmt: skip
+        return self.bound + int(np.searchsorted(np.cumsum(least), nodes, side="right"))
+
+    def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
+
+        Parameters
+        ----------
+        floors : ndarray of int64, shape (kinds,)
+        most : int
+            Nodes that the graph may have.
 
         Raises
         ------
@@ -372,10 +400,16 @@ class Relaxation:
         tracker = self._kernels.multiset_tracker(
             self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
         )
-        self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]))
+        self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]), most)
 
-    def count(self, kinds: Sequence[int]) -> None:
+    def count(self, kinds: Sequence[int], most: int = MAX_NODES) -> None:
         """Refine by a counter for each of these kinds.
+
+        Parameters
+        ----------
+        kinds : sequence of int
+        most : int
+            Nodes that the graph may have.
 
         Raises
         ------
@@ -385,10 +419,10 @@ class Relaxation:
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
         tracker = self._kernels.counting_tracker(groups, self.copies)
-        self._refine(tracker, Level(None, members, self.pi[self.kind_of]))
+        self._refine(tracker, Level(None, members, self.pi[self.kind_of]), most)
         self.counted.update(kinds)
 
-    def _refine(self, tracker: Any, level: Level) -> None:
+    def _refine(self, tracker: Any, level: Level, most: int) -> None:
         per_state = 4 * (tracker.symbols + tracker.width + 6)
         graph = self._kernels.product(
             self.graph,
@@ -399,8 +433,8 @@ class Relaxation:
             cost=-self.pi,
             scale=self.scale,
             stop=self.stop,
-            max_nodes=MAX_NODES,
-            max_arcs=MAX_ARCS,
+            max_nodes=min(most, MAX_NODES),
+            max_arcs=7 * min(most, MAX_NODES) // 2,
             max_states=_STATE_BYTES // per_state,
         )
         self._chain.append(level)
@@ -423,12 +457,20 @@ class Relaxation:
             if self.improved is not None:
                 self.improved(self)
 
-    def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
-        kernels, graph, labels = self._kernels, self.graph, self.labels
-        value, kind = kernels.label_costs(
+    @property
+    def _arcs(self) -> tuple[Any, Any, Any]:
+        return self.graph.arc_start, self.graph.arc_target, self.graph.arc_label
+
+    def _values(self, pi: NDArray[np.int64]) -> Any:
+        """Return the cost of each label, and the kind of least cost."""
+        labels = self.labels
+        return self._kernels.label_costs(
             labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -pi, self.scale
         )  # fmt: skip
-        arcs = (graph.arc_start, graph.arc_target, graph.arc_label)
+
+    def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
+        kernels, labels, arcs = self._kernels, self.labels, self._arcs
+        value, kind = self._values(pi)
         backward = kernels.sweep_backward(*arcs, value)
         self.evaluations += 1
         if backward[0] >= kernels.INFINITE:
@@ -459,11 +501,14 @@ class Relaxation:
         end = int((back + self.jobs.output + self.jobs.arrival).max())
         return end - back - self.jobs.output
 
-    def ascend(self, *, evaluations: int = 200, tolerance: float = 0.01) -> None:
+    def ascend(
+        self, *, until: int | None = None, evaluations: int = 200, tolerance: float = 0.01
+    ) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
         What `prune` has deleted makes it another graph, a level of its own in the chain.
-        Stops when the model promises less than ``tolerance`` of the gap, and when interrupted.
+        Stops when the bound has come to ``until``, when the model promises less than ``tolerance``
+        of the gap, and when interrupted.
         """
         if self.graph is None or self.closed:
             return
@@ -472,8 +517,7 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
-        kernels, graph, labels = self._kernels, self.graph, self.labels
-        arcs = (graph.arc_start, graph.arc_target, graph.arc_label)
+        kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
             if kernels.accepts(
@@ -485,7 +529,7 @@ class Relaxation:
         bundle.add(*self._piece(path))
         self._note(best)
         for _ in range(evaluations):
-            if self.closed or self.stop[0]:
+            if self.closed or self.stop[0] or (until is not None and self.bound >= until):
                 break
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
@@ -520,15 +564,10 @@ class Relaxation:
         if int(self.backward[0]) > self.cutoff:
             self._prove(self.upper)
             return
-        labels = self.labels
-        value, _ = self._kernels.label_costs(
-            labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -self.pi,
-            self.scale,
-        )  # fmt: skip
         before = self.graph.nodes, self.graph.arcs
         self.graph, self.backward = self._kernels.pruned(
-            self.graph, value, self.backward, self.cutoff
-        )  # fmt: skip
+            self.graph, self._values(self.pi)[0], self.backward, self.cutoff
+        )
         self._deleted |= (self.graph.nodes, self.graph.arcs) != before
 
 

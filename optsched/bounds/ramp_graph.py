@@ -789,6 +789,27 @@ def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
 
 
 @njit(cache=True, nogil=True)
+def least_totals(
+    arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, shift: int,
+    scale: int, offset: int, low: int, high: int
+) -> Any:  # fmt: skip
+    """Return on how many nodes the best path has the total latency low, low + 1, ..., high - 1.
+
+    Rounded up, and what is less counts as low. ``shift``, ``scale`` and ``offset`` turn a path's
+    cost c into (c + shift) / scale - offset.
+    """
+    forward = _sweep_forward(arc_start, arc_target, arc_label, value)
+    count = np.zeros(max(high - low, 0), dtype=np.int64)
+    for u in range(forward.shape[0]):
+        if forward[u] < INFINITE and backward[u] < INFINITE:
+            cost = np.int64(forward[u]) + backward[u] + shift
+            total = max(-(-cost // scale) - offset, low)
+            if total < high:
+                count[total - low] += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
 def _pruned(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, forward: Any, backward: Any,
     value: Any, cutoff: int

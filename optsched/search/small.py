@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +51,30 @@ _LARGE = 4_000_000
 larger graphs take."""
 _RATE = 800_000.0
 """Nodes per second that are built, ascended and searched, until measured."""
-_FAR = 0.03
-"""Gap above which deletion makes no graph smaller than its states say."""
-_MOST_HOPE = 3.0
-"""Estimated nodes, over what memory allows, beyond which a graph is not tried."""
+_BUDGET = 8_000_000
+"""Nodes of a graph up to which no target is set."""
+_IF_NEAR = 4.0
+"""How many times as many they may be below the gap `_NEAR`."""
+_RAISE = 3.0
+"""By how much that is raised, once a target is proved or out of reach."""
+_LAST = 10.0
+"""Raise by which there is no time for another one: then all of the time is spent at once."""
+_WORTH = 1.3
+"""Raise that is worth beginning again."""
+_NEARLY = 1.25
+"""How many times as far the value may be for it to be the target."""
+_NEXT = 0.6
+"""Part of the time left that the next graph may take: others follow."""
+_STEEPER = 1.2
+"""The logarithm of the nodes is convex in the target."""
+_FURTHER = 0.1
+"""Part of the gap where the target was first lowered by which it is raised first, for `_RAISE`."""
+_CAREFUL = 0.8
+"""Part of the time left that is planned for, larger graphs taking longer per node."""
+_CAUTION = 1.5
+"""By how much more graphs of a higher target may grow at the same step."""
 _NEAR = 0.02
-"""Gap below which wide beams are worth their time."""
+"""Gap below which a proof is near: wide beams and large graphs are worth their time."""
 _CLOCKED_SHARE = 0.35
 """Share of (t, m) pairs times multisets that are nodes, as measured on Poisson arrivals."""
 _WHOLE_CLOCK = 600
@@ -73,6 +91,7 @@ _HELPED = 10
 """The first thread tries so many times fewer orders where a second one does nothing else."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
+_NO_MORE = "nothing is left to refine"
 
 
 @dataclass(eq=False)
@@ -217,17 +236,14 @@ def _prove(
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
         return
-    clock, needed = _clock(jobs, _room(deadline, _RATE)), needed_clock(jobs)
+    room = min(MAX_NODES, _RATE * (deadline - time.perf_counter()))
+    clock, needed = _clock(jobs, room), needed_clock(jobs)
     tried: set[int] = set()
     while clock not in tried:
         tried.add(clock)
         relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update)
         try:
-            proof.note = ""
-            if not _refine(relaxation, annealing, over, update, search, deadline):
-                proof.note = _TOO_LONG
-            elif relaxation.graph is not None and not over():
-                proof.note = _TOO_LARGE
+            proof.note = _refine(relaxation, proof, annealing, over, update, search, deadline)
         except Interrupted:
             proof.note = "stopped"
         except TooLargeError:
@@ -259,80 +275,212 @@ def _clock(jobs: Jobs, room: float) -> int:
     return clock
 
 
+@dataclass(eq=False)
+class _Climb:
+    """A relaxation on its way up the ladder of floors, then to counters.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+    ladder : Ladder
+    grown : dict
+        By what factor nodes grew at a step, the last time: shared among climbs.
+    rung : int
+        Step of the ladder, -1 before the first; more than the last where kinds are counted.
+    share : float
+        Nodes over what the states of the ladder make one expect.
+    """
+
+    relaxation: Relaxation
+    ladder: Ladder
+    grown: dict[tuple[int, int], float] = field(default_factory=dict)
+    rung: int = -1
+    share: float = 1.0
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.relaxation.graph.nodes)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to refine."""
+        r = self.relaxation
+        return r.closed or r.graph is None or len(r.counted) == len(r.copies)
+
+    def fork(self) -> _Climb:
+        """Return another one that goes on from here."""
+        return replace(self, relaxation=self.relaxation.fork())
+
+    def plan(self, room: float) -> tuple[int, float]:
+        """Return the next rung, and by what factor nodes should grow up to there."""
+        r, ladder, rung = self.relaxation, self.ladder, self.rung
+        last = len(ladder.steps) - 1
+        if rung < 0:
+            states = min(_FIRST, room / 4) / _first_nodes(r)
+            return min(last, ladder.finest(0, states)), 0.0
+        if rung < last:
+            per_state = self.share * self.nodes / ladder.states(rung)
+            states = min(room, max(_FIRST, _GROWTH * self.nodes)) / per_state
+            to = ladder.finest(rung + 1, states)
+            growth = per_state * ladder.states(to) / self.nodes
+        else:
+            to = rung + 1
+            for kinds in range(min(_COUNTERS, len(r.copies) - len(r.counted)), 1, -1):
+                if self.grown.get((rung, rung + kinds), 2.0**kinds) * self.nodes <= room:
+                    to = rung + kinds
+                    break
+            growth = 2.0 ** (to - rung)
+        return to, min(growth, _CAUTION * self.grown.get((rung, to), math.inf))
+
+    def take(self, to: int, most: int) -> None:
+        """Go to a rung.
+
+        Raises
+        ------
+        Interrupted, TooLargeError
+            Nothing has changed.
+        """
+        r, rung = self.relaxation, self.rung
+        last, before = len(self.ladder.steps) - 1, self.nodes
+        if rung < last:
+            r.use_floors(self.ladder.steps[to], most)
+        else:
+            order = np.argsort(-r.violation, kind="stable").tolist()
+            r.count([k for k in order if k not in r.counted][: to - rung], most)
+        self.rung = to
+        if r.graph is not None and rung >= 0:
+            self.grown[rung, to] = self.nodes / before
+            if to <= last:
+                expected = self.ladder.states(to) / self.ladder.states(rung)
+                self.share = self.nodes / before / expected
+
+
 def _refine(
-    relaxation: Relaxation,
+    first: Relaxation,
+    proof: Proof,
     annealing: Annealing,
     over: Callable[[], bool],
     update: Callable[[Relaxation], None],
     search: Callable[[int, float], None],
     deadline: float,
-) -> bool:
-    """Refine to the end; return whether that is where it stopped, and not where time is better
-    spent on schedules."""
+) -> str:
+    """Prove one target after another; return why the last one is not the value.
+
+    A graph of the paths below a target is the smaller the lower the target is. Where the next one
+    would exceed a budget of nodes, the target is lowered; when it is proved, or out of reach, the
+    budget is raised, and refinement begins again where the target was first lowered.
+    """
     clock = time.perf_counter
+    rate, budget = _RATE, float(_BUDGET)
+    base = climb = _Climb(first, Ladder(first))
+    proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
+    first_raise = 0
+
+    def lower(nodes: float) -> bool:
+        """Lower the target until no more nodes are left; return whether it is worth proving."""
+        nonlocal climb, first_raise
+        if climb is base:
+            climb = base.fork()
+            first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
+        relaxation = climb.relaxation
+        relaxation.offer(relaxation.target(nodes))
+        if relaxation.upper <= proof.bound:
+            return False
+        relaxation.prune()
+        return True
 
     def settle() -> None:
         """Spend what a new graph is worth: multipliers, schedules, deletion."""
+        relaxation = climb.relaxation
         update(relaxation)
-        if over():
+        if over() or relaxation.closed:
             return
         if relaxation.graph.nodes > _LARGE:
             relaxation.prune()
-        relaxation.ascend()
-        update(relaxation)
-        if over():
-            return
-        for width in (300, 3000) if relaxation.gap < _NEAR else (300,):
-            before = annealing.value
-            beam(relaxation, annealing, width)
+        while relaxation.graph.nodes > _LARGE:
+            middle = (relaxation.bound + relaxation.upper + 1) // 2
+            relaxation.ascend(until=middle)
             update(relaxation)
-            if over() or annealing.value < before:
+            if over() or relaxation.closed:
+                return
+            if relaxation.bound < middle:
                 break
-        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
-        search(orders, deadline)
+            relaxation.prune()
+        else:
+            relaxation.ascend()
+            update(relaxation)
+            if over() or relaxation.closed:
+                return
+        if relaxation.upper >= annealing.value:
+            for width in (300, 3000) if relaxation.gap < _NEAR else (300,):
+                before = annealing.value
+                beam(relaxation, annealing, width)
+                update(relaxation)
+                if over() or annealing.value < before:
+                    break
+        search(min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER), deadline)
         update(relaxation)
         relaxation.prune()
         update(relaxation)
 
-    ladder = Ladder(relaxation)
-    step, last = -1, len(ladder.steps) - 1
-    rate, share = _RATE, 1.0
-    while step < last and not over() and relaxation.graph is not None:
-        room = _room(deadline, rate)
-        if step < 0:
-            size = min(_FIRST, room / 4)
-            to = min(last, ladder.finest(0, size / _first_nodes(relaxation)))
+    while True:
+        begin, built = clock(), climb.nodes
+        while not over() and not climb.ended:
+            near = climb.relaxation.upper == annealing.value and climb.relaxation.gap < _NEAR
+            room = min(budget * (_IF_NEAR if near else 1.0), _NEXT * rate * (deadline - clock()))
+            to, growth = climb.plan(room)
+            if growth * climb.nodes > room:
+                if not lower(room / growth):
+                    break
+                if climb.ended:
+                    continue
+            start = clock()
+            try:
+                climb.take(to, int(2 * room))
+            except TooLargeError:
+                if not lower(climb.nodes / 3):
+                    break
+                continue
+            relaxation = climb.relaxation
+            if relaxation.graph is not None:
+                nodes = climb.nodes
+                built += nodes
+                settle()
+                if nodes >= _LARGE:
+                    rate = nodes / (clock() - start)
+            update(relaxation)
+        if over():
+            return ""
+        relaxation = climb.relaxation
+        if climb is base or (climb.ended and not relaxation.closed):
+            return _NO_MORE
+        if relaxation.closed:
+            proved.append((relaxation.upper, built))
+        elif budget >= MAX_NODES:
+            return _TOO_LARGE
         else:
-            have = relaxation.graph.nodes
-            per_state = share * have / ladder.states(step)
-            to = ladder.finest(step + 1, min(room, max(_FIRST, _GROWTH * have)) / per_state)
-            to = min(last, to)
-            size = per_state * ladder.states(to)
-            # The smaller the gap, the more is deleted of what the states make one expect.
-            hope = max(1.0, _FAR / relaxation.gap)
-            if size > hope * rate * (deadline - clock()):
-                return False
-            if size > min(hope, _MOST_HOPE) * MAX_NODES:
-                break
-        start = clock()
-        try:
-            relaxation.use_floors(ladder.steps[to])
-        except TooLargeError:
-            last = to - 1
-            if last < 0:
-                raise
-            continue
-        if relaxation.graph is None:
-            return True
-        after = relaxation.graph.nodes
-        if step >= 0:
-            share *= after / size
-        settle()
-        if after >= _LARGE:
-            rate = after / (clock() - start)
-        step = to
-    _count_all(relaxation, over, settle)
-    return True
+            first_raise = (first_raise + 1) // 2
+        factor = _CAREFUL * (deadline - clock()) / (clock() - begin)
+        if factor < _WORTH:
+            return _TOO_LONG
+        factor = factor if factor < _LAST else _RAISE
+        budget = min(MAX_NODES, factor * budget)
+        climb = base.fork()
+        further = _further(proved, factor, first_raise)
+        if annealing.value > proof.bound + _NEARLY * further:
+            climb.relaxation.offer(proof.bound + further)
+        climb.relaxation.offer(annealing.value)
+        climb.relaxation.prune()
+
+
+def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
+    """Return by how much to raise the target for so many times the nodes, given earlier ones."""
+    slope = math.log(_RAISE) / first
+    if len(proved) > 1:
+        (before, few), (last, many) = proved[-2:]
+        slope = max(slope / 2, _STEEPER * math.log(many / few) / (last - before))
+    return max(1, int(math.log(factor) / slope))
 
 
 def _first_nodes(relaxation: Relaxation) -> float:
@@ -340,31 +488,6 @@ def _first_nodes(relaxation: Relaxation) -> float:
     r = relaxation
     pairs = sum(most_completed(r.jobs, t) + 1 for t in range(r.clock + 1) if r.clock)
     return r.jobs.n + _CLOCKED_SHARE * pairs
-
-
-def _room(deadline: float, rate: float) -> float:
-    """Return how many nodes memory and time allow."""
-    return min(MAX_NODES, rate * (deadline - time.perf_counter()))
-
-
-def _count_all(
-    relaxation: Relaxation, over: Callable[[], bool], settle: Callable[[], None]
-) -> None:
-    """Count kinds, those that paths place most wrongly first, until none is left."""
-    kinds = _COUNTERS
-    while not over() and relaxation.graph is not None:
-        order = np.argsort(-relaxation.violation, kind="stable").tolist()
-        left = [k for k in order if k not in relaxation.counted]
-        if not left:
-            return
-        try:
-            relaxation.count(left[:kinds])
-        except TooLargeError:
-            if kinds == 1:
-                raise
-            kinds = 1
-            continue
-        settle()
 
 
 def prove_all(
