@@ -83,6 +83,109 @@ def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyP
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
+def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Graphs of 8 nodes without a target, so that nearly every instance is proved target by target.
+    targets: list[tuple[int, int]] = []
+    lowered = Relaxation.target
+
+    def target(relaxation: Relaxation, nodes: float) -> int:
+        found = lowered(relaxation, nodes)
+        targets.append((found, relaxation.upper))
+        return found
+
+    monkeypatch.setattr(Relaxation, "target", target)
+    monkeypatch.setattr(small, "_BUDGET", 8)
+    monkeypatch.setattr(small, "_IF_NEAR", 1.0)
+    for first, large in ((10, 4_000_000), (3, 0)):
+        monkeypatch.setattr(small, "_FIRST", first)
+        monkeypatch.setattr(small, "_LARGE", large)
+        check_against_brute_force(31 + first, 300, 4)
+    assert sum(found < upper for found, upper in targets) > 100
+    instance = generate("jaillet-model-2", seed=2, n=7)
+    (proof,) = prove_all(instance)
+    assert certified(instance, [proof]) == proof.value == proof.bound
+
+
+def test_a_proved_target_is_a_bound_whatever_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The bound counts up to the target: below the optimum it is reached, above it is the optimum.
+    monkeypatch.setattr(small, "_BUDGET", 8)
+    rng = np.random.default_rng(77)
+    reached = 0
+    for turn in range(200):
+        instance = tiny_instance(rng, turn)
+        for jobs in periods(instance):
+            part = instance.subset(jobs.index)
+            optimum, _ = brute_force_tel(part)
+            relaxation = Relaxation(jobs, max(1, optimum + int(rng.integers(-4, 3))))
+            target = relaxation.upper
+            for floors in coarse_to_fine(relaxation):
+                if relaxation.graph is not None and not relaxation.closed:
+                    relaxation.use_floors(floors)
+                    relaxation.ascend(until=int(rng.integers(optimum - 3, optimum + 4)))
+                    relaxation.prune()
+            if relaxation.graph is not None and not relaxation.closed:
+                relaxation.count(range(len(relaxation.copies)))
+                relaxation.ascend()
+            least = int(jobs.output.sum())
+            assert relaxation.bound == max(least, min(target, optimum))
+            if relaxation.levels:
+                chain = (
+                    jobs, relaxation.bound, relaxation.scale, relaxation.clock, relaxation.levels
+                )  # fmt: skip
+                assert check_ramp(columns_of(part), ramp_leaf([chain])) == relaxation.bound
+            reached += least < target < optimum
+    assert reached > 50
+
+
+def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
+    jobs = periods(generate("jaillet-model-2", seed=4, n=9))[0]
+    relaxation = Relaxation(jobs, 540)
+    relaxation.use_floors(np.maximum(relaxation.floor, relaxation.floor.max() - 2))
+    relaxation.ascend()
+    relaxation.prune()
+
+    def nodes_below(value: int) -> int:
+        other = relaxation.fork()
+        other.offer(value)
+        other.prune()
+        return 0 if other.closed else int(other.graph.nodes)
+
+    assert relaxation.bound + 5 < relaxation.upper
+    sizes = {v: nodes_below(v) for v in range(relaxation.bound + 1, relaxation.upper + 1)}
+    assert len(set(sizes.values())) > 3
+    for nodes in {0, *sizes.values(), *(s - 1 for s in sizes.values())}:
+        fitting = [v for v, size in sizes.items() if size <= nodes]
+        assert relaxation.target(nodes) == max(fitting, default=relaxation.bound)
+
+
+def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
+    jobs = periods(generate("jaillet-model-2", seed=4, n=8))[0]
+
+    def climb(relaxation: Relaxation) -> tuple[int, int, list[int]]:
+        relaxation.use_floors(relaxation.floor)
+        relaxation.ascend()
+        return relaxation.bound, relaxation.graph.nodes, relaxation.pi.tolist()
+
+    def ready() -> Relaxation:
+        relaxation = Relaxation(jobs, 10**6)
+        relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
+        relaxation.ascend()
+        return relaxation
+
+    relaxation = ready()
+    for value in (relaxation.bound + 10, relaxation.bound + 100):
+        other = relaxation.fork()
+        other.offer(value)
+        other.prune()
+        climb(other)
+        other.count(range(len(other.copies)))
+        assert relaxation.upper == 10**6
+        assert len(relaxation.counted) == 0
+    assert climb(relaxation) == climb(ready())
+
+
 @pytest.mark.slow
 def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests() -> None:
     check_against_brute_force(2, 2000, 6)

@@ -383,11 +383,11 @@ def _refine(
         if climb is base:
             climb = base.fork()
             first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
-        relaxation = climb.relaxation
-        relaxation.offer(relaxation.target(nodes))
-        if relaxation.upper <= proof.bound:
+        target = climb.relaxation.target(nodes)
+        if target <= proof.bound:
             return False
-        relaxation.prune()
+        climb.relaxation.offer(target)
+        climb.relaxation.prune()
         return True
 
     def settle() -> None:
