@@ -337,7 +337,7 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
 
     jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
     relaxation = Relaxation(jobs, 10**6)
-    step = ramp_graph._dec
+    step = ramp_graph.state_before
 
     def live(*arguments: Any) -> int:
         assert relaxation.stop.left >= 0
@@ -345,7 +345,7 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
 
     for name in ("_product", "_reversed", "_by_source"):
         monkeypatch.setattr(ramp_graph, name, getattr(ramp_graph, name).py_func)
-    monkeypatch.setattr(ramp_graph, "_dec", live)
+    monkeypatch.setattr(ramp_graph, "state_before", live)
     relaxation.stop = Stop(10**9)
     relaxation.use_floors(relaxation.floor)
     reads = 10**9 - relaxation.stop.left

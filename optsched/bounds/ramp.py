@@ -40,6 +40,7 @@ node's coarse one along. So a fine node (u, state), reached at cost F, that cont
 cost c to the coarse node v lies only on paths that cost at least F + c + B(v), B the coarse
 graph's cost to the end; beyond a cutoff it is dropped. With the cutoff v - 1 for an integer v,
 either no path is left, and OPT >= v, or the rest's cheapest is a bound that counts up to v.
+v need not be the value of a schedule: a lower one, a target, leaves far smaller graphs.
 Trackers are: multisets with finer floors; counters of how often kinds of a group were placed (at
 most as often as there are such requests, exactly so at the end). With every kind counted and
 f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
@@ -257,9 +258,9 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.bounds import ramp_graph
+        from optsched.bounds import ramp_graph, ramp_tracker
 
-        self._kernels = ramp_graph
+        self._kernels, self._trackers = ramp_graph, ramp_tracker
         jobs = self.jobs
         self.ready, self.peak, self.floor, self.kind_of, self.copies = _kinds(jobs)
         self.clock = needed_clock(jobs)
@@ -397,7 +398,7 @@ class Relaxation:
         Interrupted, TooLargeError
             The graph stays as it was.
         """
-        tracker = self._kernels.multiset_tracker(
+        tracker = self._trackers.multiset_tracker(
             self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
         )
         self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]), most)
@@ -418,7 +419,7 @@ class Relaxation:
         """
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
-        tracker = self._kernels.counting_tracker(groups, self.copies)
+        tracker = self._trackers.counting_tracker(groups, self.copies)
         self._refine(tracker, Level(None, members, self.pi[self.kind_of]), most)
         self.counted.update(kinds)
 

@@ -56,7 +56,7 @@ def count_multisets(peak: Floors, floor: Floors, copies: Floors, capacity: int) 
     Returns
     -------
     float
-        The states of the tracker (`optsched.bounds.ramp_graph.multiset_tracker`) when every
+        The states of the tracker (`optsched.bounds.ramp_tracker.multiset_tracker`) when every
         multiset can be reached.
     """
     counts = np.zeros(capacity + 1)

@@ -16,11 +16,19 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from optsched.bounds.ramp_tracker import (
+    MARGIN,
+    Tracker,
+    room_for_states,
+    state_after,
+    state_before,
+    wider,
+)
+
 INFINITE = 2**30
 """Cost of a node without a path; costs stay below (`optsched.bounds.ramp`)."""
 ROUND, JOIN, END = -1, -2, -3
 """Symbols of fixed steps in a path; others are kinds."""
-_MARGIN = 512  # room kept free in every growing array while one node is expanded
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 
@@ -54,11 +62,11 @@ class Labels:
 def new_labels(n: int, last: int) -> Labels:
     """Return the fixed labels for n requests and a clock from 0 to ``last``."""
     fixed = np.concatenate([np.arange(n + 1), [0], n * np.arange(last + 1)])
-    room = len(fixed) + 4 * _MARGIN
+    room = len(fixed) + 4 * MARGIN
     mask = np.zeros(room, dtype=np.uint64)
     costs = np.zeros(room, dtype=np.int64)
     costs[: len(fixed)] = fixed
-    slots = np.full(4 * _MARGIN, -1, dtype=np.int32)
+    slots = np.full(4 * MARGIN, -1, dtype=np.int32)
     return Labels(mask, costs, slots, np.array([len(fixed)]), n + 1, len(fixed))
 
 
@@ -91,223 +99,12 @@ class Graph:
         return len(self.arc_target)
 
 
-@dataclass(eq=False)
-class Tracker:
-    """A finite automaton that follows a path: states by number, made on demand.
-
-    Multisets of (weight, floor) items, or tables made beforehand (``width`` 0).
-
-    Parameters
-    ----------
-    symbol : ndarray of int32, shape (kinds,)
-        What the tracker sees of a kind.
-    peak, floor_class : ndarray of int32, shape (symbols,)
-        The item that a symbol puts into the multiset.
-    floor : ndarray of int32, shape (classes,)
-        Weight after which an item of the class vanishes.
-    most : ndarray of int32, shape (classes, capacity + 1)
-        Number of requests of the class with at least that peak.
-    info : ndarray of int32, shape (room, 4)
-        Of each state: number of items, their weight, the state a round earlier (-2: not known
-        yet), and whether a path may end here.
-    add : ndarray of int32, shape (symbols, room)
-        The state after each symbol; -1: not allowed, -2: not known yet.
-    """
-
-    symbol: NDArray[np.int32]
-    symbols: int
-    width: int
-    capacity: int
-    peak: NDArray[np.int32]
-    floor_class: NDArray[np.int32]
-    floor: NDArray[np.int32]
-    most: NDArray[np.int32]
-    items: NDArray[np.int32]
-    info: NDArray[np.int32]
-    add: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    states: int
-
-
-def multiset_tracker(
-    peak: NDArray[np.int64],
-    floor: NDArray[np.int64],
-    copies: NDArray[np.int64],
-    capacity: int,
-    kind_of: NDArray[np.int64],
-    heaviest: NDArray[np.int64],
-) -> Tracker:
-    """Return the tracker of live items, given each kind's peak and the floor it is given here.
-
-    ``kind_of`` and ``heaviest`` are the requests' kinds and peaks, of which no more than there are
-    may weigh so much at once.
-    """
-    pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
-    floors, classes = np.unique(pairs[:, 1], return_inverse=True)
-    symbol, classes, peaks = symbol.reshape(-1), classes.reshape(-1), pairs[:, 0]
-    most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
-    for k, p in zip(kind_of, heaviest, strict=True):
-        most[classes[symbol[k]], : p + 1] += 1
-    width = int(min(copies.sum(), capacity // floors.min())) + 1
-    room = 4 * _MARGIN
-    tracker = Tracker(
-        symbol=symbol.astype(np.int32),
-        symbols=len(peaks),
-        width=width,
-        capacity=capacity,
-        peak=peaks.astype(np.int32),
-        floor_class=classes.astype(np.int32),
-        floor=floors.astype(np.int32),
-        most=most,
-        items=np.zeros((room, width), dtype=np.int32),
-        info=np.full((room, 4), -2, dtype=np.int32),
-        add=np.full((len(peaks), room), -2, dtype=np.int32),
-        slots=np.full(4 * _MARGIN, -1, dtype=np.int32),
-        states=1,
-    )
-    tracker.info[0] = 0, 0, 0, 1
-    tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
-    return tracker
-
-
-def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Tracker:
-    """Return the tracker that counts placements from each group of kinds, up to its copies."""
-    caps = [int(copies[group].sum()) for group in groups]
-    states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
-    symbol = np.zeros(len(copies), dtype=np.int32)
-    add = np.zeros((len(groups) + 1, states), dtype=np.int32)
-    number = np.arange(states)
-    add[0] = number
-    step = 1
-    for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
-        symbol[group] = g + 1
-        digit = number // step % (cap + 1)
-        add[g + 1] = np.where(digit < cap, number + step, -1)
-        step *= cap + 1
-    info = np.zeros((states, 4), dtype=np.int32)
-    info[:, 2] = number
-    info[-1, 3] = 1
-    none = np.zeros(1, dtype=np.int32)
-    return Tracker(
-        symbol=symbol,
-        symbols=len(groups) + 1,
-        width=0,
-        capacity=0,
-        peak=np.zeros(len(groups) + 1, dtype=np.int32),
-        floor_class=none,
-        floor=none,
-        most=np.zeros((1, 1), dtype=np.int32),
-        items=np.zeros((1, 1), dtype=np.int32),
-        info=info,
-        add=add,
-        slots=np.full(1, -1, dtype=np.int32),
-        states=states,
-    )
-
-
-@njit(cache=True, nogil=True)
-def _hash_items(row: Any, length: int) -> np.uint64:
-    h = np.uint64(1469598103934665603) + np.uint64(length)
-    for k in range(length):
-        h = (h ^ np.uint64(row[k])) * np.uint64(1099511628211)
-        h ^= h >> np.uint64(29)
-    return h >> np.uint64(8)
-
-
 @njit(cache=True, nogil=True)
 def _hash_key(key: Any) -> np.uint64:
     h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     h *= np.uint64(0xD6E8FEB86659FD93)
     return h >> np.uint64(20)
-
-
-@njit(cache=True, nogil=True)
-def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any, count: Any) -> int:
-    """Return the number of the multiset in ``row``, new if it has none."""
-    mask = np.uint64(slots.shape[0] - 1)
-    at = _hash_items(row, length) & mask
-    while slots[at] >= 0:
-        s = slots[at]
-        if info[s, 0] == length:
-            same = True
-            for k in range(length):
-                if items[s, k] != row[k]:
-                    same = False
-                    break
-            if same:
-                return s
-        at = (at + _ONE) & mask
-    s = count[0]
-    for k in range(length):
-        items[s, k] = row[k]
-    info[s, 0] = length
-    info[s, 1] = total
-    info[s, 2] = -2
-    info[s, 3] = 1 if length == 0 else 0
-    slots[at] = s
-    count[0] = s + 1
-    return s
-
-
-@njit(cache=True, nogil=True)
-def _dec(
-    s: int, span: int, floor: Any, row: Any, items: Any, info: Any, slots: Any, count: Any
-) -> int:  # fmt: skip
-    """Return the state one round earlier: every item one lighter, those at their floor gone."""
-    if info[s, 2] != -2:
-        return info[s, 2]
-    length = 0
-    total = 0
-    for k in range(info[s, 0]):
-        item = items[s, k]
-        w = item % span
-        if w > floor[item // span]:
-            row[length] = item - 1
-            length += 1
-            total += w - 1
-    t = _state(row, length, total, items, info, slots, count)
-    info[s, 2] = t
-    return t
-
-
-@njit(cache=True, nogil=True)
-def _add(
-    s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, floor: Any,
-    most: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
-) -> int:  # fmt: skip
-    """Return the state with one more item, or -1 where it does not fit."""
-    if add[symbol, s] != -2:
-        return add[symbol, s]
-    p = peak[symbol]
-    total = info[s, 1] + p
-    if total > capacity:
-        add[symbol, s] = -1
-        return -1
-    c = floor_class[symbol]
-    if p < floor[c]:  # it is there when it completes, but leaves no trace
-        add[symbol, s] = s
-        return s
-    code = c * span + p
-    length = info[s, 0]
-    at = 0
-    while at < length and items[s, at] < code:
-        row[at] = items[s, at]
-        at += 1
-    row[at] = code
-    for k in range(at, length):
-        row[k + 1] = items[s, k]
-    # No more live items of a class than requests that heavy.
-    rank = 0
-    for k in range(length, -1, -1):
-        if row[k] // span == c:
-            rank += 1
-            if rank > most[c, row[k] % span]:
-                add[symbol, s] = -1
-                return -1
-    t = _state(row, length + 1, total, items, info, slots, count)
-    add[symbol, s] = t
-    return t
 
 
 @njit(cache=True, nogil=True)
@@ -341,18 +138,6 @@ def _range(mask: Any, cost: Any) -> Any:
     return low, high
 
 
-@njit(cache=True, nogil=True)
-def _wider(array: Any, needed: int, fill: int) -> Any:
-    """Return the array with at least so many rows, the new ones full of ``fill``."""
-    if needed <= array.shape[0]:
-        return array
-    rows = max(needed, array.shape[0] + array.shape[0] // 2)
-    wider = np.empty((rows,) + array.shape[1:], dtype=array.dtype)  # noqa: RUF005 (numba)
-    wider[: array.shape[0]] = array
-    wider[array.shape[0] :] = fill
-    return wider
-
-
 @njit(cache=True, nogil=True, inline="always")
 def _node(t: int, begin: int, done: int, at: Any, state: Any, here: Any, out_loop: Any) -> int:
     """Return the node with state ``t`` among those from ``begin`` on, ``done`` if it is new."""
@@ -365,32 +150,11 @@ def _node(t: int, begin: int, done: int, at: Any, state: Any, here: Any, out_loo
 
 
 @njit(cache=True, nogil=True)
-def _room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) -> Any:
-    """Return the arrays of a tracker's states with room for what one node can add."""
-    need = count[0] + 2 * _MARGIN
-    items = _wider(items, need, 0)
-    info = _wider(info, need, -2)
-    if need > add.shape[1]:
-        wider = np.full((add.shape[0], info.shape[0]), -2, dtype=np.int32)
-        wider[:, : add.shape[1]] = add
-        add = wider
-    if 2 * need > slots.shape[0]:
-        slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
-        last = np.uint64(slots.shape[0] - 1)
-        for s in range(count[0]):
-            at = _hash_items(items[s], info[s, 0]) & last
-            while slots[at] >= 0:
-                at = (at + _ONE) & last
-            slots[at] = s
-    return items, info, add, slots
-
-
-@njit(cache=True, nogil=True)
 def _room_for_labels(label_mask: Any, label_fixed: Any, slots: Any, count: Any, first: int) -> Any:
     """Return the arrays of labels with room for what one node can add."""
-    need = count[0] + 2 * _MARGIN
-    label_mask = _wider(label_mask, need, 0)
-    label_fixed = _wider(label_fixed, need, 0)
+    need = count[0] + 2 * MARGIN
+    label_mask = wider(label_mask, need, 0)
+    label_fixed = wider(label_fixed, need, 0)
     if 2 * need > slots.shape[0]:
         slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
         last = np.uint64(slots.shape[0] - 1)
@@ -459,7 +223,7 @@ def _product(
     # Of each label: least and largest cost, first and last row of its parts.
     about = np.full((label_mask.shape[0], 4), -1, dtype=np.int64)
     known = first_mask
-    parts = np.zeros((4 * _MARGIN, 2), dtype=np.int32)
+    parts = np.zeros((4 * MARGIN, 2), dtype=np.int32)
     n_parts = 0
     by_symbol = np.zeros(symbols, dtype=np.uint64)
     touched = np.empty(symbols, dtype=np.int64)
@@ -467,12 +231,12 @@ def _product(
     in_start, in_source, in_label = _reversed(arc_start, arc_target, arc_label, stop)
     first = np.zeros(coarse_nodes + 1, dtype=np.int64)
     at = np.full(info.shape[0], -1, dtype=np.int32)  # of each state, its last node
-    state = np.empty(4 * _MARGIN, dtype=np.int32)
-    here = np.empty(4 * _MARGIN, dtype=np.int32)  # cost from the root
-    out_loop = np.empty(4 * _MARGIN, dtype=np.int16)
-    source = np.empty(4 * _MARGIN, dtype=np.int32)
-    target = np.empty(4 * _MARGIN, dtype=np.int32)
-    out_label = np.empty(4 * _MARGIN, dtype=np.int32)
+    state = np.empty(4 * MARGIN, dtype=np.int32)
+    here = np.empty(4 * MARGIN, dtype=np.int32)  # cost from the root
+    out_loop = np.empty(4 * MARGIN, dtype=np.int16)
+    source = np.empty(4 * MARGIN, dtype=np.int32)
+    target = np.empty(4 * MARGIN, dtype=np.int32)
+    out_label = np.empty(4 * MARGIN, dtype=np.int32)
     done = 0
     arcs = 0
     status = 1 if stop[0] != 0 else 0  # `_reversed` may not have ended
@@ -503,17 +267,17 @@ def _product(
                 slack = rest - here[x]
                 if low > slack:
                     continue
-                if width > 0 and count[0] + _MARGIN > info.shape[0]:
-                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
-                    at = _wider(at, info.shape[0], -1)
-                if done + _MARGIN > state.shape[0]:
-                    state = _wider(state, done + _MARGIN, 0)
-                    here = _wider(here, done + _MARGIN, 0)
-                    out_loop = _wider(out_loop, done + _MARGIN, 0)
-                if arcs + _MARGIN > source.shape[0]:
-                    source = _wider(source, arcs + _MARGIN, 0)
-                    target = _wider(target, arcs + _MARGIN, 0)
-                    out_label = _wider(out_label, arcs + _MARGIN, 0)
+                if width > 0 and count[0] + MARGIN > info.shape[0]:
+                    items, info, add, slots = room_for_states(items, info, add, slots, count)
+                    at = wider(at, info.shape[0], -1)
+                if done + MARGIN > state.shape[0]:
+                    state = wider(state, done + MARGIN, 0)
+                    here = wider(here, done + MARGIN, 0)
+                    out_loop = wider(out_loop, done + MARGIN, 0)
+                if arcs + MARGIN > source.shape[0]:
+                    source = wider(source, arcs + MARGIN, 0)
+                    target = wider(target, arcs + MARGIN, 0)
+                    out_label = wider(out_label, arcs + MARGIN, 0)
                 s = state[x]
                 label = whole
                 if label < first_mask:
@@ -521,7 +285,7 @@ def _product(
                     if label < join:
                         t = info[s, 2]
                         if t == -2:
-                            t = _dec(s, span, floor, row, items, info, slots, count)
+                            t = state_before(s, span, floor, row, items, info, slots, count)
                     elif label > join and info[s, 3] == 0:
                         continue
                     y = _node(t, begin, done, at, state, here, out_loop)
@@ -531,17 +295,17 @@ def _product(
                     arcs += 1
                     continue
                 if high > slack or about[label, 2] < 0:
-                    if label_count[0] + _MARGIN > label_mask.shape[0]:
+                    if label_count[0] + MARGIN > label_mask.shape[0]:
                         label_mask, label_fixed, label_slots = _room_for_labels(
                             label_mask, label_fixed, label_slots, label_count, first_mask
                         )
-                        about = _wider(about, label_mask.shape[0], -1)
+                        about = wider(about, label_mask.shape[0], -1)
                     if high > slack:
                         mask = _kept(label_mask[label], cost, slack)
                         label = np.int64(_label(mask, label_mask, label_slots, label_count))
                     if about[label, 2] < 0:
-                        if n_parts + _MARGIN > parts.shape[0]:
-                            parts = _wider(parts, n_parts + 2 * _MARGIN, 0)
+                        if n_parts + MARGIN > parts.shape[0]:
+                            parts = wider(parts, n_parts + 2 * MARGIN, 0)
                         about[label, 2] = n_parts
                         n_parts = _split(
                             label_mask[label], symbol_of, by_symbol, touched, parts,
@@ -557,7 +321,7 @@ def _product(
                         continue
                     t = add[parts[k, 0], s]
                     if t == -2:
-                        t = _add(
+                        t = state_after(
                             s, parts[k, 0], span, capacity, peak, floor_class, floor, most, row,
                             items, info, add, slots, count
                         )  # fmt: skip
@@ -578,13 +342,13 @@ def _product(
             # Rounds that the coarse graph does not see: all lighter states too, the heaviest first.
             x = begin
             while x < done and stop[0] == 0:
-                if width > 0 and count[0] + _MARGIN > info.shape[0]:
-                    items, info, add, slots = _room_for_states(items, info, add, slots, count)
-                    at = _wider(at, info.shape[0], -1)
-                state = _wider(state, done + 1, 0)
-                here = _wider(here, done + 1, 0)
-                out_loop = _wider(out_loop, done + 1, 0)
-                t = _dec(state[x], span, floor, row, items, info, slots, count)
+                if width > 0 and count[0] + MARGIN > info.shape[0]:
+                    items, info, add, slots = room_for_states(items, info, add, slots, count)
+                    at = wider(at, info.shape[0], -1)
+                state = wider(state, done + 1, 0)
+                here = wider(here, done + 1, 0)
+                out_loop = wider(out_loop, done + 1, 0)
+                t = state_before(state[x], span, floor, row, items, info, slots, count)
                 y = _node(t, begin, done, at, state, here, out_loop)
                 done = max(done, y + 1)
                 x += 1
@@ -604,14 +368,14 @@ def _product(
             for a in range(first_arc, arcs):
                 target[a] = number[target[a] - begin]
             for x in range(begin, done):
-                t = _dec(state[x], span, floor, row, items, info, slots, count)
+                t = state_before(state[x], span, floor, row, items, info, slots, count)
                 then = np.int64(here[x]) + loop[v] * scale
                 if t == state[x]:
                     out_loop[x] = loop[v]
                 elif then + backward[v] <= cutoff:
-                    source = _wider(source, arcs + 1, 0)
-                    target = _wider(target, arcs + 1, 0)
-                    out_label = _wider(out_label, arcs + 1, 0)
+                    source = wider(source, arcs + 1, 0)
+                    target = wider(target, arcs + 1, 0)
+                    out_label = wider(out_label, arcs + 1, 0)
                     here[at[t]] = min(np.int64(here[at[t]]), then)
                     source[arcs], target[arcs], out_label[arcs] = x, at[t], loop[v]
                     arcs += 1
@@ -877,8 +641,8 @@ def best_path(
     length = 0
     u = 0
     while u != end:
-        symbols = _wider(symbols, length + 1, 0)
-        label_of = _wider(label_of, length + 1, 0)
+        symbols = wider(symbols, length + 1, 0)
+        label_of = wider(label_of, length + 1, 0)
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
             if backward[arc_target[a]] < INFINITE and (
