@@ -186,6 +186,17 @@ def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
     assert climb(relaxation) == climb(ready())
 
 
+def test_a_schedule_above_the_target_is_found_all_the_same() -> None:
+    # One request alone: every path is its schedule, of total latency o = 3.
+    jobs = periods(Instance([0], [2], [3], kv_capacity=9))[0]
+    relaxation = Relaxation(jobs, 8)
+    target = relaxation.fork()
+    target.offer(3)
+    target.use_floors(target.floor)
+    assert [jobs.total(starts) for starts in target.found] == [3]
+    assert relaxation.found == []
+
+
 @pytest.mark.slow
 def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests() -> None:
     check_against_brute_force(2, 2000, 6)

@@ -280,6 +280,7 @@ class Relaxation:
         self.pi = self._clipped(weights * self.scale)
         self.levels: list[Level] = []
         self.found: list[NDArray[np.int64]] = []
+        self._known = self.upper
         self.violation = np.ones(len(self.copies))
         self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
@@ -377,6 +378,8 @@ class Relaxation:
 
     def target(self, nodes: float) -> int:
         """Return the largest value, up to `upper`, with at most so many nodes on paths below it."""
+        if not self._chain:  # `backward` does not say anything yet
+            return self.bound
         shift = int((self.copies * self.pi).sum())
         least = self._kernels.least_totals(
             *self._arcs, self._values(self.pi)[0], self.backward, shift, self.scale,
@@ -487,9 +490,11 @@ class Relaxation:
             return
         steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
         starts = self.starts(symbols[symbols >= 0], steps)
-        if self.jobs.total(starts) < self.upper and self.jobs.feasible(starts):
+        total = self.jobs.total(starts)
+        if total < self._known and self.jobs.feasible(starts):
             self.found.append(starts)
-            self.offer(self.jobs.total(starts))
+            self._known = total
+            self.offer(total)
 
     def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int64]:
         """Return the starts when requests of these kinds complete so many steps before the end.

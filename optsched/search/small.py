@@ -81,10 +81,6 @@ _WHOLE_CLOCK = 600
 """Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
 _CLOCK_PART = 0.03
 """Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
-_LEAST_CLOCK = 20
-"""Rounds with a clock of which none is given up for larger graphs."""
-_EARLY = 0.25
-"""Part of the time within which another clock is tried."""
 _ARCS_PER_ORDER = 80
 """Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
@@ -251,12 +247,7 @@ def _prove(
         update(relaxation)
         if over():
             break
-        if proof.note == _TOO_LONG:
-            # A shorter clock, if there still is time for larger graphs with it.
-            if clock < _LEAST_CLOCK or time.perf_counter() > begin + _EARLY * (deadline - begin):
-                break
-            clock = clock * 3 // 4
-        else:
+        if proof.note != _TOO_LONG:
             clock = needed
     while proof.note and not over() and deadline < math.inf:
         look(annealing, deadline, stop)
@@ -372,7 +363,7 @@ def _refine(
     budget is raised, and refinement begins again where the target was first lowered.
     """
     clock = time.perf_counter
-    rate, budget = _RATE, float(_BUDGET)
+    rate, budget, timely = _RATE, float(min(_BUDGET, MAX_NODES)), math.inf
     base = climb = _Climb(first, Ladder(first))
     proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
     first_raise = 0
@@ -428,35 +419,33 @@ def _refine(
         begin, built = clock(), climb.nodes
         while not over() and not climb.ended:
             near = climb.relaxation.upper == annealing.value and climb.relaxation.gap < _NEAR
-            room = min(budget * (_IF_NEAR if near else 1.0), _NEXT * rate * (deadline - clock()))
+            timely = max(0.0, _NEXT * rate * (deadline - clock()))
+            room = min(budget * (_IF_NEAR if near else 1.0), MAX_NODES, timely)
             to, growth = climb.plan(room)
-            if growth * climb.nodes > room:
-                if not lower(room / growth):
-                    break
-                if climb.ended:
-                    continue
+            if growth * climb.nodes > room and not lower(room / growth):
+                break
             start = clock()
             try:
-                climb.take(to, int(2 * room))
+                climb.take(to, int(2 * room) if growth else MAX_NODES)
             except TooLargeError:
                 if not lower(climb.nodes / 3):
                     break
                 continue
-            relaxation = climb.relaxation
-            if relaxation.graph is not None:
+            if climb.relaxation.graph is not None:
                 nodes = climb.nodes
                 built += nodes
                 settle()
                 if nodes >= _LARGE:
                     rate = nodes / (clock() - start)
-            update(relaxation)
+            update(climb.relaxation)
         if over():
             return ""
-        relaxation = climb.relaxation
-        if climb is base or (climb.ended and not relaxation.closed):
+        if climb.relaxation.closed:
+            proved.append((climb.relaxation.upper, built))
+        elif climb.ended:
             return _NO_MORE
-        if relaxation.closed:
-            proved.append((relaxation.upper, built))
+        elif timely < budget:
+            return _TOO_LONG
         elif budget >= MAX_NODES:
             return _TOO_LARGE
         else:
