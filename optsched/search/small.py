@@ -387,22 +387,17 @@ def _refine(
         update(relaxation)
         if over() or relaxation.closed:
             return
-        if relaxation.graph.nodes > _LARGE:
-            relaxation.prune()
-        while relaxation.graph.nodes > _LARGE:
+        while True:
+            if relaxation.graph.nodes > _LARGE:
+                relaxation.prune()
+            large = relaxation.graph.nodes > _LARGE
             middle = (relaxation.bound + relaxation.upper + 1) // 2
-            relaxation.ascend(until=middle)
+            relaxation.ascend(until=middle if large else None)
             update(relaxation)
             if over() or relaxation.closed:
                 return
-            if relaxation.bound < middle:
+            if not large or relaxation.bound < middle:
                 break
-            relaxation.prune()
-        else:
-            relaxation.ascend()
-            update(relaxation)
-            if over() or relaxation.closed:
-                return
         if relaxation.upper >= annealing.value:
             for width in (300, 3000) if relaxation.gap < _NEAR else (300,):
                 before = annealing.value
@@ -437,7 +432,6 @@ def _refine(
                 settle()
                 if nodes >= _LARGE:
                     rate = nodes / (clock() - start)
-            update(climb.relaxation)
         if over():
             return ""
         if climb.relaxation.closed:
