@@ -23,11 +23,11 @@ import numpy as np
 import optsched
 from optsched import Instance, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, lower_bound
-from optsched.cost import BatchCost
-from optsched.errors import OptschedError
+from optsched.costs.cost import BatchCost
+from optsched.optimize.search.offline import improve
 from optsched.policies import allows, policies
-from optsched.search.offline import improve
-from optsched.traces import read_trace
+from optsched.problem.errors import OptschedError
+from optsched.workloads.traces import read_trace
 
 MODEL = "llama2-7b-a100-infermax"
 METRICS = ("mean_latency", "makespan", "mean_ttft")

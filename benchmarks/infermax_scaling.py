@@ -17,11 +17,11 @@ import time
 import numpy as np
 
 from optsched import Instance
-from optsched.cost import load_cost_model
-from optsched.errors import OptschedError
-from optsched.evaluate import evaluate
-from optsched.formulations import Task, check_method, get
-from optsched.solvers.base import SolveOptions
+from optsched.costs.cost import load_cost_model
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.formulations import Task, check_method, get
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.errors import OptschedError
 
 METHODS = ("astar", "flow-highs", "flow-cpsat", "cpsat", "pulp-bigm")
 

@@ -23,8 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from optsched.generate import generate
-from optsched.solve import solve
+from optsched.optimize.solve import solve
+from optsched.workloads.generate import generate
 
 PROOFS = (
     # generator, n, seconds that 18 of 20 instances may take

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from optsched import Instance
-from optsched.formulations.hindsight import linear_model, program
-from optsched.solvers.base import SolveOptions
+from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+from optsched.optimize.solvers.base import SolveOptions
 
 
 def paper_scale() -> Instance:
@@ -29,7 +29,7 @@ def test_windows_and_placement(benchmark):
 
 
 def test_hand_over_to_highs(benchmark):
-    from optsched.solvers.highs import configured, pass_model
+    from optsched.optimize.solvers.highs import configured, pass_model
 
     model = linear_model(program(paper_scale()))
 

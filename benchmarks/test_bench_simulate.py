@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from optsched.evaluate import evaluate
-from optsched.experiments.trail import ALPACA
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.predict import predict
-from optsched.simulate import simulate
-from optsched.traces import read_trace
+from optsched.experiments.studies.trail import ALPACA
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
+from optsched.workloads.traces import read_trace
 
 TRACE = "AzureLLMInferenceTrace_conv.csv"
 COST_MODEL = "llama2-7b-a100-infermax"

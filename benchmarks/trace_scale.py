@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from optsched.bounds.certificate import verify_certificate
-from optsched.evaluate import evaluate
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.search.anytime import explore
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.anytime import explore
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
 
 TARGETS = {0.0: 0.7, 4.0: 2.5, 2.0: 5.0, 1.0: 0.005}
 """Arrivals per round (0: all at 0) and the gap aimed at, in percent."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from optsched.experiments import Row
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.trail import BURST, POLICIES, SETTINGS, mean
+from optsched.experiments.studies.trail import BURST, POLICIES, SETTINGS, mean
 
 NAMES = {spec: name for name, spec in {**POLICIES, **BURST}.items()}
 

@@ -30,7 +30,7 @@ import warnings
 import matplotlib.pyplot as plt
 
 import optsched
-from optsched.plot import plot_gantt, plot_kv, plot_lines
+from optsched.show.plot import plot_gantt, plot_kv, plot_lines
 
 warnings.filterwarnings("ignore", message="cost model .* is used outside its range")
 

@@ -28,7 +28,7 @@
 import matplotlib.pyplot as plt
 
 import optsched
-from optsched.plot import plot_comparison, plot_gantt, plot_kv
+from optsched.show.plot import plot_comparison, plot_gantt, plot_kv
 
 # %% [markdown]
 # ## Eight requests
@@ -126,7 +126,7 @@ plot_comparison(
 # reasons:
 
 # %%
-from optsched.ratio import gap_breakdown
+from optsched.analysis.ratio import gap_breakdown
 
 for policy in ("mc-sf", "mc-benchmark"):
     print(policy, gap_breakdown(instance, policy).parts())
@@ -211,7 +211,7 @@ served = optsched.compare(
 served
 
 # %%
-from optsched.plot import plot_distribution
+from optsched.show.plot import plot_distribution
 
 evaluations = {row.policy: optsched.evaluate(chat, row.schedule, gpu) for row in served.rows}
 plot_distribution(evaluations, "latency");

@@ -29,8 +29,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.plot import plot_ratios
-from optsched.ratio import competitive_ratio, gap_breakdown
+from optsched.show.plot import plot_ratios
+from optsched.analysis.ratio import competitive_ratio, gap_breakdown
 
 # %% [markdown]
 # ## Small instances, exact ratios
@@ -170,7 +170,7 @@ assert optimum.status == "optimal"
 assert tel > 9 * optimum.objective
 
 # %%
-from optsched.plot import plot_gantt
+from optsched.show.plot import plot_gantt
 
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
 plot_gantt(optsched.timeline(worst, optsched.simulate(worst, "mc-sf")), ax=top)

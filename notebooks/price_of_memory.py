@@ -35,7 +35,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.plot import plot_distribution, plot_fit, plot_kv, plot_lines, plot_shadow_prices
+from optsched.show.plot import plot_distribution, plot_fit, plot_kv, plot_lines, plot_shadow_prices
 
 warnings.filterwarnings("ignore", message="cost model .* is used outside its range")
 folder = Path(tempfile.mkdtemp())
@@ -102,7 +102,7 @@ with open(folder / "perf_model.csv", "w", newline="") as file:
                 rows.writerow(["llama2-7b", "a100-80gb", 1, prompt, batch, 128, first, step, whole])
 
 # %%
-from optsched.fit import fit
+from optsched.costs.fit import fit
 
 fitted = fit(folder, model="llama2-7b", tensor_parallel=1, hardware="a100-80gb")
 gpu = fitted.cost_model
@@ -115,7 +115,7 @@ plot_fit(fitted);
 # weights, at 512 KiB a token.
 
 # %%
-from optsched.hardware import architecture, kv_capacity
+from optsched.costs.hardware import architecture, kv_capacity
 
 shape = architecture("llama2-7b")
 capacity = kv_capacity(

@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.plot import plot_distribution, plot_lines
+from optsched.show.plot import plot_distribution, plot_lines
 
 warnings.filterwarnings("ignore", message="cost model .* is used outside its range")
 
@@ -168,7 +168,7 @@ assert at["margin", 60] < at["margin", 120] < at["margin", 0]
 # request is told while it runs, for four requests:
 
 # %%
-from optsched.predict import forecast_of, predict
+from optsched.workloads.predict import forecast_of, predict
 
 told = predict(chats, "trail", seed=1)
 forecast = forecast_of(told)
@@ -215,8 +215,8 @@ for tokens in (10, 50, 200):
 # **A_l**, lets everybody try l tokens first. The yardstick, H-SF, knows the truth.
 
 # %%
-from optsched.ratio.families import two_point
-from optsched.theory import a_l_bound, a_min_two_point_bound
+from optsched.analysis.ratio.families import two_point
+from optsched.analysis.theory import a_l_bound, a_min_two_point_bound
 
 long = 24
 curves = []

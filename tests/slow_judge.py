@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
 
-from optsched.cost import BatchCost
-from optsched.instance import Instance, Limits
-from optsched.schedule import Schedule, from_batches
+from optsched.costs.cost import BatchCost
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import Schedule, from_batches
 
 TOLERANCE = Fraction(1, 10**9)
 """Slack of comparisons between times in seconds; rounds are exact."""

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from optsched.evaluate import evaluate
 from optsched.experiments import Experiment
 from optsched.experiments.runner import run_experiment
-from optsched.generate import generate
-from optsched.simulate import simulate
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.workloads.generate import generate
 
 LOG = "SURVIVAL_LOG"
 

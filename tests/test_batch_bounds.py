@@ -16,12 +16,12 @@ from optsched.bounds import paths as paths_module
 from optsched.bounds.batch import unavoidable_work, work_makespan, work_tel, work_ttft
 from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
 from optsched.bounds.paths import paths
-from optsched.cost import COEFFICIENTS
-from optsched.errors import InputError, NoIncumbentError, OptschedError, UsageError
-from optsched.generate import generate
+from optsched.costs.cost import COEFFICIENTS
+from optsched.optimize.search.offline import improve
 from optsched.policies.base import own_work
-from optsched.predict import predict
-from optsched.search.offline import improve
+from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
 
 # One layer, milliseconds: 1 per token, 10 per batch, 5 for decoding, 7 for prefilling.
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})

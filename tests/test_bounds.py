@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bound import bound_within
 from optsched.bounds import bounds, lower_bound
-from optsched.errors import UsageError
-from optsched.instance import Instance
+from optsched.optimize.bound import bound_within
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
 
 IN_ROUNDS = sorted(name for name, bound in bounds().items() if bound.time_unit == "round")
 

@@ -20,13 +20,13 @@ from optsched.bounds.checker import Rejected, check_certificate, columns_of, sch
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app
-from optsched.errors import UsageError, ViolationError
-from optsched.generate import generate
-from optsched.instance import Instance, Limits
-from optsched.io import read_instance
-from optsched.schedule import from_starts
-from optsched.search.anytime import explore
-from optsched.simulate import simulate
+from optsched.files.read_write import read_instance
+from optsched.optimize.search.anytime import explore
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import from_starts
+from optsched.workloads.generate import generate
 
 INSTANCES = Path(__file__).resolve().parent.parent / "instances"
 
@@ -150,8 +150,8 @@ def test_optimality_needs_a_schedule_of_the_value_and_within_the_limits() -> Non
 
 
 def test_the_checkers_judge_agrees_with_the_judge() -> None:
-    from optsched.errors import OptschedError
-    from optsched.evaluate import evaluate
+    from optsched.judge.evaluate import evaluate
+    from optsched.problem.errors import OptschedError
 
     rng = np.random.default_rng(4)
     accepted = 0
@@ -315,9 +315,9 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from optsched.cli import main
-    from optsched.io import write_instance, write_json
+    from optsched.files.read_write import write_instance, write_json
 
-    app = getattr(__import__("optsched.cli.app", fromlist=["app"]), "app", main)
+    app = getattr(__import__("optsched.cli.application", fromlist=["app"]), "app", main)
     runner = CliRunner()
     instance = generate("jaillet-model-2", seed=3, n=12)
     path, out = tmp_path / "i.json", tmp_path / "c.json"

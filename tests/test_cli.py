@@ -493,7 +493,7 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    monkeypatch.setattr("optsched.io.INLINE_ENTRIES", 4)  # five requests are more
+    monkeypatch.setattr("optsched.files.read_write.INLINE_ENTRIES", 4)  # five requests are more
     for words in (
         ("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json"),
         ("solve", instance, "--schedule-out", "s.json"),
@@ -555,7 +555,7 @@ def test_an_export_that_fails_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     Path("m.lp").write_text("old")
-    monkeypatch.setattr("optsched.formulations.hindsight_pulp.write_lp", broken)
+    monkeypatch.setattr("optsched.optimize.formulations.rounds.pulp_program.write_lp", broken)
     one_line_error(run("export", instance, "--format", "lp", "-o", "m.lp"), 2)
     assert Path("m.lp").read_text() == "old"
     assert sorted(p.name for p in Path().iterdir()) == ["five.json", "m.lp"]
@@ -828,7 +828,7 @@ def test_another_solver_of_pulp_is_taken_by_name(run) -> None:
 
 
 def test_a_warning_is_printed_once_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from optsched.cli.app import _warn_once
+    from optsched.cli.application import _warn_once
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

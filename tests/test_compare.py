@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from brute_force import brute_force_tel
 
+from optsched.analysis.compare import SOLVER_STARTS, best_of_policies, compare
 from optsched.bounds import lower_bound
-from optsched.compare import SOLVER_STARTS, best_of_policies, compare
-from optsched.errors import InputError, PolicyError, UsageError, ViolationError
-from optsched.evaluate import evaluate
-from optsched.instance import Instance, Limits
-from optsched.simulate import simulate
-from optsched.solve import solve
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.solve import solve
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
+from optsched.problem.instance import Instance, Limits
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -178,7 +178,7 @@ def test_typos_are_errors_before_anything_runs() -> None:
 def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import import_module
 
-    from optsched.schedule import from_starts
+    from optsched.problem.schedule import from_starts
 
     module = import_module("optsched.compare")
     monkeypatch.setattr(module, "_load_engine", lambda specs: None)

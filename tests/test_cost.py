@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from optsched.cost import (
+from optsched.costs.cost import (
     COEFFICIENTS,
     BatchCost,
     UnitCost,
@@ -18,8 +18,8 @@ from optsched.cost import (
     models_folder,
     shipped_models,
 )
-from optsched.errors import InputError, UsageError
-from optsched.instance import Instance
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
 
 SHIPPED = (
     "llama-70b-tp4-a100-infermax", "llama2-70b-tp2-a100-derived", "llama2-70b-tp2-a100-splitwise",

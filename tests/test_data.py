@@ -19,9 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 import optsched
-from optsched import data
 from optsched.cli import app
-from optsched.errors import InputError
+from optsched.problem.errors import InputError
+from optsched.workloads import datasets as data
 
 pytest.importorskip("pooch", reason="pooch is not installed")
 
@@ -220,7 +220,7 @@ def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:
         assert one.name == name
         assert one.url.startswith("https://")
         assert re.fullmatch("[0-9a-f]{64}", one.sha256)
-        assert one.format in optsched.traces.trace_formats()
+        assert one.format in optsched.workloads.traces.trace_formats()
         assert one.licence
     assert len({one.file_name for one in found.values()}) == len(found)
     with pytest.raises(InputError, match="dataset 'nope' is unknown; known are azure-2023-conv"):

@@ -13,10 +13,10 @@ from optsched.bounds import lower_bound, shadow_prices
 from optsched.bounds.dual import Prices, dual_fraction, dual_value, prices_in_rounds
 from optsched.bounds.shadow import best_prices
 from optsched.bounds.timeline import busy_prices, model_of
-from optsched.errors import UsageError
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.search.anytime import explore
+from optsched.optimize.search.anytime import explore
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
 
 
 def random_instance(rng: np.random.Generator, most: int = 6) -> Instance:
@@ -58,9 +58,9 @@ def plain_dual(instance: Instance, prices: Prices) -> int:
 
 def relaxation(instance: Instance) -> float:
     """The value of the linear relaxation of the time-indexed program, by HiGHS."""
-    from optsched.formulations.hindsight import linear_model, program
-    from optsched.solvers.base import SolveOptions
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+    from optsched.optimize.solvers.base import SolveOptions
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     model = linear_model(program(instance, windows=False))
     model = replace(model, integrality=np.zeros_like(model.integrality), integral_objective=False)
@@ -210,7 +210,7 @@ def test_plot_of_shadow_prices_returns_its_axes() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from optsched.plot.prices import plot_shadow_prices
+    from optsched.show.plot.prices import plot_shadow_prices
 
     ax = plot_shadow_prices([[1, 0.5], [9, 0.0]])
     assert "KV token" in ax.get_ylabel()

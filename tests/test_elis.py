@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optsched.cost import BatchCost, load_cost_model
-from optsched.errors import InputError, UsageError
-from optsched.evaluate import evaluate
-from optsched.experiments.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
+from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
+from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.runner import run_experiment
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.load import alone_latency, at_rate, full_rate, peak_rate
-from optsched.predict import predict
-from optsched.simulate import simulate
+from optsched.experiments.studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
 
 LLAMA = "llama2-7b-a100-infermax"
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})

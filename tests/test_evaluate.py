@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_judge import TIMED, batches, corrupted, random_batches, random_instance, slow_judge
 
-import optsched.replay
-from optsched.cost import BatchCost
-from optsched.errors import InputError, UsageError, ViolationError
-from optsched.evaluate import METRICS, Evaluation, evaluate
-from optsched.instance import Instance, Limits
-from optsched.schedule import Schedule, from_batches, from_starts
+import optsched.judge.replay
+from optsched.costs.cost import BatchCost
+from optsched.judge.evaluate import METRICS, Evaluation, evaluate
+from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import Schedule, from_batches, from_starts
 
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
@@ -530,7 +530,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
         if schedule.batches:
             cases += [(instance, schedule), (instance, corrupted(rng, instance, schedule))]
     compiled = [outcome(*case) for case in cases]
-    monkeypatch.setattr(optsched.replay, "replay", optsched.replay.replay.py_func)
+    monkeypatch.setattr(optsched.judge.replay, "replay", optsched.judge.replay.replay.py_func)
     for case, fast in zip(cases, compiled, strict=True):
         slow = outcome(*case)
         assert type(slow) is type(fast)

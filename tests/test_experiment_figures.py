@@ -9,8 +9,8 @@ import pytest
 from optsched.experiments import Claim, Experiment, Figure, experiments
 from optsched.experiments.figures import CLAIMS, draw_figure, numeric, write_figures
 from optsched.experiments.runner import run_experiment
-from optsched.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
-from optsched.plot.style import figure
+from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
+from optsched.show.plot.style import figure
 
 
 def experiment(*figures: Figure) -> Experiment:

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from optsched.cli import app
-from optsched.errors import InputError, UsageError
 from optsched.experiments import Claim, experiments, get_experiment
-from optsched.experiments.offline import MODEL, fixed, run_fixed, spec_of
 from optsched.experiments.runner import csv_text, run_experiment
+from optsched.experiments.studies.offline import MODEL, fixed, run_fixed, spec_of
+from optsched.problem.errors import InputError, UsageError
 
 DATA = os.environ.get("OPTSCHED_DATA")
 OURS = (

@@ -15,17 +15,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from optsched.cli import app
-from optsched.cost import BatchCost, load_cost_model
-from optsched.errors import InputError
-from optsched.evaluate import evaluate
-from optsched.fit import Fit, errors_of, fit, to_toml
-from optsched.hardware import ARCHITECTURES, DEVICES, kv_capacity
-from optsched.instance import Instance
-from optsched.least_squares import nnls
-from optsched.plot.fit import plot_fit
-from optsched.profiles import LAYER_OPERATORS, read_profile
-from optsched.roofline import roofline
-from optsched.simulate import simulate
+from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.fit import Fit, errors_of, fit, to_toml
+from optsched.costs.hardware import ARCHITECTURES, DEVICES, kv_capacity
+from optsched.costs.least_squares import nnls
+from optsched.costs.profiles import LAYER_OPERATORS, read_profile
+from optsched.costs.roofline import roofline
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.show.plot.fit import plot_fit
 
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
@@ -148,7 +148,7 @@ def test_a_model_that_misses_the_target_says_so(tmp_path: Path) -> None:
 def test_an_operator_outside_the_range_has_no_error(
     good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module("optsched.fit")
+    module = importlib.import_module("optsched.costs.fit")
     report = module._report
 
     def outside(name: str, mine: np.ndarray, inside: np.ndarray, *rest: Any) -> Any:

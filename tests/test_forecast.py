@@ -12,14 +12,14 @@ from slow_judge import random_instance
 from typer.testing import CliRunner
 
 from optsched.cli import app
-from optsched.errors import InputError
-from optsched.forecast import Forecast, tokens_left
-from optsched.instance import Instance
-from optsched.io import read_instance, write_instance
+from optsched.files.read_write import read_instance, write_instance
 from optsched.policies import is_clairvoyant, make_policy
 from optsched.policies.base import Batch, View
-from optsched.predict import estimates, forecast_of, predict
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.forecast import Forecast, tokens_left
+from optsched.problem.instance import Instance
+from optsched.workloads.predict import estimates, forecast_of, predict
 
 TWO = Forecast(3, [0, 2, 3], [9.0, 5.5, 0.25])
 """Of two requests, every 3 tokens: 9 tokens at first, then 5.5 more; 0.25 tokens."""
@@ -84,7 +84,7 @@ def test_files_keep_forecasts_and_the_digest_covers_them(instance: Instance, tmp
 def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
-        "from optsched.forecast import Forecast\n"
+        "from optsched.problem.forecast import Forecast\n"
         "def falling(instance, generator):\n"
         "    o = instance.output_tokens\n"
         "    left = np.concatenate([np.arange(k, 0, -1) for k in o])\n"

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
-from optsched.generate import generate, generators, parse_parameters
+from optsched.problem.errors import InputError
+from optsched.workloads.generate import generate, generators, parse_parameters
 
 NAMES = (
     "jaillet-model-1", "jaillet-model-2", "uniform", "lognormal", "infermax-fixed", "infermax-mix",

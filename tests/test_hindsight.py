@@ -10,12 +10,15 @@ import pytest
 from brute_force import brute_force_tel
 
 from optsched import Instance, Limits, evaluate
-from optsched.errors import InfeasibleError, UsageError
-from optsched.formulations import Task, get
-from optsched.formulations.hindsight import linear_model, program, read_starts, start_values
-from optsched.formulations.hindsight_cliques import widths, with_cliques
-from optsched.formulations.hindsight_pulp import write_lp, write_mps
-from optsched.formulations.horizon import (
+from optsched.optimize.formulations import Task, get
+from optsched.optimize.formulations.rounds.cliques import widths, with_cliques
+from optsched.optimize.formulations.rounds.hindsight import (
+    linear_model,
+    program,
+    read_starts,
+    start_values,
+)
+from optsched.optimize.formulations.rounds.horizon import (
     place,
     round_data,
     serial_schedule,
@@ -23,8 +26,10 @@ from optsched.formulations.horizon import (
     volume_bound,
     without_idle,
 )
-from optsched.schedule import from_starts
-from optsched.solvers.base import SolveOptions, Status
+from optsched.optimize.formulations.rounds.pulp_program import write_lp, write_mps
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.problem.schedule import from_starts
 
 METHODS = ("highs", "highs-cliques", "cpsat", "pulp")
 LP_FOLDER = Path(__file__).resolve().parent.parent / "models" / "lp"
@@ -161,7 +166,7 @@ def test_the_windows_solved_by_highs_equal_the_naive_horizon():
     for index in range(40):
         instance = varied(np.random.default_rng([index, 5]), index)
         wide = program(instance, windows=False)
-        from optsched.solvers.highs import solve_linear_model
+        from optsched.optimize.solvers.highs import solve_linear_model
 
         naive = solve_linear_model(linear_model(wide), TWO)
         assert naive.status is Status.OPTIMAL
@@ -351,7 +356,7 @@ def test_exported_names_read_like_the_paper(tmp_path):
 
 def relaxed(instance, cliques):
     """Return the value of the linear relaxation."""
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     prog = program(instance)
     model = linear_model(prog)

@@ -11,14 +11,14 @@ import pytest
 from exhaustive_batches import Exhaustive
 
 from optsched import Instance, solve
-from optsched.cost import BatchCost, load_cost_model
-from optsched.errors import InfeasibleError, InputError, SolverError, UsageError
-from optsched.evaluate import evaluate
-from optsched.formulations import Task, check_method, get
-from optsched.formulations.infermax import Problem, exact_costs, problem
-from optsched.formulations.infermax_network import outline
-from optsched.instance import Limits
-from optsched.solvers.base import SolveOptions, Status
+from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.formulations import Task, check_method, get
+from optsched.optimize.formulations.batches.infermax import Problem, exact_costs, problem
+from optsched.optimize.formulations.batches.network import outline
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.problem.errors import InfeasibleError, InputError, SolverError, UsageError
+from optsched.problem.instance import Limits
 
 PAPER = load_cost_model("llama2-7b-a100-infermax-paper")
 ODD = BatchCost(

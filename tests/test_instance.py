@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from optsched.columns import MAX_TOKENS, real_column, whole_column
-from optsched.errors import InputError
-from optsched.instance import Instance, Limits
-from optsched.io import example_instances, read_instance
+from optsched.files.read_write import example_instances, read_instance
+from optsched.problem.columns import MAX_TOKENS, real_column, whole_column
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance, Limits
 
 
 def make(**changes):

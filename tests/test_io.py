@@ -17,9 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optsched.errors import InputError
-from optsched.instance import Instance, Limits, canonical_json
-from optsched.io import (
+from optsched.files.read_write import (
     FORMATS,
     example_instances,
     json_schema,
@@ -33,7 +31,9 @@ from optsched.io import (
     write_json,
     write_schedule,
 )
-from optsched.schedule import Schedule, from_batches, from_starts
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance, Limits, canonical_json
+from optsched.problem.schedule import Schedule, from_batches, from_starts
 
 GOOD = {
     "format": "optsched-instance", "version": 1, "name": "two", "time_unit": "round",
@@ -544,7 +544,7 @@ def test_20_000_requests_are_read_quickly(tmp_path):
 
 
 def test_importing_io_does_not_import_pydantic():
-    code = "import sys, optsched.io; print('pydantic' in sys.modules)"
+    code = "import sys, optsched.files.read_write; print('pydantic' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
 

@@ -10,17 +10,17 @@ import pytest
 from brute_force import brute_force_tel
 from test_dual import random_instance
 
-from optsched.bound import bound_within
-from optsched.errors import UsageError
-from optsched.evaluate import evaluate
-from optsched.generate import generate
-from optsched.instance import Instance, Limits
-from optsched.schedule import from_starts
-from optsched.search.anytime import explore
-from optsched.search.lns import Search
-from optsched.search.placement import orders, place, room_of
-from optsched.solve import solve
-from optsched.solvers.base import Status
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.bound import bound_within
+from optsched.optimize.search.anytime import explore
+from optsched.optimize.search.lns import Search
+from optsched.optimize.search.placement import orders, place, room_of
+from optsched.optimize.solve import solve
+from optsched.optimize.solvers.base import Status
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import from_starts
+from optsched.workloads.generate import generate
 
 
 def judged(instance: Instance, starts: np.ndarray) -> int:

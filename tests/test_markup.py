@@ -7,9 +7,9 @@ import sys
 from html.parser import HTMLParser
 
 import optsched
-from optsched.bound import bound_within
-from optsched.instance import Instance
-from optsched.markup import facts, number, table
+from optsched.optimize.bound import bound_within
+from optsched.problem.instance import Instance
+from optsched.problem.markup import facts, number, table
 
 EVIL = '<script>alert("x")</script>'
 

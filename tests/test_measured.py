@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
-from optsched.errors import InputError, UsageError
-from optsched.io import json_schema
-from optsched.traces import read_trace_report
+from optsched.files.read_write import json_schema
+from optsched.problem.errors import InputError, UsageError
+from optsched.workloads.traces import read_trace_report
 
 # Three requests that arrive at 0, 0.5 and 0.25 s. The first has 3 tokens: latency
 # 0.05 + 0.02 + 0.03 = 0.1 s; the second 2: 0.07 + 0.04 = 0.11 s; the third 1: 0.06 s.

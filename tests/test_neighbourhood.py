@@ -10,9 +10,9 @@ import pytest
 from brute_force import brute_force_tel
 from test_ramp import tiny_instance
 
-from optsched.bounds.ramp import Jobs, periods
-from optsched.generate import generate
-from optsched.search.neighbourhood import improve
+from optsched.optimize.ramp.relaxation import Jobs, periods
+from optsched.optimize.search.neighbourhood import improve
+from optsched.workloads.generate import generate
 
 
 def in_line(jobs: Jobs, order: np.ndarray) -> np.ndarray:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import pkgutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,45 +17,11 @@ import optsched
 
 ROOT = Path(optsched.__file__).resolve().parent
 
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
-    ("least_squares", "markup"),
-    ("hardware",),
-    ("columns",),
-    ("forecast",),
-    ("instance", "version"),
-    ("cost", "schedule"),
-    ("schemas",),
-    ("files",),
-    ("measured", "specs"),
-    ("io", "generate", "traces", "data", "profiles"),
-    ("roofline",),
-    ("fit",),
-    ("replay", "spans", "predict", "theory", "validity", "queueing"),
-    ("evaluate", "engines"),
-    ("policies",),
-    ("simulate", "timeline"),
-    ("load",),
-    ("policies.readable",),
-    ("bounds", "solvers"),
-    ("formulations.base",),
-    ("search",),
-    ("formulations",),
-    ("solve", "bound"),
-    ("compare",),
-    ("ratio",),
-    ("plot", "sources"),
-    ("experiments", "report", "trace"),
-    ("cli",),
-    ("__main__",),
-)
-"""Modules and folders from the bottom up: each imports only from layers below it."""
-
-
-def unit_of(module: str) -> str:
-    """Return the entry of LAYERS that a module (without the leading ``optsched.``) belongs to."""
-    known = {name for layer in LAYERS for name in layer}
-    return module if module in known else module.split(".")[0]
+ROOMS = (
+    "problem", "costs", "files", "workloads", "judge", "policies", "bounds", "optimize",
+    "analysis", "show", "experiments", "cli",
+)  # fmt: skip
+"""The folders from the bottom up: each imports only from itself and from those before it."""
 
 
 def imports() -> set[tuple[str, str]]:
@@ -77,28 +45,41 @@ def imports() -> set[tuple[str, str]]:
     return found
 
 
-def test_imports_go_one_way() -> None:
-    height = {name: k for k, layer in enumerate(LAYERS) for name in layer}
-    wrong = []
-    for module, imported in sorted(imports()):
-        source, target = unit_of(module), unit_of(imported)
-        if target.startswith("__") or source == target:
-            continue
-        assert source in height, f"{source}: new; give it its place in LAYERS"
-        assert target in height, f"{target}: new; give it its place in LAYERS"
-        if height[target] >= height[source]:
-            wrong.append(f"{module} imports {imported}")
+def test_the_package_has_these_rooms_and_no_others() -> None:
+    assert {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"} == set(ROOMS)
+
+
+def test_imports_between_rooms_go_one_way() -> None:
+    height = {room: place for place, room in enumerate(ROOMS)}
+    wrong = [
+        f"{module} imports {imported}"
+        for module, imported in sorted(imports())
+        if (room := module.split(".")[0]) in height
+        and height.get(imported.split(".")[0], -1) > height[room]
+    ]
     assert not wrong
 
 
-def test_policies_and_formulations_know_nothing_of_each_other_nor_of_output() -> None:
-    forbidden = {
-        "policies": {"formulations", "solvers", "plot", "io", "cli"},
-        "formulations": {"policies", "simulate", "plot", "io", "cli"},
-    }
-    for module, imported in sorted(imports()):
-        banned = forbidden.get(module.split(".")[0], set())
-        assert imported.split(".")[0] not in banned, f"{module} imports {imported}"
+def test_no_function_hides_the_module_that_it_is_in() -> None:
+    for info in pkgutil.walk_packages(optsched.__path__, "optsched."):
+        if info.name == "optsched.__main__":
+            continue
+        module = import_module(info.name)
+        parent, _, leaf = info.name.rpartition(".")
+        assert getattr(import_module(parent), leaf) is module, info.name
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("errors", "problem.errors"),
+        ("plot.prices", "show.plot.prices"),
+        ("ratio", "analysis.ratio"),
+        ("theory", "analysis.theory"),
+    ],
+)
+def test_modules_keep_the_names_that_users_import(old: str, new: str) -> None:
+    assert import_module(f"optsched.{old}") is import_module(f"optsched.{new}")
 
 
 def loaded_after(code: str) -> set[str]:
@@ -164,7 +145,7 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "optsched/py.typed" in names
-    assert "optsched/report/report.html.jinja" in names
+    assert "optsched/show/report/report.html.jinja" in names
     for folder in ("models", "instances"):
         shipped = {p.name for p in (ROOT.parent / folder).iterdir() if p.is_file()}
         assert shipped

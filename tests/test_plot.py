@@ -13,13 +13,13 @@ from matplotlib.colors import to_rgb
 from typer.testing import CliRunner
 
 import optsched
-from optsched import plot
 from optsched.cli import app
-from optsched.instance import Instance
-from optsched.plot import style, timelines
-from optsched.schedule import from_batches
-from optsched.solvers.base import History, Progress
-from optsched.timeline import PHASES, Timeline
+from optsched.judge.timeline import PHASES, Timeline
+from optsched.optimize.solvers.base import History, Progress
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import from_batches
+from optsched.show import plot
+from optsched.show.plot import style, timelines
 
 MODEL = "llama2-7b-a100-infermax"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
-from optsched.evaluate import evaluate
-from optsched.generate import generate
-from optsched.instance import Instance
+from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
-from optsched.predict import estimates, predict, predictors
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import estimates, predict, predictors
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slow_judge import TIMED, batches, random_instance
 
-from optsched.errors import LoopError, UsageError, ViolationError
-from optsched.evaluate import Evaluation, evaluate
-from optsched.instance import Instance, Limits
+from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.policies import allows, make_policy, policies
-from optsched.schedule import Schedule, from_starts
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import LoopError, UsageError, ViolationError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import Schedule, from_starts
 
 SEEDS = st.integers(0, 2**32 - 1)
 SCHEDULERS = [

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optsched.errors import InputError
-from optsched.experiments.runner import run_experiment
-from optsched.queueing import (
+from optsched.analysis.queueing import (
     Jobs,
     Sizes,
     exponential,
@@ -29,9 +27,11 @@ from optsched.queueing import (
     simulate_refined,
     weibull,
 )
-from optsched.queueing.events import limited_preemption, stepwise_ranks
-from optsched.queueing.refined import components
-from optsched.queueing.simulation import estimate
+from optsched.analysis.queueing.events import limited_preemption, stepwise_ranks
+from optsched.analysis.queueing.refined import components
+from optsched.analysis.queueing.simulation import estimate
+from optsched.experiments.runner import run_experiment
+from optsched.problem.errors import InputError
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,10 @@ from brute_force import brute_force_tel
 from optsched.bounds import ramp, ramp_graph
 from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
-from optsched.bounds.ramp import (
+from optsched.optimize.formulations import Task, get
+from optsched.optimize.ramp.floors import Ladder, count_multisets
+from optsched.optimize.ramp.prove import Proof, prove_all
+from optsched.optimize.ramp.relaxation import (
     Relaxation,
     most_completed,
     needed_clock,
@@ -23,16 +26,13 @@ from optsched.bounds.ramp import (
     ramp_leaf,
     unsupported,
 )
-from optsched.bounds.ramp_floors import Ladder, count_multisets
-from optsched.formulations import Task, get
-from optsched.generate import generate
-from optsched.instance import Instance, Limits
-from optsched.search import helper, small
-from optsched.search.helper import Helper
-from optsched.search.orders import Annealing
-from optsched.search.small import Proof, prove_all
-from optsched.solve import solve
-from optsched.solvers.base import SolveOptions
+from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.search import helper, small
+from optsched.optimize.search.orders import Annealing
+from optsched.optimize.solve import solve
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.instance import Instance, Limits
+from optsched.workloads.generate import generate
 
 
 def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instance:
@@ -589,7 +589,7 @@ def test_a_corrupted_leaf_is_refused_or_still_true() -> None:
 
 
 def test_instances_with_limits_are_refused_by_the_method() -> None:
-    from optsched.errors import UsageError
+    from optsched.problem.errors import UsageError
 
     instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=9, limits=Limits(max_running=1))
     with pytest.raises(UsageError, match="max_running"):

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 
-from optsched.errors import InputError
-from optsched.evaluate import evaluate
-from optsched.instance import Instance
+from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, policies
 from optsched.policies.base import Rules
-from optsched.policies.readable import Readable
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
 
 MODEL = "llama2-7b-a100-infermax-paper"
 TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")

@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optsched.errors import InputError, UsageError
-from optsched.evaluate import evaluate
-from optsched.generate import generate
-from optsched.instance import Instance, Limits
-from optsched.io import read_instance
-from optsched.predict import predict
-from optsched.ratio import (
+from optsched.analysis.ratio import (
     FAMILIES,
     against,
     competitive_ratio,
@@ -22,10 +16,16 @@ from optsched.ratio import (
     two_point,
     worst_case,
 )
-from optsched.ratio.worst import quick_optimum
-from optsched.schedule import from_starts
-from optsched.simulate import simulate
-from optsched.solve import solve
+from optsched.analysis.ratio.worst import quick_optimum
+from optsched.files.read_write import read_instance
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.solve import solve
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import from_starts
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
 
 INSTANCES = Path(__file__).parents[1] / "instances"
 
@@ -72,7 +72,7 @@ def test_references_are_ordered() -> None:
 
 
 def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
-    import optsched.ratio.study as module
+    import optsched.analysis.ratio.study as module
 
     def unproved(instance, **options):
         return replace(solve(instance, threads=1), bound=1.0)

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
-from optsched.errors import InputError, UsageError
-from optsched.instance import Instance
-from optsched.io import write_instance, write_json, write_schedule
+from optsched.files.read_write import write_instance, write_json, write_schedule
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
 
 pytest.importorskip("jinja2", reason="reports need the extra `report`")
 go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra `report`")
 
-from optsched import report  # noqa: E402
-from optsched.report import figures, gather, page  # noqa: E402
+from optsched.show import report  # noqa: E402
+from optsched.show.report import figures, gather, page  # noqa: E402
 
 MODEL = "llama2-7b-a100-infermax"
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 
-from optsched.errors import InputError, LoopError, PolicyError
-from optsched.evaluate import evaluate
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.io import read_instance
+from optsched.analysis.ratio.families import from_shares
+from optsched.analysis.theory import largest_quotient
+from optsched.files.read_write import read_instance
+from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Rules, View
-from optsched.policies.readable import Readable
-from optsched.predict import predict
-from optsched.ratio.families import from_shares
-from optsched.schedule import Schedule
-from optsched.simulate import simulate
-from optsched.theory import largest_quotient
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, LoopError, PolicyError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
 
 ROBUST = ["a-max", "a-min", "a-l", "a-switch"]
 MODEL = "llama2-70b-tp2-a100-splitwise"

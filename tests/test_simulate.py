@@ -10,18 +10,18 @@ from random import Random
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 from slow_judge import TIMED, batches, random_instance
 
-from optsched.cost import BatchCost
-from optsched.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
-from optsched.evaluate import evaluate
-from optsched.forecast import Forecast
-from optsched.instance import Instance, Limits
+from optsched.costs.cost import BatchCost
+from optsched.judge.evaluate import evaluate
 from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
 from optsched.policies.base import Batch, View
-from optsched.policies.readable import Readable
-from optsched.schedule import COLUMNS, Schedule
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
+from optsched.problem.forecast import Forecast
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import COLUMNS, Schedule
 
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""

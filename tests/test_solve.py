@@ -16,7 +16,19 @@ import pytest
 from brute_force import brute_force_tel
 
 from optsched import Instance, Limits, evaluate, from_starts
-from optsched.errors import (
+from optsched.optimize.formulations import (
+    Answer,
+    Formulation,
+    Method,
+    Task,
+    check_method,
+    demands,
+    get,
+)
+from optsched.optimize.formulations.rounds.horizon import serial_schedule
+from optsched.optimize.solve import Result, solve
+from optsched.optimize.solvers.base import Progress, Status
+from optsched.problem.errors import (
     InfeasibleError,
     InputError,
     OptschedError,
@@ -24,10 +36,6 @@ from optsched.errors import (
     UsageError,
     ViolationError,
 )
-from optsched.formulations import Answer, Formulation, Method, Task, check_method, demands, get
-from optsched.formulations.horizon import serial_schedule
-from optsched.solve import Result, solve
-from optsched.solvers.base import Progress, Status
 
 solving = import_module("optsched.solve")  # the package's attribute is the function
 
@@ -300,7 +308,7 @@ def test_a_corrupted_answer_is_caught(monkeypatch, answer, message):
 
 
 def test_a_solver_that_shifts_its_values_is_caught(monkeypatch):
-    from optsched.solvers import highs
+    from optsched.optimize.solvers import highs
 
     real = highs.solve_linear_model
 
@@ -364,10 +372,10 @@ def test_demands_are_what_an_instance_forbids_or_limits():
 
 
 def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
-    import optsched.formulations as package
+    import optsched.optimize.formulations as package
 
     (tmp_path / "toy_extra.py").write_text(
-        "from optsched.formulations.base import Method\n"
+        "from optsched.optimize.formulations.base import Method\n"
         "METHODS = {'hindsight': {'toy': Method('a toy', None, ('tel',))}}\n"
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from optsched import Instance
-from optsched.errors import InputError, SolverError
-from optsched.formulations import Task, get
-from optsched.formulations.hindsight import linear_model, program
-from optsched.solvers.base import (
+from optsched.optimize.formulations import Task, get
+from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+from optsched.optimize.solvers.base import (
     CPSAT_STATUS,
     HIGHS_STATUS,
     PULP_STATUS,
@@ -26,6 +25,7 @@ from optsched.solvers.base import (
     round_up_bound,
     settle_status,
 )
+from optsched.problem.errors import InputError, SolverError
 
 TWO = SolveOptions(time_limit_s=30, threads=2)
 
@@ -58,7 +58,7 @@ def hard_instance(n: int = 40) -> Instance:
 
 
 def test_highs_solves_a_model_given_as_arrays():
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(knapsack(), TWO)
     assert outcome.status is Status.OPTIMAL
@@ -69,7 +69,7 @@ def test_highs_solves_a_model_given_as_arrays():
 
 
 def test_highs_says_infeasible_with_neither_objective_nor_bound():
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(knapsack(need=6.5), TWO)  # 6 is the most that there is
     assert outcome.status is Status.INFEASIBLE
@@ -80,7 +80,7 @@ def test_highs_says_infeasible_with_neither_objective_nor_bound():
 
 @pytest.mark.parametrize("limit", [0.0, 1e-6])
 def test_highs_without_time_has_no_incumbent(limit):
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     model = linear_model(program(hard_instance()))
     outcome = solve_linear_model(model, SolveOptions(time_limit_s=limit, threads=2))
@@ -90,8 +90,8 @@ def test_highs_without_time_has_no_incumbent(limit):
 
 
 def test_highs_uses_a_start():
-    from optsched.formulations.hindsight import start_values
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.formulations.rounds.hindsight import start_values
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     prog = program(hard_instance(14))
     model = linear_model(prog)
@@ -104,7 +104,7 @@ def test_highs_uses_a_start():
 
 
 def test_a_gap_that_was_asked_for_is_not_called_optimal():
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(
         linear_model(program(hard_instance(9))),
@@ -120,7 +120,7 @@ def test_a_gap_that_was_asked_for_is_not_called_optimal():
 def test_cpsat_objective_is_none_on_infeasible():
     from ortools.sat.python import cp_model
 
-    from optsched.solvers.cpsat import solve_cp_model
+    from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model = cp_model.CpModel()
     x = model.new_int_var(0, 3, "x")
@@ -134,8 +134,8 @@ def test_cpsat_objective_is_none_on_infeasible():
 
 
 def test_cpsat_without_time_has_no_incumbent():
-    from optsched.formulations.hindsight_cpsat import cp_model
-    from optsched.solvers.cpsat import solve_cp_model
+    from optsched.optimize.formulations.rounds.cpsat import cp_model
+    from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model, start = cp_model(program(hard_instance()))
     model.clear_hints()
@@ -147,7 +147,7 @@ def test_cpsat_without_time_has_no_incumbent():
 def test_cpsat_scales_objective_and_bound():
     from ortools.sat.python import cp_model
 
-    from optsched.solvers.cpsat import solve_cp_model
+    from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model = cp_model.CpModel()
     x = model.new_int_var(25, 90, "x")
@@ -210,7 +210,7 @@ def test_a_second_signal_at_once_does_not_lose_the_incumbent():
 
 
 def test_a_killed_process_is_an_error_that_keeps_the_incumbent(monkeypatch):
-    from optsched.solvers import highs
+    from optsched.optimize.solvers import highs
 
     real = highs._started
 
@@ -230,7 +230,7 @@ def test_a_killed_process_is_an_error_that_keeps_the_incumbent(monkeypatch):
 
 
 def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
-    from optsched.solvers import highs
+    from optsched.optimize.solvers import highs
 
     (tmp_path / "broken.py").write_text("import no_such_module\n")
     monkeypatch.setattr(highs.highs_worker, "__file__", str(tmp_path / "broken.py"))
@@ -246,9 +246,9 @@ def test_no_process_is_left_behind():
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from test_solvers import hard_instance
-from optsched.formulations import Task, get
-from optsched.solvers import highs
-from optsched.solvers.base import SolveOptions
+from optsched.optimize.formulations import Task, get
+from optsched.optimize.solvers import highs
+from optsched.optimize.solvers.base import SolveOptions
 real = highs._started
 def told(errors):
     worker = real(errors)
@@ -284,7 +284,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
-    from optsched.solvers import highs
+    from optsched.optimize.solvers import highs
 
     here = highs.solve_linear_model(knapsack(), TWO)
     none = highs.solve_linear_model(knapsack(need=6.5), TWO)
@@ -301,7 +301,7 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
 
 
 def test_a_start_that_breaks_a_row_is_no_incumbent():
-    from optsched.solvers.highs import _feasible
+    from optsched.optimize.solvers.highs import _feasible
 
     model = knapsack(capacity=5.0)  # all three weigh 6
     assert not _feasible(model, np.ones(3))
@@ -356,8 +356,8 @@ def test_highspy_and_ortools_import_and_solve_in_either_order(first):
 import {first}
 import {second}
 from optsched import Instance
-from optsched.formulations import Task, get
-from optsched.solvers.base import SolveOptions
+from optsched.optimize.formulations import Task, get
+from optsched.optimize.solvers.base import SolveOptions
 task = Task(Instance([0, 0], [1, 2], [3, 2], 6), objective=("tel",))
 for method in ("highs", "cpsat", "highs"):
     answer = get("hindsight").methods[method].run(task, SolveOptions(threads=1))
@@ -373,7 +373,7 @@ for method in ("highs", "cpsat", "highs"):
 
 def test_listing_formulations_imports_no_solver():
     code = (
-        "import sys; from optsched.formulations import formulations; formulations();"
+        "import sys; from optsched.optimize.formulations import formulations; formulations();"
         "print([m for m in ('highspy', 'ortools', 'pulp') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -437,7 +437,7 @@ def test_options_out_of_range_are_refused(field, value):
 
 
 def test_a_model_that_highs_refuses_is_an_error():
-    from optsched.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     model = knapsack()
     object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))

@@ -26,11 +26,11 @@ from survival import SURVIVAL
 
 from optsched.cli import app
 from optsched.cli.experimenting import TrialBar
-from optsched.errors import InputError, UsageError
 from optsched.experiments import experiments, load
 from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
 from optsched.experiments.runner import Outcome, run_experiment
 from optsched.experiments.store import code_version
+from optsched.problem.errors import InputError, UsageError
 
 SCRIPT = str(Path(survival.__file__))
 ROOT = Path(__file__).resolve().parent.parent
@@ -411,7 +411,7 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
 
 
 def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
-    # The digest of a copy of the package: cli/ does not count, evaluate.py and models do.
+    # The digest of a copy of the package: cli/ does not count, the judge and models do.
     def digest() -> str:
         text = "from optsched.experiments.store import code_version; print(code_version())"
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -424,10 +424,10 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     first = digest()
     assert first == code_version() + "\n"
-    with (tmp_path / "optsched" / "cli" / "app.py").open("a") as file:
+    with (tmp_path / "optsched" / "cli" / "application.py").open("a") as file:
         file.write("\n# more\n")
     assert digest() == first
-    with (tmp_path / "optsched" / "evaluate.py").open("a") as file:
+    with (tmp_path / "optsched" / "judge" / "evaluate.py").open("a") as file:
         file.write("\n# more\n")
     second = digest()
     assert second != first

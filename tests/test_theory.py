@@ -7,14 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
-from optsched.evaluate import evaluate
-from optsched.instance import Instance
-from optsched.ratio import against, geometric, identical, two_point, weighted_geometric
-from optsched.ratio.worst import quick_optimum
-from optsched.simulate import simulate
-from optsched.solve import solve
-from optsched.theory import (
+from optsched.analysis.ratio import against, geometric, identical, two_point, weighted_geometric
+from optsched.analysis.ratio.worst import quick_optimum
+from optsched.analysis.theory import (
     ALPHA_STAR,
     a_l_bound,
     a_l_two_point,
@@ -33,6 +28,11 @@ from optsched.theory import (
     weighted_geometric_limit,
     weighted_geometric_shares,
 )
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.solve import solve
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
 
 
 def tel(instance: Instance, policy: str, seed: int = 0) -> int:

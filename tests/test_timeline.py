@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import optsched
-from optsched import spans
-from optsched.errors import InputError, ViolationError
-from optsched.evaluate import evaluate
-from optsched.instance import Instance
-from optsched.schedule import Schedule, from_batches, from_starts
-from optsched.timeline import PHASES, Timeline
+from optsched.judge import spans
+from optsched.judge.evaluate import evaluate
+from optsched.judge.timeline import PHASES, Timeline
+from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_batches, from_starts
 
 timelines: Any = import_module("optsched.timeline")  # the package's name is the function
 MODEL = "llama2-7b-a100-infermax"

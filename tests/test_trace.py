@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
-from optsched.instance import Instance
-from optsched.schedule import from_batches
-from optsched.timeline import PHASES, Timeline
-from optsched.trace import REQUESTS, trace_events, write_trace
+from optsched.judge.timeline import PHASES, Timeline
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import from_batches
+from optsched.show.perfetto import REQUESTS, trace_events, write_trace
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -106,7 +106,7 @@ def test_the_file_is_json_and_may_be_compressed(tmp_path: Path) -> None:
 def test_pauses_are_merged_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optsched.trace.MAX_SLICES", 10)
+    monkeypatch.setattr("optsched.show.perfetto.MAX_SLICES", 10)
     write_trace(seconds(), tmp_path / "t.json")
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["otherData"]["pauses"] == "part of the phase around them"

@@ -12,8 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
-from optsched.traces import TraceReport, TraceWarning, read_trace, read_trace_report, trace_formats
+from optsched.problem.errors import InputError
+from optsched.workloads.traces import (
+    TraceReport,
+    TraceWarning,
+    read_trace,
+    read_trace_report,
+    trace_formats,
+)
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 # Times 0, 0.25, 1.5 and 3.0 s, as the 2023 files write them: CRLF, 7 digits, no final newline.

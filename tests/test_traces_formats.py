@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from optsched.cli import app
-from optsched.errors import InputError, UsageError
-from optsched.traces import read_trace_report, trace_formats
+from optsched.problem.errors import InputError, UsageError
+from optsched.workloads.traces import read_trace_report, trace_formats
 
 
 def put(folder, text, name="trace.csv"):

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optsched.errors import InputError
-from optsched.traces import delimited, read_trace_report
-from optsched.traces.base import PLACES, Window
-from optsched.traces.delimited import from_texts
-from optsched.traces.numbers import exact_ns, nanoseconds, timestamps, whole_numbers
+from optsched.problem.errors import InputError
+from optsched.workloads.traces import delimited, read_trace_report
+from optsched.workloads.traces.base import PLACES, Window
+from optsched.workloads.traces.delimited import from_texts
+from optsched.workloads.traces.numbers import exact_ns, nanoseconds, timestamps, whole_numbers
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 ROWS = [f"2023-11-16 18:16:0{k}.0000000,{10 + k},{1 + k}" for k in range(4)]

@@ -12,18 +12,18 @@ import pytest
 from slow_judge import TIMED, random_instance
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
-from optsched.compare import compare
-from optsched.cost import BatchCost
-from optsched.errors import InputError, LoopError, OptschedError
-from optsched.evaluate import evaluate
-from optsched.forecast import Forecast
-from optsched.instance import Instance, Limits
+from optsched.analysis.compare import compare
+from optsched.analysis.queueing import exponential, mean_response_time, perfect
+from optsched.costs.cost import BatchCost
+from optsched.judge.evaluate import evaluate
 from optsched.policies import is_clairvoyant, make_policy
 from optsched.policies.base import Batch, View
+from optsched.policies.engine.simulate import simulate
 from optsched.policies.trail import Trail
-from optsched.queueing import exponential, mean_response_time, perfect
-from optsched.schedule import Schedule
-from optsched.simulate import simulate
+from optsched.problem.errors import InputError, LoopError, OptschedError
+from optsched.problem.forecast import Forecast
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import Schedule
 
 MODULE = importlib.import_module("optsched.simulate")  # the package names its function so
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.trail import (
+from optsched.experiments.studies.trail import (
     POLICIES,
     SETTINGS,
     mean,
@@ -15,9 +15,9 @@ from optsched.experiments.trail import (
     summarize_rates,
     workload,
 )
-from optsched.experiments.trail_predictions import errors, summarize_predictions
-from optsched.forecast import Forecast
-from optsched.instance import Instance
+from optsched.experiments.studies.trail_predictions import errors, summarize_predictions
+from optsched.problem.forecast import Forecast
+from optsched.problem.instance import Instance
 
 
 def c_row(draw: int, c: float, latency: float) -> dict:

@@ -7,13 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
-from optsched.experiments.trail import ALPACA
-from optsched.experiments.trail_predictions import errors
-from optsched.generate import generate
-from optsched.instance import Instance
-from optsched.predict import predict
-from optsched.predict.trail import (
+from optsched.experiments.studies.trail import ALPACA
+from optsched.experiments.studies.trail_predictions import errors
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
+from optsched.workloads.predict.trail import (
     class_probabilities,
     lengths,
     middles,
@@ -58,7 +58,7 @@ def test_a_classifier_that_excludes_the_prior_is_believed() -> None:
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize(("bins", "longest"), [(10, 512), (3, 20)])
 def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, longest) -> None:
-    from optsched.predict.trail import _compiled
+    from optsched.workloads.predict.trail import _compiled
 
     generator = np.random.default_rng(4)
     offsets = np.array([0, 1, 40, 160])

@@ -11,24 +11,24 @@ from random import Random
 
 import numpy as np
 import pytest
+from readable_windows import simulate_windows
 from slow_judge import TIMED, random_instance
 from typer.testing import CliRunner
 
+from optsched.analysis.compare import compare
+from optsched.analysis.ratio import competitive_ratio
 from optsched.cli import app
-from optsched.compare import compare
-from optsched.cost import BatchCost, UnitCost
-from optsched.errors import InputError, LoopError, OptschedError
-from optsched.evaluate import evaluate
-from optsched.forecast import Forecast
-from optsched.generate import generate
-from optsched.instance import Instance, Limits
-from optsched.io import read_schedule, write_instance
+from optsched.costs.cost import BatchCost, UnitCost
+from optsched.files.read_write import read_schedule, write_instance
+from optsched.judge.evaluate import evaluate
 from optsched.policies import allows, is_clairvoyant, make_policy
 from optsched.policies.base import Windows
-from optsched.policies.readable_windows import simulate_windows
-from optsched.ratio import competitive_ratio
-from optsched.schedule import COLUMNS, Schedule
-from optsched.simulate import simulate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, LoopError, OptschedError
+from optsched.problem.forecast import Forecast
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import COLUMNS, Schedule
+from optsched.workloads.generate import generate
 
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""

@@ -16,9 +16,9 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.cost import CostModel
-from optsched.errors import UsageError
-from optsched.instance import Instance
+from optsched.costs.cost import CostModel
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from optsched.bounds import Bound
 from optsched.bounds.machine import srpt_completions
-from optsched.cost import BatchCost, CostModel
-from optsched.instance import Instance
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.problem.instance import Instance
 
 _TICKS = 10**12
 """Ticks per second of the integer clock."""

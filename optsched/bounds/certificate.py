@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optsched.bounds.dual import Prices
-from optsched.errors import UsageError, ViolationError
-from optsched.instance import Instance, canonical_json
-from optsched.schedule import Schedule
+from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.instance import Instance, canonical_json
+from optsched.problem.schedule import Schedule
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Columns:
 
 
 def columns_of(instance: Any) -> Columns:
-    """Return the columns of an `optsched.instance.Instance` in rounds."""
+    """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
     _expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
     limits = instance.limits
     return Columns(

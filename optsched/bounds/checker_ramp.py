@@ -1,9 +1,9 @@
 """Independent check of ramp leaves: one pass of the dynamic program per level, integers only.
 
-The relaxation, the form of a leaf and why both are valid: `optsched.bounds.ramp`, of which no code
-is used here. Each level takes the product of the graph before with a tracker, dropping what the
-multipliers before show to cost a period's ``value`` or more. The leaf proves the sum over the
-periods of the least of ``value`` and what the last level leaves.
+The relaxation, the form of a leaf and why both are valid: `optsched.optimize.ramp.relaxation`, of
+which no code is used here. Each level takes the product of the graph before with a tracker,
+dropping what the multipliers before show to cost a period's ``value`` or more. The leaf proves the
+sum over the periods of the least of ``value`` and what the last level leaves.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ import numpy as np
 from numba import njit
 
 from optsched.bounds.timeline import Floats, Ints, Model
-from optsched.errors import UsageError
-from optsched.instance import Instance
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
 
 _NEVER = 1 << 60
 """The round at which the last piece ends."""

@@ -63,11 +63,11 @@ from numpy.typing import NDArray
 
 from optsched.bounds import Bound
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
-from optsched.cost import BatchCost, CostModel
-from optsched.errors import OptschedError
-from optsched.evaluate import evaluate
-from optsched.instance import Instance
-from optsched.simulate import simulate
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import OptschedError
+from optsched.problem.instance import Instance
 
 _WINDOW = 1 << 15
 """Cells after its arrival that a request's path may extend over; beyond, only time counts."""

@@ -9,8 +9,8 @@ import numpy as np
 from optsched.bounds.ascent import raise_dual
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.timeline import Floats, model_of
-from optsched.errors import UsageError
-from optsched.instance import Instance
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
 
 
 def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Prices, int]:

@@ -18,8 +18,8 @@ import numpy as np
 
 from optsched.bounds import Bound
 from optsched.bounds.machine import srpt_completions
-from optsched.cost import CostModel
-from optsched.instance import Instance
+from optsched.costs.cost import CostModel
+from optsched.problem.instance import Instance
 
 _FRACTION_BITS = 80
 """Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds."""

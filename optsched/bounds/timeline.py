@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.instance import Instance
+from optsched.problem.instance import Instance
 
 MAX_UNITS = 1 << 21
 """Longest time axis, in units."""

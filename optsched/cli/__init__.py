@@ -3,6 +3,6 @@
 Modules of this package import nothing heavy at the top: ``optsched --help`` must be instant.
 """
 
-from optsched.cli.app import app, main
+from optsched.cli.application import app, main
 
 __all__ = ["app", "main"]

@@ -31,10 +31,10 @@ from optsched.cli.output import (
     stop_at_ctrl_c,
     unit,
 )
-from optsched.errors import NoIncumbentError
+from optsched.problem.errors import NoIncumbentError
 
 if TYPE_CHECKING:
-    from optsched.compare import Comparison
+    from optsched.analysis.compare import Comparison
 
 
 def compare(
@@ -63,13 +63,13 @@ def compare(
     check_number(time_limit, "--time-limit", 0.0)
     check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
     check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
-    from optsched.io import read_instance
+    from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out)
     check_folder(schedules_out)
     cost = cost_model_for(instance, cost_model)
-    from optsched.compare import compare as run
+    from optsched.analysis.compare import compare as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
 

@@ -16,7 +16,7 @@ app = typer.Typer(help="List and download public traces.", no_args_is_help=False
 @app.command("list")
 def list_datasets() -> None:
     """List the public traces."""
-    from optsched.data import cached, datasets
+    from optsched.workloads.datasets import cached, datasets
 
     rows = [
         (name, one.format, one.summary, one.licence, "yes" if cached(name) else "no")
@@ -50,7 +50,7 @@ def fetch(
     """Download a public trace, check it, and print its file's name."""
     check_number(retries, "--retries", 0)
     check_number(timeout, "--timeout", 0.0, strict=True)
-    from optsched.data import datasets, fetch_dataset
+    from optsched.workloads.datasets import datasets, fetch_dataset
 
     with LiveLine() as line:
 

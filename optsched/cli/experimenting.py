@@ -65,9 +65,9 @@ def experiment(
     given = key_values(settings)
     check_folder(out)
     check_outputs(json_out)
-    from optsched.errors import InputError, SolverError, UsageError
     from optsched.experiments.isolation import memory_bytes
     from optsched.experiments.runner import run_experiment
+    from optsched.problem.errors import InputError, SolverError, UsageError
 
     if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
         raise UsageError(

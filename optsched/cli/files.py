@@ -20,10 +20,10 @@ from optsched.cli.options import (
     key_values,
 )
 from optsched.cli.output import LiveLine, emit_json, unit
-from optsched.errors import UsageError
+from optsched.problem.errors import UsageError
 
 if TYPE_CHECKING:
-    from optsched.instance import Instance
+    from optsched.problem.instance import Instance
 
 Out = Annotated[
     str | None, typer.Option("-o", "--out", metavar="FILE", help="Default: standard output.")
@@ -48,8 +48,8 @@ def generate(
 ) -> None:
     """Draw a random instance."""
     texts = key_values(settings)
-    from optsched.generate import generate as run
-    from optsched.generate import parse_parameters
+    from optsched.workloads.generate import generate as run
+    from optsched.workloads.generate import parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
     _write(instance, out)
@@ -125,7 +125,7 @@ def import_trace(
         check_number(rate, "--rate", 0.0, strict=True)
     columns = key_values(column, "--column")
     check_outputs(out, measured_out)
-    from optsched.traces import read_trace_report
+    from optsched.workloads.traces import read_trace_report
 
     with LiveLine() as line:
         instance, report = read_trace_report(
@@ -154,7 +154,7 @@ def import_trace(
         )
     _write(instance, out)
     if measured_out is not None and report.measured is not None:
-        from optsched.measured import write_measured
+        from optsched.files.measured import write_measured
 
         write_measured(report.measured, measured_out)
 
@@ -175,15 +175,15 @@ def export(
     """Write an instance's mathematical model, or itself."""
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: {format_name!r}; lp, mps or json is right")
-    from optsched.io import read_instance, write_bytes, write_instance
+    from optsched.files.read_write import read_instance, write_bytes, write_instance
 
     instance = read_instance(instance_file)
     check_outputs(out)
     if format_name == "json":
         write_instance(instance, out)
         return
-    from optsched.cost import cost_for
-    from optsched.formulations import Task, formulations, get
+    from optsched.costs.cost import cost_for
+    from optsched.optimize.formulations import Task, formulations, get
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
@@ -206,7 +206,7 @@ def _write(instance: Instance, out: str | None) -> None:
     if out is None or out == "-":
         emit_json(instance.to_dict(), "-")
         return
-    from optsched.io import write_instance
+    from optsched.files.read_write import write_instance
 
     check_outputs(out)
     write_instance(instance, out)

@@ -11,7 +11,7 @@ from optsched.cli.options import JsonOut, Seed, check_outputs
 from optsched.cli.output import emit_json, show_table
 
 if TYPE_CHECKING:
-    from optsched.cost import BatchCost
+    from optsched.costs.cost import BatchCost
 
 Out = Annotated[
     str | None,
@@ -67,13 +67,13 @@ def fit(
     """Fit a cost model to profiles: Vidur's columns, Splitwise's, or aiconfigurator's."""
     check_outputs(out, plot, json_out)
     if plot is not None:
-        from optsched.plot.style import check_suffix
+        from optsched.show.plot.style import check_suffix
 
         check_suffix(plot)
-    from optsched.cost import load_cost_model
-    from optsched.fit import errors_of
-    from optsched.fit import fit as run
-    from optsched.io import write_bytes
+    from optsched.costs.cost import load_cost_model
+    from optsched.costs.fit import errors_of
+    from optsched.costs.fit import fit as run
+    from optsched.files.read_write import write_bytes
 
     others = [load_cost_model(other) for other in against or []]
     found = run(
@@ -92,7 +92,7 @@ def fit(
     if out is not None:
         write_bytes(found.to_toml().encode(), out)
     if plot is not None:
-        from optsched.plot import plot_fit, style
+        from optsched.show.plot import plot_fit, style
 
         canvas = style.figure((6.0, 5.0))
         plot_fit(found, canvas.subplots())
@@ -159,9 +159,9 @@ def roofline(
 ) -> None:
     """Make a cost model from published peaks alone (also --cost-model roofline:MODEL)."""
     check_outputs(out, json_out)
-    from optsched.fit import to_toml
-    from optsched.io import write_bytes
-    from optsched.roofline import roofline as run
+    from optsched.costs.fit import to_toml
+    from optsched.costs.roofline import roofline as run
+    from optsched.files.read_write import write_bytes
 
     cost = run(model, device, tensor_parallel=tensor_parallel, usable=usable)
     if out is not None:
@@ -196,8 +196,8 @@ def kv_capacity(
 ) -> None:
     """Tell how many tokens of KV fit beside the weights."""
     check_outputs(json_out)
-    from optsched import hardware
-    from optsched.errors import UsageError
+    from optsched.costs import hardware
+    from optsched.problem.errors import UsageError
 
     shape = hardware.architecture(model) if model is not None else None
     memory = memory_gib
@@ -236,7 +236,7 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 
 def _show_model(cost: BatchCost) -> None:
-    from optsched.fit import UNITS
+    from optsched.costs.fit import UNITS
 
     print(f"\n{cost.name}: {cost.layers} layers, KV capacity {cost.kv_capacity_tokens} tokens")
     show_table(

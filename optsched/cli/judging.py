@@ -31,11 +31,11 @@ from optsched.cli.output import (
     unit,
     write_requests,
 )
-from optsched.errors import InputError, ViolationError
+from optsched.problem.errors import InputError, ViolationError
 
 if TYPE_CHECKING:
-    from optsched.cost import CostModel
-    from optsched.instance import Instance
+    from optsched.costs.cost import CostModel
+    from optsched.problem.instance import Instance
 
 
 def simulate(
@@ -54,10 +54,10 @@ def simulate(
     """Run an online policy and judge its schedule."""
     _check_options(slo_ttft, slo_tpot, requests_out)
     from optsched.cli.results import result_dict
-    from optsched.evaluate import evaluate as judge
-    from optsched.io import read_instance
+    from optsched.files.read_write import read_instance
+    from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy
-    from optsched.simulate import simulate as run
+    from optsched.policies.engine.simulate import simulate as run
 
     instance = read_instance(instance_file)
     check_outputs(schedule_out, requests_out, json_out)
@@ -110,8 +110,8 @@ def evaluate(
     """Judge a schedule: every constraint, every metric."""
     _check_options(slo_ttft, slo_tpot, requests_out)
     from optsched.cli.results import result_dict
-    from optsched.evaluate import evaluate as judge
-    from optsched.io import read_instance, read_schedule
+    from optsched.files.read_write import read_instance, read_schedule
+    from optsched.judge.evaluate import evaluate as judge
 
     instance = read_instance(instance_file)
     schedule = read_schedule(schedule_file, instance)
@@ -142,7 +142,7 @@ def verify(
     cost_model: CostModelName = None,
 ) -> None:
     """Check a schedule or certificate; exit 5 if it fails."""
-    from optsched.io import read_instance, read_json
+    from optsched.files.read_write import read_instance, read_json
 
     instance = read_instance(instance_file)
     kind = read_json(file).get("format")
@@ -154,8 +154,8 @@ def verify(
 
 
 def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> str:
-    from optsched.evaluate import evaluate as judge
-    from optsched.io import read_json, read_schedule
+    from optsched.files.read_write import read_json, read_schedule
+    from optsched.judge.evaluate import evaluate as judge
 
     digest = read_json(file, expect="schedule").get("instance_sha256")
     if digest is not None and digest != instance.sha256:
@@ -180,7 +180,7 @@ def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> s
 
 def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -> str:
     from optsched.bounds.certificate import verify_certificate
-    from optsched.io import read_json
+    from optsched.files.read_write import read_json
 
     certificate = read_json(file, expect="certificate")
     try:

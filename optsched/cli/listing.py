@@ -33,7 +33,7 @@ def policies() -> None:
 
 def formulations() -> None:
     """List the mathematical models."""
-    from optsched.formulations import formulations as registry
+    from optsched.optimize.formulations import formulations as registry
 
     rows = [(name, f.time_unit, f.summary) for name, f in sorted(registry().items())]
     show_table(("formulation", "time unit", "summary"), rows, text_columns=range(3))
@@ -41,7 +41,7 @@ def formulations() -> None:
 
 def methods() -> None:
     """List the ways to solve each formulation."""
-    from optsched.formulations import formulations as registry
+    from optsched.optimize.formulations import formulations as registry
 
     rows = []
     for formulation, f in sorted(registry().items()):
@@ -57,7 +57,7 @@ def methods() -> None:
 
 def models() -> None:
     """List the shipped cost models."""
-    from optsched.cost import load_cost_model, shipped_models
+    from optsched.costs.cost import load_cost_model, shipped_models
 
     rows = []
     for name in shipped_models():
@@ -82,7 +82,7 @@ def schema(
     ],
 ) -> None:
     """Print the JSON Schema of a file format."""
-    from optsched.io import json_schema
+    from optsched.files.read_write import json_schema
 
     emit_json(json_schema(name), "-")
 

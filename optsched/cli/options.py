@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optsched.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from optsched.cost import CostModel
-    from optsched.instance import Instance
+    from optsched.costs.cost import CostModel
+    from optsched.problem.instance import Instance
 
 InstanceFile = Annotated[
     str, typer.Argument(metavar="INSTANCE", show_default=False, help="Instance file (JSON).")
@@ -79,7 +79,7 @@ def check_outputs(*paths: str | None) -> None:
         A missing folder, a folder in place of a file, no permission, or one path for two
         outputs.
     """
-    from optsched.files import descriptor
+    from optsched.files.strict_json import descriptor
 
     seen: set[Path] = set()
     for text in paths:
@@ -149,7 +149,7 @@ def check_requests_out(text: str | None) -> None:
 
 def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
     """Return what functions take as ``cost_model``: None in rounds; errors come here."""
-    from optsched.cost import cost_for
+    from optsched.costs.cost import cost_for
 
     cost = cost_for(instance, name)
     return None if instance.in_rounds else cost

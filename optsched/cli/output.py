@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from optsched.evaluate import Evaluation
-    from optsched.instance import Instance
-    from optsched.schedule import Schedule
+    from optsched.judge.evaluate import Evaluation
+    from optsched.problem.instance import Instance
+    from optsched.problem.schedule import Schedule
 
 _PIPE_WIDTH = 160
 _answers: list[TextIO] = []
@@ -33,7 +33,7 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> None:
     """Write a result to a file, or to standard output for ``-``."""
     if target is None:
         return
-    from optsched.io import json_text, write_json
+    from optsched.files.read_write import json_text, write_json
 
     if target == "-":
         print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
@@ -79,8 +79,8 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     """
     from importlib.util import find_spec
 
-    from optsched import io
-    from optsched.files import descriptor
+    from optsched.files import read_write as io
+    from optsched.files.strict_json import descriptor
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
@@ -111,7 +111,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet, by the suffix."""
     if target is None:
         return
-    from optsched.io import write_bytes
+    from optsched.files.read_write import write_bytes
 
     table = evaluation.table()
     if target.endswith(".parquet"):

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optsched.cli.options import CostModelName, InstanceFile, check_outputs
-from optsched.errors import InputError, UsageError
-from optsched.sources import (
+from optsched.files.sources import (
     cost_model_like,
     instance_for,
     named_file,
     read_source,
     schedule_of,
 )
+from optsched.problem.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from optsched.timeline import Timeline
+    from optsched.judge.timeline import Timeline
 
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", "latency", "ttft", "tpot")
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
@@ -57,7 +57,7 @@ def plot(
     ] = None,
 ) -> None:
     """Draw a schedule, a result, a comparison or an experiment."""
-    from optsched.plot import style
+    from optsched.show.plot import style
 
     style.check_suffix(out)
     check_outputs(out)
@@ -84,14 +84,14 @@ def trace(
     cost_model: CostModelName = None,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev)."""
-    from optsched.io import read_instance
+    from optsched.files.read_write import read_instance
 
     if not out.endswith((".json", ".json.gz")):
         raise UsageError(f"--out: {out!r}; a name ending in .json or .json.gz is right")
     instance = read_instance(instance_file)
     check_outputs(out)
-    from optsched.timeline import timeline
-    from optsched.trace import write_trace
+    from optsched.judge.timeline import timeline
+    from optsched.show.perfetto import write_trace
 
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     events = write_trace(timeline(instance, schedule, cost), out)
@@ -117,7 +117,7 @@ def report(
     if not out.endswith((".html", ".htm")):
         raise UsageError(f"--out: {out!r}; a name ending in .html is right")
     check_outputs(out)
-    from optsched.report import write_report
+    from optsched.show.report import write_report
 
     write_report(files, out, cost_model=cost_model)
     size = Path(out).stat().st_size
@@ -140,19 +140,19 @@ def _schedule(
     instance = instance_for(data.get("instance_sha256"), given, source)
     schedule, model = schedule_of(source, instance, cost)
     if kind in DISTRIBUTIONS:
-        from optsched.evaluate import evaluate
+        from optsched.judge.evaluate import evaluate
 
         judged = evaluate(instance, schedule, model)
         return _distribution({Path(source).stem: judged}, kind, instance.name)
-    from optsched.timeline import timeline
+    from optsched.judge.timeline import timeline
 
     return draw_timeline(timeline(instance, schedule, model), kind)
 
 
 def draw_timeline(found: Timeline, kind: str) -> Figure:
     """Return the figure of a timeline: gantt, states, kv or batches."""
-    from optsched import plot as pictures
-    from optsched.plot import style
+    from optsched.show import plot as pictures
+    from optsched.show.plot import style
 
     n = found.instance.n
     canvas = style.figure((9.5, min(7.0, 1.8 + 0.18 * n) if kind == "gantt" else 4.5))
@@ -171,8 +171,8 @@ def draw_timeline(found: Timeline, kind: str) -> Figure:
 
 
 def _distribution(evaluations: dict[str, Any], metric: str, title: str) -> Figure:
-    from optsched import plot as pictures
-    from optsched.plot import style
+    from optsched.show import plot as pictures
+    from optsched.show.plot import style
 
     canvas = style.figure()
     canvas.suptitle(style.plain(title, 80), fontsize="medium")
@@ -199,18 +199,18 @@ def _result(
     instance = instance_for(data["instance"]["sha256"], given, source)
     schedule, model = schedule_of(file, instance, cost, data.get("cost_model"))
     if kind in DISTRIBUTIONS:
-        from optsched.evaluate import evaluate
+        from optsched.judge.evaluate import evaluate
 
         name = str(data.get("policy") or data.get("method") or "schedule")
         return _distribution({name: evaluate(instance, schedule, model)}, kind, instance.name)
-    from optsched.timeline import timeline
+    from optsched.judge.timeline import timeline
 
     return draw_timeline(timeline(instance, schedule, model), kind)
 
 
 def _progress(source: str, data: dict[str, Any]) -> Figure:
-    from optsched import plot as pictures
-    from optsched.plot import style
+    from optsched.show import plot as pictures
+    from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
         raise InputError(f"{source}: progress: its columns are not of one length")
@@ -227,13 +227,13 @@ def _progress(source: str, data: dict[str, Any]) -> Figure:
 def _comparison(
     source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
 ) -> Figure:
-    from optsched import plot as pictures
-    from optsched.plot import style
+    from optsched.show import plot as pictures
+    from optsched.show.plot import style
 
     kind = _pick(kind, ("policies", *DISTRIBUTIONS), "a comparison")
     name = data["instance"]["name"]
     if kind in DISTRIBUTIONS:
-        from optsched.evaluate import evaluate
+        from optsched.judge.evaluate import evaluate
 
         files = {row["policy"]: named_file(row.get("schedule"), source) for row in data["policies"]}
         there = {policy: file for policy, file in files.items() if file is not None}
@@ -271,8 +271,8 @@ def _comparison(
 def _certificate(
     source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
 ) -> Figure:
-    from optsched import plot as pictures
-    from optsched.plot import style
+    from optsched.show import plot as pictures
+    from optsched.show.plot import style
 
     _pick(kind, ("prices",), "a certificate")
     tree = data["tree"]

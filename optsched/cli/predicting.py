@@ -9,7 +9,7 @@ import typer
 from optsched.cli.options import InstanceFile, Seed, check_outputs
 
 if TYPE_CHECKING:
-    from optsched.instance import Instance
+    from optsched.problem.instance import Instance
 
 
 def predict(
@@ -30,9 +30,9 @@ def predict(
     seed: Seed = 0,
 ) -> None:
     """Predict output lengths; policies then see the predictions and not the truth."""
-    from optsched.io import read_instance, write_instance
-    from optsched.predict import check_predictor
-    from optsched.predict import predict as run
+    from optsched.files.read_write import read_instance, write_instance
+    from optsched.workloads.predict import check_predictor
+    from optsched.workloads.predict import predict as run
 
     check_predictor(predictor)
     instance = read_instance(instance_file)

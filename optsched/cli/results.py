@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from optsched.cost import CostModel
-from optsched.instance import Instance
-from optsched.version import __version__
+from optsched.costs.cost import CostModel
+from optsched.problem.instance import Instance
+from optsched.problem.version import __version__
 
 
 def result_dict(

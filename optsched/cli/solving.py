@@ -33,7 +33,7 @@ from optsched.cli.output import (
     stop_at_ctrl_c,
     unit,
 )
-from optsched.errors import (
+from optsched.problem.errors import (
     InfeasibleError,
     InputError,
     NoIncumbentError,
@@ -42,9 +42,9 @@ from optsched.errors import (
 )
 
 if TYPE_CHECKING:
-    from optsched.cost import CostModel
-    from optsched.instance import Instance
-    from optsched.schedule import Schedule
+    from optsched.costs.cost import CostModel
+    from optsched.problem.instance import Instance
+    from optsched.problem.schedule import Schedule
 
 
 def solve(
@@ -94,7 +94,7 @@ def solve(
     check_number(below, "--below", 0.0, strict=True)
     if (below is None) != (than is None):
         raise UsageError("--below PHI and --than POLICY are given together or not at all")
-    from optsched.io import read_instance
+    from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out, schedule_out, log)
@@ -112,7 +112,7 @@ def solve(
         if not instance.in_rounds:
             options["below"] = question["value"]
 
-    from optsched.solve import solve as run
+    from optsched.optimize.solve import solve as run
 
     try:
         with LiveLine() as line, stop_at_ctrl_c() as stop:
@@ -179,7 +179,7 @@ def bound(
 ) -> None:
     """Bound every schedule's total latency from below."""
     check_number(time_limit, "--time-limit", 0.0)
-    from optsched.io import read_instance
+    from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out, certificate_out)
@@ -188,10 +188,10 @@ def bound(
     if certificate_out is not None and not searches:
         what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
         raise UsageError(f"--certificate-out: {what} has no certificate; auto has, in rounds")
+    from optsched.analysis.compare import best_schedule
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
-    from optsched.compare import best_schedule
-    from optsched.solvers.base import History, Progress, progress_columns
+    from optsched.optimize.solvers.base import History, Progress, progress_columns
 
     begin = time.perf_counter()
     found = None
@@ -203,7 +203,7 @@ def bound(
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         history = History(line.solving)
         if searches:
-            from optsched.bound import bound_within
+            from optsched.optimize.bound import bound_within
 
             found = bound_within(
                 instance,
@@ -227,7 +227,7 @@ def bound(
             )
         wall_s = time.perf_counter() - begin
         if found is not None and found.schedule is not None:
-            from optsched.evaluate import evaluate
+            from optsched.judge.evaluate import evaluate
 
             metrics = evaluate(instance, found.schedule).metrics
             tel, policy = found.objective, "search"
@@ -258,7 +258,7 @@ def bound(
     if found is not None:
         data["first_bound_s"], data["certified"] = found.first_bound_s, found.certified
     if found is not None and certificate_out is not None:
-        from optsched.io import write_json
+        from optsched.files.read_write import write_json
 
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
@@ -285,9 +285,9 @@ def _check_eviction_free(
 
 
 def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int) -> Schedule:
-    from optsched.evaluate import evaluate
-    from optsched.io import read_schedule
-    from optsched.simulate import simulate
+    from optsched.files.read_write import read_schedule
+    from optsched.judge.evaluate import evaluate
+    from optsched.policies.engine.simulate import simulate
 
     if Path(text).is_file():
         schedule = read_schedule(text, instance)
@@ -307,8 +307,8 @@ def _question(
     cost: CostModel | None,
     seed: int,
 ) -> dict[str, Any]:
-    from optsched.evaluate import evaluate
-    from optsched.simulate import simulate
+    from optsched.judge.evaluate import evaluate
+    from optsched.policies.engine.simulate import simulate
 
     name = (objective or ("tel" if instance.in_rounds else "makespan")).partition(",")[0]
     if name == "tps":

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from optsched.errors import InputError
+from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -59,7 +59,7 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A picture of an experiment's rows, drawn by `optsched.plot.rows`.
+    """A picture of an experiment's rows, drawn by `optsched.show.plot.rows`.
 
     Parameters
     ----------
@@ -187,9 +187,11 @@ def _converted(value: Any, default: Any, where: str) -> Any:
 @cache
 def experiments() -> dict[str, Experiment]:
     """Return every experiment by name, sorted."""
+    from optsched.experiments import studies
+
     found: dict[str, Experiment] = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+    for module in pkgutil.iter_modules(studies.__path__):
+        for value in vars(import_module(f"{studies.__name__}.{module.name}")).values():
             if isinstance(value, Experiment):
                 found[value.name] = value
     return dict(sorted(found.items()))

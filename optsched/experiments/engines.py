@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
-from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments.isolation import Answer, Isolation, Row, attempt
+from optsched.problem.errors import InputError, OptschedError, UsageError
 
 Finished = Generator[int]
 """Numbers of trials that have finished and whose answers are kept, as they come."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.plot import rows as drawing
-from optsched.plot import style
+from optsched.show.plot import rows as drawing
+from optsched.show.plot import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

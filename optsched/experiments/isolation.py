@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from optsched.errors import InputError, OptschedError, SolverError, UsageError
+from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
 
 ATTEMPTS = 2
 """A trial whose process dies runs once more: it may have been ended from outside."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from optsched import __version__
-from optsched.errors import InputError, OptschedError, UsageError
 from optsched.experiments import Claim, Experiment, Row, get_experiment
 from optsched.experiments.engines import in_processes, in_this_process, on_dask
 from optsched.experiments.figures import write_figures
 from optsched.experiments.isolation import Answer
 from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
-from optsched.files import json_text, reason, write_bytes
+from optsched.files.strict_json import json_text, reason, write_bytes
+from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_TRIALS = 1_000_000
 MAX_JOBS = 1024

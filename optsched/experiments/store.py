@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Any
 
 from optsched import __version__
-from optsched.cost import models_folder
-from optsched.errors import InputError
-from optsched.instance import canonical_json
-from optsched.io import example_instances
+from optsched.costs.cost import models_folder
+from optsched.files.read_write import example_instances
+from optsched.problem.errors import InputError
+from optsched.problem.instance import canonical_json
 
 FILE = "results.sqlite"
 """Name of the store in an experiment's folder."""
@@ -34,7 +34,7 @@ APPLICATION_ID = 0x6F707473
 VERSION = 1
 """Version of the tables, in the header's ``user_version``."""
 
-WITHOUT_EFFECT = ("cli", "plot", "report", "trace.py", "experiments/figures.py")
+WITHOUT_EFFECT = ("cli", "show", "experiments/figures.py")
 """Folders and files whose code no trial runs: they may change while an experiment goes on."""
 
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
@@ -49,7 +49,7 @@ def code_version() -> str:
     These are the package's sources but for `WITHOUT_EFFECT`, the shipped cost models and the
     shipped instances.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[1]
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
     files = {
         name: file

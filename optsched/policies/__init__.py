@@ -16,11 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from optsched.errors import InputError
-from optsched.instance import Instance
 from optsched.policies.base import Batch, Policy, Rules, Scheduler, View, Windows
-from optsched.predict import check_predictor
-from optsched.specs import (
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.specs import (
     Parameter,
     convert_all,
     is_file,
@@ -28,6 +27,7 @@ from optsched.specs import (
     parameters_of,
     parse_spec,
 )
+from optsched.workloads.predict import check_predictor
 
 __all__ = [
     "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Scheduler", "View", "Windows", "allows",
@@ -49,7 +49,7 @@ class PolicyInfo:
     paper : str
         Where it is from.
     predictor : str or None
-        What its specification says of a predictor (`optsched.predict.predict`).
+        What its specification says of a predictor (`optsched.workloads.predict.predict`).
     assumed : bool
         Whether ``clairvoyant`` is a guess: a user's object that does not say.
     """
@@ -86,6 +86,8 @@ def policy(
 @cache
 def _discover() -> None:
     for module in pkgutil.iter_modules(__path__):
+        if module.ispkg:
+            continue  # the engine, which loads numba
         importlib.import_module(f"{__name__}.{module.name}")
 
 

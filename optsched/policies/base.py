@@ -9,11 +9,11 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.columns import MAX_TOKENS
-from optsched.cost import BatchCost, CostModel
-from optsched.errors import InputError
-from optsched.instance import Instance, Limits
-from optsched.schedule import EvictMode
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import EvictMode
 
 Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
@@ -41,7 +41,7 @@ class Rules:
         ``"random"``: equals in the order of predicted output (which is then the present
         estimate) break at random, drawn anew each time that a request starts to wait.
     lengths : {"predicted", "lower", "upper", "hindsight"}
-        Which prediction is the estimate of an output; see `optsched.predict.estimates`.
+        Which prediction is the estimate of an output; see `optsched.workloads.predict.estimates`.
     margin : int
         Tokens added to every estimate (002, section 6).
     requeue : {"order", "back"}
@@ -173,8 +173,8 @@ class Windows:
     ----------
     order : {"arrival", "remaining", "total"}
         Ascending order of a worker's requests (ties: arrival, index): arrival, predicted tokens
-        left (`optsched.forecast.tokens_left`), or predicted output. It does not change within a
-        window.
+        left (`optsched.problem.forecast.tokens_left`), or predicted output. It does not change
+        within a window.
     window : int
         K, tokens.
     batch_size : int
@@ -311,7 +311,7 @@ class Policy(Protocol):
     ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
     it, and without predictions, results say that it may use them. A shipped policy may also bring
     ``compiled(instance, cost, mode)``, a loop that decides as `batch` would and returns what
-    `optsched.engines.rerank.run` does.
+    `optsched.policies.engine.rerank.run` does.
     """
 
     def batch(self, view: View) -> Batch:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from optsched.errors import InputError
 from optsched.policies import policy
 from optsched.policies.base import Rules
+from optsched.problem.errors import InputError
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
 """l / u below which the bound of `a_l` is the smaller one (001, section 5.1)."""

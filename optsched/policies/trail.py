@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from optsched.cost import CostModel
-from optsched.errors import InputError
-from optsched.instance import Instance
+from optsched.costs.cost import CostModel
 from optsched.policies import policy
 from optsched.policies.base import Batch, Rules, View
-from optsched.predict import estimates, forecast_of
-from optsched.schedule import EvictMode
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode
+from optsched.workloads.predict import estimates, forecast_of
 
 BATCH_TOKENS = 512
 """Tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
@@ -160,9 +160,9 @@ class Trail:
         return Batch(tokens=tokens, evict=evicted)
 
     def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
-        """Run to the end as `batch` would; see `optsched.engines.rerank.run`."""
-        from optsched.engines import rerank
-        from optsched.replay import UNLIMITED
+        """Run to the end as `batch` would; see `optsched.policies.engine.rerank.run`."""
+        from optsched.judge.replay import UNLIMITED
+        from optsched.policies.engine import rerank
 
         forecast = forecast_of(instance)
         arrival = instance.release

@@ -1,0 +1,1 @@
+"""Policies beside the optimum: comparisons, competitive ratios, theory and queueing."""

@@ -1,0 +1,54 @@
+"""Queueing theory of TRAIL (000): SPRPT with limited preemption, with and without refinement.
+
+>>> from optsched import queueing
+>>> jobs = queueing.perfect(queueing.exponential())
+>>> round(queueing.mean_response_time(jobs, rate=0.8, c=1.0), 4)  # SRPT
+2.3528
+
+The formulas are exact up to quadrature; `simulate_queue` and `simulate_refined` are the
+discrete-event simulations beside them.
+"""
+
+from optsched.analysis.queueing.jobs import (
+    Jobs,
+    Sizes,
+    exponential,
+    exponential_predictions,
+    joint,
+    perfect,
+    weibull,
+)
+from optsched.analysis.queueing.lemma import mean_memory, mean_response_time, response_time
+from optsched.analysis.queueing.refined import (
+    RefinedJobs,
+    learned,
+    refined_jobs,
+    refined_response_time,
+)
+from optsched.analysis.queueing.simulation import (
+    Estimate,
+    Measured,
+    simulate_queue,
+    simulate_refined,
+)
+
+__all__ = [
+    "Estimate",
+    "Jobs",
+    "Measured",
+    "RefinedJobs",
+    "Sizes",
+    "exponential",
+    "exponential_predictions",
+    "joint",
+    "learned",
+    "mean_memory",
+    "mean_response_time",
+    "perfect",
+    "refined_jobs",
+    "refined_response_time",
+    "response_time",
+    "simulate_queue",
+    "simulate_refined",
+    "weibull",
+]

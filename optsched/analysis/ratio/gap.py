@@ -1,0 +1,200 @@
+"""Where a policy's distance from the optimum comes from, request by request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.analysis.ratio.exact import optimum
+from optsched.costs.cost import UnitCost
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.placement import earliest, put
+from optsched.policies import Rules, Scheduler, make_policy
+from optsched.policies.base import waiting_rank
+from optsched.policies.engine.simulate import effective, simulate
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import from_starts
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """A policy's distance from the best schedule, in rounds of latency.
+
+    ``predictions + foresight + order == total``; each part may be negative, where knowing more
+    makes a greedy policy worse. Arrays have shape (n,) and sum to the totals.
+
+    Parameters
+    ----------
+    instance : Instance
+    policy : str
+    tel, best, bound : float
+        Total latency of the policy (mean over seeds), of the best schedule, and a bound.
+    predictions : ndarray
+        The policy as it is, less the same with true output lengths.
+    foresight : ndarray
+        That, less the same order when all arrivals are known: requests are placed in the
+        policy's order, those that come later included, each at its earliest feasible start at
+        which nobody ahead of it is waiting. So one that comes later and goes first finds its KV
+        kept free. None of it where all arrive together.
+    order : ndarray
+        That, less the best schedule: the order itself, and what the policy admits in it.
+    """
+
+    instance: Instance
+    policy: str
+    tel: float
+    best: float
+    bound: float | None
+    predictions: NDArray[np.float64]
+    foresight: NDArray[np.float64]
+    order: NDArray[np.float64]
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """Latency of each request beyond that in the best schedule, shape (n,)."""
+        return self.predictions + self.foresight + self.order
+
+    @property
+    def proved(self) -> bool:
+        """Whether the best schedule is proved optimal."""
+        return self.bound == self.best
+
+    def parts(self) -> dict[str, float]:
+        """Return the three parts, summed over requests."""
+        return {
+            name: float(getattr(self, name).sum()) for name in ("predictions", "foresight", "order")
+        }
+
+    def table(self, most: int = 10) -> str:
+        """Return the requests that lose most as a Markdown table."""
+        lines = [
+            "| request | lost rounds | predictions | foresight | order |",
+            "|---|---|---|---|---|",
+        ]
+        total = self.total
+        for i in np.argsort(-total, kind="stable")[:most].tolist():
+            parts = (total[i], self.predictions[i], self.foresight[i], self.order[i])
+            lines.append(f"| {i} | " + " | ".join(f"{v:g}" for v in parts) + " |")
+        return "\n".join(lines)
+
+
+def gap_breakdown(
+    instance: Instance,
+    policy: str | Scheduler,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    time_limit_s: float = 30.0,
+) -> Gap:
+    """Split a policy's total latency beyond the optimum into what caused it.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds, without limits on batches.
+    policy : str, Rules, Windows or Policy
+    seeds, seed : int
+        Runs of a policy that draws at random, and the first one's seed.
+    time_limit_s : float
+        For the optimum; where it is not proved, ``best`` is the best schedule found.
+
+    Raises
+    ------
+    UsageError
+        An instance in seconds or with limits.
+    """
+    if not instance.in_rounds:
+        raise UsageError("gap_breakdown: an instance in rounds is right; it needs the optimum")
+    if instance.limits.as_dict() or instance.hybrid_batching is False:
+        raise UsageError("gap_breakdown: an instance without limits on batches is right")
+    truth = instance.without_predictions()
+    name, bare = _without_predictor(policy)
+    told = [_latency(instance, policy, seed + k) for k in range(seeds)]
+    oracle = [_latency(truth, bare, seed + k) for k in range(seeds)]
+    real, knowing = np.mean(told, axis=0), np.mean(oracle, axis=0)
+    rank = _order(truth, bare, seed)
+    line = np.argsort(rank, kind="stable")
+    starts = _foreseen(
+        line,
+        np.asarray(instance.arrival, dtype=np.int64),
+        instance.output_tokens,
+        instance.prompt_tokens + (instance.kv_offset - 1),
+        instance.kv_capacity,
+        np.zeros(int(instance.arrival.max() + instance.output_tokens.sum()) + 2, np.int64),
+    )
+    foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
+    if instance.arrival.min() == instance.arrival.max():
+        foreseen = knowing
+    result = optimum(
+        truth, time_limit_s=time_limit_s, seed=seed, warm_start=from_starts(starts, truth)
+    )
+    assert result.evaluation is not None
+    best = np.asarray(result.evaluation.finish - instance.arrival, dtype=np.float64)
+    return Gap(
+        instance=instance,
+        policy=name,
+        tel=float(real.sum()),
+        best=float(best.sum()),
+        bound=result.bound,
+        predictions=real - knowing,
+        foresight=knowing - foreseen,
+        order=foreseen - best,
+    )
+
+
+@njit(cache=True)
+def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-untyped-def]
+    """Return the starts of MC-SF's rule for this order when all arrivals are known."""
+    n = line.shape[0]
+    starts = np.empty(n, dtype=np.int64)
+    top = 0
+    for a in range(n):
+        i = line[a]
+        k = arrival[i]
+        while True:
+            k = earliest(use, capacity, base[i], output[i], k, max(top, k))
+            later = k
+            for b in range(a):
+                j = line[b]
+                if arrival[j] <= k < starts[j]:  # ahead of it, and waiting
+                    later = max(later, starts[j])
+            if later == k:
+                break
+            k = later
+        starts[i] = k
+        put(use, base[i], output[i], k, 1)
+        top = max(top, k + output[i])
+    return starts
+
+
+def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
+    if not isinstance(policy, str):
+        return type(policy).__name__, policy
+    made, info = make_policy(policy)
+    return policy, policy if info.predictor is None else made
+
+
+def _latency(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.float64]:
+    judged = evaluate(instance, simulate(instance, policy, seed=seed))
+    return np.asarray(judged.finish - instance.arrival, dtype=np.float64)
+
+
+def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:
+    """Return each request's place in the policy's order of waiting requests.
+
+    Rules say it. A policy object's, or a random one, is that of the last starts of its run.
+    """
+    made = make_policy(policy)[0] if isinstance(policy, str) else policy
+    if isinstance(made, Rules):
+        rules = effective(made, instance)[0]
+        if rules.order != "random":
+            return waiting_rank(rules.order, instance, instance.output_tokens, UnitCost())
+    judged = evaluate(instance, simulate(instance, policy, seed=seed))
+    last = judged.finish - instance.output_tokens
+    rank = np.empty(instance.n, dtype=np.int64)
+    rank[np.lexsort((np.arange(instance.n), last))] = np.arange(instance.n)
+    return rank

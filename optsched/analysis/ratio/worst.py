@@ -1,0 +1,315 @@
+"""Instances that hurt a policy, found by local search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.analysis.ratio.exact import optimum
+from optsched.analysis.ratio.families import FAMILIES, Family
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.orders import move, serial
+from optsched.policies import Scheduler
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError, LoopError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_starts
+
+_DRAWS = 10
+"""Instances drawn at each restart, of which the best one is changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class WorstCase:
+    """The worst instance found for a policy.
+
+    Parameters
+    ----------
+    policy : str
+    instance : Instance
+        With ``known``: the optimum, or a bound and the best known value.
+    tel : float
+        The policy's total latency, the mean over seeds if it is random.
+    low, high : float
+        The competitive ratio on the instance lies between; equal when the optimum is proved.
+    schedule : Schedule
+        The best schedule found, of the optimum's value where that is proved.
+    evaluations : int
+        Instances tried.
+    wall_s : float
+    """
+
+    policy: str
+    instance: Instance
+    tel: float
+    low: float
+    high: float
+    schedule: Schedule
+    evaluations: int
+    wall_s: float
+
+    @property
+    def proved(self) -> bool:
+        """Whether the optimum is."""
+        return self.low == self.high
+
+
+def worst_case(
+    policy: str | Scheduler,
+    family: str | Family = "online",
+    budget_s: float = 60.0,
+    *,
+    kv_capacity: int = 100,
+    n: int = 10,
+    seeds: int = 1,
+    seed: int = 0,
+    proof_s: float | None = None,
+    enough: float = np.inf,
+    progress: Callable[[float, int], None] | None = None,
+) -> WorstCase:
+    """Search for an instance in rounds on which a policy is far from the optimum.
+
+    Restarted local search: the best of a few instances of the family, then changes to one or two
+    requests at a time. It climbs the policy's total latency over that of a schedule found by
+    placing the requests in many orders. That schedule is feasible, so the quotient never exceeds
+    the true ratio; the best instances are then solved to optimality, best first, and the best
+    proved ratio is the answer.
+
+    Parameters
+    ----------
+    policy : str, Rules, Windows or Policy
+    family : str or callable
+        One of `FAMILIES`, or a function like them. All arrivals stay at 0 where they begin so.
+    budget_s : float
+        Seconds for all.
+    kv_capacity, n : int
+        M, and the number of requests.
+    seeds : int
+        Runs of a policy that draws at random.
+    seed : int
+    proof_s : float, optional
+        Seconds of the budget kept for proofs; a third by default.
+    enough : float
+        The search ends, and the proofs begin, once a quotient is that large.
+    progress : callable, optional
+        Called with the best quotient and the number of instances tried, about once a second.
+
+    Raises
+    ------
+    InputError
+        An unknown family, or numbers out of range.
+    """
+    if isinstance(family, str) and family not in FAMILIES:
+        raise InputError(f"family {family!r} is unknown; known are {', '.join(FAMILIES)}")
+    if n < 1 or kv_capacity < 4 or seeds < 1 or not budget_s > 0:
+        raise InputError(
+            f"n, kv_capacity, seeds, budget_s: {n}, {kv_capacity}, {seeds}, {budget_s}; at least "
+            "1, 4, 1, and more than 0 are right"
+        )
+    draw = FAMILIES[family] if isinstance(family, str) else family
+    begin = time.perf_counter()
+    until = begin + budget_s - (budget_s / 3 if proof_s is None else min(proof_s, budget_s))
+    rng = np.random.default_rng(seed)
+    pool: list[tuple[float, Instance]] = []
+    tried, told = 0, begin
+
+    def score(instance: Instance) -> float:
+        nonlocal tried, told
+        tried += 1
+        if progress is not None and time.perf_counter() - told > 1:
+            told = time.perf_counter()
+            progress(pool[0][0] if pool else 1.0, tried)
+        try:
+            return _mean_tel(instance, policy, seeds) / quick_optimum(instance)[0]
+        except LoopError:
+            return 0.0  # no latency to compare: another search than this one
+
+    while True:
+        draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
+        value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
+        patience = 0
+        while patience < 150 and value < enough and time.perf_counter() < until:
+            trial = _changed(now, rng)
+            worth = score(trial)
+            patience = 0 if worth > value else patience + 1
+            if worth >= value:
+                now, value = trial, worth
+        pool.append((value, now))
+        pool.sort(key=lambda pair: -pair[0])
+        del pool[8:]
+        if value >= enough or time.perf_counter() >= until:
+            break
+    return _proved(pool, policy, seeds, begin, budget_s, tried)
+
+
+def _proved(
+    pool: list[tuple[float, Instance]],
+    policy: str | Scheduler,
+    seeds: int,
+    begin: float,
+    budget_s: float,
+    tried: int,
+) -> WorstCase:
+    """Solve the best instances, and return the one of the largest ratio that is certain."""
+    best: WorstCase | None = None
+    name = policy if isinstance(policy, str) else type(policy).__name__
+    for k, (value, instance) in enumerate(pool):
+        left = begin + budget_s - time.perf_counter()
+        if best is not None and (left <= 0 or value <= best.low):
+            break
+        tel = _mean_tel(instance, policy, seeds)
+        starts = quick_optimum(instance)[1]
+        result = optimum(
+            instance,
+            time_limit_s=max(1.0, left if k else left * 0.7),
+            warm_start=from_starts(starts, instance),
+        )
+        assert result.objective is not None
+        assert result.schedule is not None
+        low = tel / result.objective
+        high = tel / result.bound if result.bound else float("inf")
+        known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
+        if result.objective == result.bound:
+            known = {"optimum": result.objective}
+        reference = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
+        found = WorstCase(
+            policy=name,
+            instance=replace(instance, known=known | {"reference": reference}),
+            tel=tel,
+            low=low,
+            high=high,
+            schedule=result.schedule,
+            evaluations=tried,
+            wall_s=time.perf_counter() - begin,
+        )
+        if best is None or found.low > best.low:
+            best = found
+    assert best is not None
+    return replace(best, wall_s=time.perf_counter() - begin)
+
+
+def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
+    total = 0.0
+    for k in range(seeds):
+        total += float(evaluate(instance, simulate(instance, policy, seed=k)).metrics["tel"] or 0)
+    return total / seeds
+
+
+def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
+    """Return the instance with one or two requests changed; predictions are dropped or kept."""
+    arrival, prompt, output = (
+        column.copy()
+        for column in (instance.arrival, instance.prompt_tokens, instance.output_tokens)
+    )
+    capacity = instance.kv_capacity - instance.kv_offset + 1
+    offline = not arrival.any()
+    for _ in range(1 + (rng.random() < 0.4)):
+        i = rng.integers(instance.n)
+        kind = rng.integers(1 if offline else 0, 5)
+        if kind == 0:
+            far = int(arrival.max()) + 2
+            arrival[i] = max(0, _nudged(int(arrival[i]), far, rng))
+        elif kind == 1:
+            prompt[i] = min(max(1, _nudged(int(prompt[i]), capacity, rng)), capacity - 1)
+            output[i] = min(output[i], capacity - prompt[i])
+        elif kind == 2:
+            output[i] = min(max(1, _nudged(int(output[i]), capacity, rng)), capacity - 1)
+            prompt[i] = min(prompt[i], capacity - output[i])
+        elif kind == 3:  # as another request
+            j = rng.integers(instance.n)
+            prompt[i], output[i], arrival[i] = prompt[j], output[j], arrival[j]
+        else:  # all that are equal to it, together
+            same = (prompt == prompt[i]) & (output == output[i])
+            step = int(rng.choice([-1, 1]))
+            output[same] = np.clip(output[same] + step, 1, capacity - prompt[same])
+    lower, upper = instance.predicted_lower, instance.predicted_upper
+    if lower is not None and upper is not None:
+        output = np.clip(output, lower, upper)
+        prompt = np.minimum(prompt, capacity - output)
+    return Instance(
+        arrival - arrival.min(),
+        prompt,
+        output,
+        kv_capacity=instance.kv_capacity,
+        kv_accounting=instance.kv_accounting,
+        predicted_lower=lower,
+        predicted_upper=upper,
+        name=instance.name,
+    )
+
+
+def _nudged(value: int, high: int, rng: np.random.Generator) -> int:
+    if rng.random() < 0.5:
+        return value + int(rng.integers(-3, 4))
+    return int(rng.integers(0, high + 1))
+
+
+# --- a schedule that is nearly optimal, quickly -------------------------------------------------
+
+
+def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[np.int64]]:
+    """Return the total latency and starts of a good schedule of an instance in rounds.
+
+    Orders by output, volume, arrival and their reverses, each placed request by request at its
+    earliest feasible start; the best is improved by moving one request at a time, ``passes``
+    times through all moves.
+
+    Raises
+    ------
+    UsageError
+        An instance in seconds, or with limits on batches.
+    """
+    if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
+        raise UsageError("ratio: instances in rounds without limits on batches are right")
+    arrival = np.asarray(instance.arrival, dtype=np.int64)
+    output, volume = instance.output_tokens, instance.volume
+    first_kv = instance.prompt_tokens + instance.kv_offset
+    keys = [
+        (output, arrival), (volume, arrival), (arrival, output), (arrival, volume),
+        (arrival + output, volume), (-output, arrival), (arrival, -volume), (first_kv, output),
+    ]  # fmt: skip
+    orders = np.array([np.lexsort((second, first)) for first, second in keys])
+    rounds = int(arrival.max() + output.sum()) + 2
+    total, starts = _climb(
+        orders, arrival, first_kv, output, instance.kv_capacity, np.zeros(rounds, np.int64), passes
+    )
+    return int(total), starts
+
+
+@njit(cache=True)
+def _climb(  # type: ignore[no-untyped-def]
+    orders, arrival, first_kv, output, capacity, used, passes
+):
+    n = orders.shape[1]
+    starts = np.empty(n, dtype=np.int64)
+    best = -1
+    order = orders[0].copy()
+    for k in range(orders.shape[0]):
+        total = serial(orders[k], arrival, first_kv, output, capacity, used, starts)
+        if best < 0 or total < best:
+            best = total
+            order[:] = orders[k]
+    trial = order.copy()
+    for _ in range(passes):
+        improved = False
+        for a in range(n):
+            for b in range(n):
+                if a == b:
+                    continue
+                trial[:] = order
+                move(trial, a, b)
+                total = serial(trial, arrival, first_kv, output, capacity, used, starts)
+                if total < best:
+                    best = total
+                    order[:] = trial
+                    improved = True
+        if not improved:
+            break
+    serial(order, arrival, first_kv, output, capacity, used, starts)
+    return best - arrival.sum(), starts

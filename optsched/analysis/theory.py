@@ -1,0 +1,224 @@
+"""Closed forms of the papers' theorems: competitive ratios of 001, bounds of 002.
+
+Shares of outputs are arrays ``x`` over the lengths ``first..first + len(x) - 1``; they need not
+sum to 1. Ratios are the limits for large KV capacity and many requests that all arrive at 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+
+ALPHA_STAR = (3 - math.sqrt(5)) / 2
+"""l / u at which the bounds of A_min and A_l on two-point outputs meet (001, section 5.1)."""
+
+FIGURE_1 = (0.2555, 0.2793, 1.1587)
+"""a, b, c of the fit a log(u + b) + c printed with Figure 1 of 001."""
+
+
+def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> float:
+    """Return the competitive ratio of A_min for given shares of outputs (001, Lemma 4.6).
+
+    Parameters
+    ----------
+    shares : array_like, shape (u - l + 1,)
+        Share of requests with output l, l + 1, ..., u.
+    first : int
+        l, the lower prediction.
+    prompt : float
+        s, in tokens; the same for all.
+
+    Raises
+    ------
+    InputError
+        Shares that are negative, not finite, or all zero.
+    """
+    x = _shares(shares)
+    k = np.arange(first, first + len(x), dtype=np.float64)
+    delta = np.ones(len(x))
+    delta[0] = prompt + first
+    work = _tail(k * x)  # sum_{i >= k} i x_i
+    alive = _tail(x / (prompt + k))  # sum_{i >= k} x_i / (s + i)
+    later = _tail(k * x / (prompt + k)) - k * alive  # sum_{i > k} (i - k) x_i / (s + i)
+    ours = float((delta * work * (delta * alive + 2 * later)).sum())
+    return ours / _hindsight(x, k, prompt)
+
+
+def _hindsight(x: NDArray[np.float64], k: NDArray[np.float64], prompt: float) -> float:
+    return float((k * (prompt + k) * x * (x + 2 * (_tail(x) - x))).sum())
+
+
+def _tail(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.cumsum(values[::-1])[::-1])
+
+
+def _shares(shares: ArrayLike) -> NDArray[np.float64]:
+    x = np.asarray(shares, dtype=np.float64)
+    if x.ndim != 1 or not len(x) or not np.isfinite(x).all() or (x < 0).any() or not x.any():
+        raise InputError("shares: finite numbers >= 0, not all 0, are right")
+    return x
+
+
+def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return A_u and B_u of 001, Corollary 4.8 (s = 0, l = 1), each of shape (u, u)."""
+    i = np.arange(1, u + 1, dtype=np.float64)
+    least = np.minimum.outer(i, i)
+    product, total = np.multiply.outer(i, i), np.add.outer(i, i)
+    return least**2 / product * (total**2 / 2 - least**2), least**2
+
+
+def rayleigh_quotient(x: ArrayLike) -> float:
+    """Return x'A x / x'B x of 001, Corollary 4.8: `a_min_ratio` for s = 0, l = 1."""
+    v = np.asarray(x, dtype=np.float64)
+    a, b = rayleigh_matrices(len(v))
+    return float(v @ a @ v / (v @ b @ v))
+
+
+def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
+    """Return the largest Rayleigh quotient over all vectors, and where it is attained.
+
+    The largest eigenvalue of B^-1 A. It bounds the competitive ratio for outputs in [1, u]. The
+    vector has no negative entry (for every u up to 1000, by computation), so that it is the
+    shares of a worst case, and the bound is that ratio: Figure 1.
+
+    Notes
+    -----
+    B = L L' with L_ij = sqrt(2 j - 1) for i >= j, because min(i, j)^2 is the sum of the first
+    min(i, j) odd numbers. L^-1 takes differences of neighbouring rows.
+    """
+    a, _ = rayleigh_matrices(u)
+    root = np.sqrt(2 * np.arange(1, u + 1, dtype=np.float64) - 1)
+
+    def solved(m: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.diff(m, axis=0, prepend=0.0) / root[:, None]
+
+    symmetric = solved(solved(a).T)
+    y = np.ones(u) / math.sqrt(u)
+    value = 0.0
+    for _ in range(10_000):  # power iteration: the other eigenvalues are far below the largest
+        ahead = symmetric @ y
+        last, value = value, float(np.linalg.norm(ahead))
+        change = float(np.abs(ahead / value - y).max())
+        y = ahead / value
+        if change < 1e-14 and value == last:
+            break
+    z = y / root
+    x = z - np.append(z[1:], 0.0)  # L' x = y
+    return value, x if x.sum() >= 0 else -x
+
+
+def figure_1_fit(u: ArrayLike) -> NDArray[np.float64]:
+    """Return the paper's fit 0.2555 log(u + 0.2793) + 1.1587 (001, Figure 1)."""
+    a, b, c = FIGURE_1
+    return np.asarray(a * np.log(np.asarray(u, dtype=np.float64) + b) + c)
+
+
+def a_max_bounds(alpha: float) -> tuple[float, float]:
+    """Return lower and upper bound of A_max's competitive ratio (001, Theorems 3.4 and 3.3)."""
+    _check_alpha(alpha)
+    return (1 + alpha**-0.5) / (2 * alpha), (1 + 1 / alpha) / (2 * alpha)
+
+
+def a_min_two_point_bound(alpha: float) -> float:
+    """Return the bound (3 - alpha) / 2 of A_min on outputs l or u (001, Theorem 5.1)."""
+    _check_alpha(alpha)
+    return (3 - alpha) / 2
+
+
+def a_min_two_point(alpha: float, t: float) -> float:
+    """Return A_min's ratio for s = 0 and t = x_l / x_u (001, proof of Theorem 5.1)."""
+    _check_alpha(alpha)
+    return 1 + alpha * (1 - alpha**2) * t / (alpha**2 * t**2 + 2 * alpha**2 * t + 1)
+
+
+def a_l_bound(alpha: float) -> float:
+    """Return the bound of A_l on outputs l or u (001, Theorem 5.2)."""
+    _check_alpha(alpha)
+    return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
+
+
+def a_l_two_point(alpha: float, t: float) -> float:
+    """Return A_l's ratio for s = 0 and t = x_l / x_u, as 001 has it (proof of Theorem 5.2)."""
+    _check_alpha(alpha)
+    a = alpha**2
+    return 1 + (a * t + 2 * a) / (a * t**2 + 2 * a * t + 1)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha <= 1:
+        raise InputError(f"alpha: {alpha!r}; 0 < alpha <= 1 is right")
+
+
+def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
+    """Return P(o = k) of G(1 - q) for k = 1..u, up to a factor (001, section 5.2)."""
+    _check_q(q)
+    return np.asarray(q ** np.arange(u, dtype=np.float64))
+
+
+def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
+    """Return P(o = k) of LG(1 - q) for k = 1..u, up to a factor (001, section 5.3)."""
+    return np.arange(1, u + 1) * geometric_shares(q, u)
+
+
+def weighted_geometric_limit(q: float) -> float:
+    """Return A_min's ratio under LG(1 - q) for large u (001, Theorem 5.3); at most 14/9."""
+    _check_q(q)
+    top = (1 + q) ** 2 * (1 + 3 * q + 6 * q**2 + 3 * q**3 + q**4)
+    return top / (1 + 2 * q + 11 * q**2 + 8 * q**3 + 11 * q**4 + 2 * q**5 + q**6)
+
+
+def _check_q(q: float) -> None:
+    if not 0 <= q <= 1:
+        raise InputError(f"q: {q!r}; 0 <= q <= 1 is right")
+
+
+# --- 002 --------------------------------------------------------------------------------------
+
+
+def adversary_ratio(kv_capacity: int) -> float:
+    """Return sqrt(M) / 28: no deterministic online policy is better (002, Theorem 4.1)."""
+    return math.sqrt(kv_capacity) / 28
+
+
+def _volumes(instance: Instance) -> tuple[float, float]:
+    """Return sum_o n_o sum_{o' <= o} n_o' vol_o', and the sum of outputs."""
+    if (instance.arrival != 0).any() or len(np.unique(instance.prompt_tokens)) > 1:
+        raise InputError("instance: all arrivals at 0 and equal prompts are right")
+    s, o = float(instance.prompt_tokens[0]), instance.output_tokens.astype(np.float64)
+    length, count = np.unique(o, return_counts=True)
+    volume = np.cumsum(count * (s * length + length * (length + 1) / 2))
+    return float((count * volume).sum()), float(o.sum())
+
+
+def mc_sf_upper(instance: Instance) -> float:
+    """Return a value that MC-SF's total latency never exceeds (002, Lemma 4.4).
+
+    Raises
+    ------
+    InputError
+        Arrivals after 0, unequal prompts, or a KV capacity below twice the largest peak.
+    """
+    waiting, running = _volumes(instance)
+    if instance.kv_capacity < 2 * instance.peak_tokens.max():
+        raise InputError(
+            f"kv_capacity: {instance.kv_capacity}; at least twice the largest peak "
+            f"{instance.peak_tokens.max()} is right"
+        )
+    return 1536 / instance.kv_capacity * waiting + 24 * running
+
+
+def optimum_lower(instance: Instance) -> float:
+    """Return a value that no schedule's total latency is below (002, Lemma 4.7).
+
+    Raises
+    ------
+    InputError
+        Arrivals after 0, or unequal prompts.
+    """
+    waiting, running = _volumes(instance)
+    return waiting / (6 * instance.kv_capacity) + running / 6

@@ -1,0 +1,176 @@
+"""The application: commands, global options, and how errors end the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+import optsched
+from optsched.cli import (
+    comparing,
+    data,
+    experimenting,
+    files,
+    fitting,
+    judging,
+    listing,
+    picturing,
+    predicting,
+    solving,
+)
+from optsched.cli.output import only_json
+from optsched.problem.errors import OptschedError
+
+
+class Commands(TyperGroup):
+    """Runs a command and turns every failure into one line and an exit status."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit with the status that `options` describes."""
+        words = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in words
+        words = [word for word in words if word != "--debug"]
+        try:
+            # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
+            with (
+                only_json() if _json_alone(words) else nullcontext(),
+                self.make_context("optsched", words, **extra) as context,
+            ):
+                self.invoke(context)
+            sys.stdout.flush()
+        except typer.Exit as stop:
+            sys.exit(stop.exit_code)
+        except BrokenPipeError:
+            # The reader has seen enough. Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(0)
+        except (KeyboardInterrupt, typer.Abort):
+            _fail("interrupted", 130, debug)
+        except OptschedError as error:
+            _fail(str(error), error.exit_code, debug)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(f"{where}{error.strerror or error}", 2, debug)
+        except BaseException as error:  # a user's policy may even raise SystemExit
+            if hasattr(error, "format_message"):  # a usage error of the command-line parser
+                message = error.format_message().rstrip(".")
+                of = getattr(error, "ctx", None)
+                if of is not None:
+                    message += f"; `{of.command_path} --help` says what is right"
+                _fail(message, int(getattr(error, "exit_code", 2)), debug)
+            text = f"{type(error).__name__}: {error}"
+            if debug:
+                _fail(f"internal error: {text}", 1, debug, prefix="")
+            _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
+        sys.exit(0)
+
+
+def _json_alone(words: Sequence[str]) -> bool:
+    """Whether standard output is for the JSON of ``--json -`` alone."""
+    if "--help" in words or "-h" in words:
+        return False
+    return "--json=-" in words or ("--json", "-") in pairwise(words)
+
+
+def _warn_once() -> None:
+    """Have every warning printed in one line, and once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in seen:
+            seen.add(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    print(prefix + " ".join(message.split()), file=sys.stderr)
+    sys.exit(status)
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"optsched {optsched.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")
+    ] = False,
+) -> None:
+    """How good could an LLM-serving schedule have been, with a proof.
+
+    Exit status: 0 an answer, 2 bad usage or input, 3 infeasible, 4 no schedule within the
+    limits, 5 a schedule that does not verify, 1 an internal error.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("solve")(solving.solve)
+app.command("compare")(comparing.compare)
+app.command("bound")(solving.bound)
+app.command("simulate")(judging.simulate)
+app.command("evaluate")(judging.evaluate)
+app.command("verify")(judging.verify)
+app.command("predict")(predicting.predict)
+app.command("generate")(files.generate)
+app.command("import")(files.import_trace)
+app.command("export")(files.export)
+app.add_typer(data.app, name="data")
+app.command("fit")(fitting.fit)
+app.command("roofline")(fitting.roofline)
+app.command("kv-capacity")(fitting.kv_capacity)
+app.command("experiment")(experimenting.experiment)
+app.command("plot")(picturing.plot)
+app.command("trace")(picturing.trace)
+app.command("report")(picturing.report)
+app.command("policies")(listing.policies)
+app.command("formulations")(listing.formulations)
+app.command("methods")(listing.methods)
+app.command("models")(listing.models)
+app.command("schema")(listing.schema)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``optsched`` script."""
+    _warn_once()
+    app()

@@ -1,0 +1,306 @@
+"""How long a batch takes: one round, or milliseconds per layer from A100 profiles."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance, canonical_json
+
+COEFFICIENTS = (
+    "token",
+    "base",
+    "decode_kv",
+    "decode_request",
+    "decode_base",
+    "prefill_square",
+    "prefill_cross",
+    "prefill_kv",
+    "prefill_token",
+    "prefill_request",
+    "prefill_base",
+)
+"""Coefficients of a batch's time in the order of `BatchCost.array`, after ``layers``."""
+
+UNIT = "ms_per_layer"
+"""The one unit that a cost model file may state for its coefficients."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitCost:
+    """The round model: every batch takes one round."""
+
+    name: str = "rounds"
+
+    @property
+    def sha256(self) -> None:
+        """No digest: there is nothing to record."""
+        return None
+
+    @cached_property
+    def array(self) -> NDArray[np.float64]:
+        """A marker for `batch_time`: no layers, so every batch takes 1."""
+        array = np.zeros(1 + len(COEFFICIENTS))
+        array.setflags(write=False)  # the type of `BatchCost.array`: compiled code is compiled once
+        return array
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCost:
+    """Batch time as a linear model of what a batch holds (003, section 3.2).
+
+    With c tokens processed and m KV tokens cached before the batch, per request, in
+    milliseconds::
+
+        layers * ( token * sum c + base
+                 + [decode]  ( decode_kv * sum m + decode_request * #decode + decode_base )
+                 + [prefill] ( prefill_square * sum c^2 + prefill_cross * sum c m
+                             + prefill_kv * sum m + prefill_token * sum c
+                             + prefill_request * #prefill + prefill_base ) )
+
+    Parameters
+    ----------
+    name : str
+    layers : int
+    coefficients : mapping of str to str
+        Decimal text of each coefficient in milliseconds per layer (`COEFFICIENTS`); those left
+        out are 0. The text is kept so that exact arithmetic can start from it.
+    kv_capacity_tokens : int, optional
+        KV capacity of the machine that was profiled, in tokens.
+    provenance : str
+        Where the figures are from and whether they were checked.
+    valid : mapping of str to number, optional
+        Range of validity, for example ``max_batch_tokens``: the limits that
+        `optsched.judge.validity.WORDS` lists. The judge warns when a schedule leaves it.
+
+    Raises
+    ------
+    InputError
+        An unknown, negative or unreadable coefficient, or fewer than one layer.
+    """
+
+    name: str
+    layers: int
+    coefficients: Mapping[str, str]
+    kv_capacity_tokens: int | None = None
+    provenance: str = ""
+    valid: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
+            raise InputError(f"layers: {self.layers!r} is not an integer >= 1")
+        for key, text in self.coefficients.items():
+            if key not in COEFFICIENTS:
+                raise InputError(
+                    f"coefficients.{key}: unknown; known are {', '.join(COEFFICIENTS)}"
+                )
+            try:
+                value = float(text)
+            except (TypeError, ValueError):
+                value = float("nan")
+            if not 0 <= value < float("inf"):
+                raise InputError(f"coefficients.{key}: {text!r} is not a finite number >= 0")
+        if float(self.coefficients.get("base", 0)) + float(self.coefficients.get("token", 0)) <= 0:
+            raise InputError("coefficients: token and base are both 0; a batch must take time")
+
+    @cached_property
+    def array(self) -> NDArray[np.float64]:
+        """``layers`` and the coefficients in ms per layer, shape (12,), for `batch_time`."""
+        values = [float(self.layers)] + [float(self.coefficients.get(k, 0)) for k in COEFFICIENTS]
+        array = np.array(values, dtype=np.float64)
+        array.setflags(write=False)
+        return array
+
+    def __getitem__(self, coefficient: str) -> float:
+        """Return a coefficient in milliseconds per layer."""
+        return float(self.coefficients.get(coefficient, 0))
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of what the times depend on: layers and the coefficients' decimal text."""
+        data = {"layers": self.layers, "unit": UNIT, "coefficients": dict(self.coefficients)}
+        return hashlib.sha256(canonical_json(data)).hexdigest()
+
+
+CostModel = UnitCost | BatchCost
+
+
+def batch_time(
+    cost: NDArray[np.float64],
+    tokens: int,
+    decode_requests: int,
+    decode_kv: int,
+    prefill_requests: int,
+    prefill_tokens: int,
+    prefill_square: int,
+    prefill_cross: int,
+    prefill_kv: int,
+) -> float:
+    """Return the time of one batch from its integer sums: seconds, or 1 in rounds.
+
+    The only place where a batch's time is computed: the judge and the engine compile it.
+
+    Parameters
+    ----------
+    cost : ndarray of float64, shape (12,)
+        `BatchCost.array` or `UnitCost.array`.
+    tokens : int
+        Sum of c over the batch; a batch of none costs nothing.
+    decode_requests, decode_kv : int
+        Number of decode requests and the sum of their m.
+    prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
+        Over the prefill requests: number, sum of c, of c^2, of c m, of m.
+    """
+    if tokens == 0:
+        return 0.0
+    if cost[0] == 0.0:
+        return 1.0
+    ms = cost[1] * tokens + cost[2]
+    if decode_requests > 0:
+        ms += cost[3] * decode_kv + cost[4] * decode_requests + cost[5]
+    if prefill_requests > 0:
+        ms += (
+            cost[6] * prefill_square
+            + cost[7] * prefill_cross
+            + cost[8] * prefill_kv
+            + cost[9] * prefill_tokens
+            + cost[10] * prefill_requests
+            + cost[11]
+        )
+    return float(cost[0] * ms / 1000.0)
+
+
+def models_folder() -> Path:
+    """Return the folder of the shipped cost models, in a checkout or an installed wheel."""
+    inside = Path(str(resources.files("optsched"))) / "_data" / "models"
+    return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "models"
+
+
+def shipped_models() -> list[str]:
+    """Return the names of the shipped cost models, sorted."""
+    return sorted(path.stem for path in models_folder().glob("*.toml"))
+
+
+def load_cost_model(name_or_file: str | Path) -> BatchCost:
+    """Return a shipped cost model by name, one read from a TOML file, or a roofline.
+
+    ``roofline:MODEL,device=NAME,tp=N`` is a machine at its published peaks
+    (`optsched.costs.roofline`).
+
+    Raises
+    ------
+    InputError
+        No such model or file, broken TOML, missing or foreign units, bad coefficients.
+    """
+    text = str(name_or_file)
+    if text.startswith("roofline:"):
+        from optsched.costs.hardware import roofline_from_spec
+
+        return cost_model_from_dict(roofline_from_spec(text))
+    path = Path(text)
+    if not text.endswith(".toml"):
+        path = models_folder() / f"{text}.toml"
+        if not path.is_file():
+            raise InputError(
+                f"cost model: {text!r} is unknown; shipped are {', '.join(shipped_models())}, "
+                "or give a .toml file or roofline:MODEL"
+            )
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; a cost model in TOML is right") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a readable TOML file ({error})") from None
+    try:
+        return cost_model_from_dict(data, default_name=path.stem)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
+    """Return the cost model of a parsed TOML file (floats as decimal text).
+
+    Raises
+    ------
+    InputError
+        A missing or wrong field.
+    """
+    if data.get("format") != "optsched-cost-model":
+        raise InputError(f"format: {data.get('format')!r}; 'optsched-cost-model' is right")
+    if data.get("version") != 1:
+        raise InputError(f"version: {data.get('version')!r}; 1 is right")
+    if "unit" not in data:
+        raise InputError(f"unit: missing; unit = {UNIT!r} is right")
+    if data["unit"] != UNIT:
+        raise InputError(f"unit: {data['unit']!r}; {UNIT!r} is right")
+    known = {
+        "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
+        "provenance", "valid",
+    }  # fmt: skip
+    for key in data:
+        if key not in known:
+            raise InputError(f"{key}: unknown field; known are {', '.join(sorted(known))}")
+    coefficients = data.get("coefficients")
+    if not isinstance(coefficients, Mapping) or not coefficients:
+        raise InputError("coefficients: missing; a table of milliseconds per layer is right")
+    for key, value in coefficients.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise InputError(f"coefficients.{key}: {value!r} is not a number")
+    capacity = data.get("kv_capacity_tokens")
+    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
+        raise InputError(f"kv_capacity_tokens: {capacity!r} is not an integer")
+    if "layers" not in data:
+        raise InputError("layers: missing; the number of model layers is right")
+    valid = data.get("valid", {})
+    if not isinstance(valid, Mapping):
+        raise InputError(f"valid: {valid!r} is not a table of limits")
+    for key, value in valid.items():
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not number >= 0:
+            raise InputError(f"valid.{key}: {value!r} is not a number >= 0")
+    return BatchCost(
+        name=str(data.get("name", default_name)),
+        layers=data["layers"],
+        coefficients={k: str(v) for k, v in coefficients.items()},
+        kv_capacity_tokens=capacity,
+        provenance=str(data.get("provenance", "")),
+        valid={k: float(v) for k, v in valid.items()},
+    )
+
+
+def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> CostModel:
+    """Return the cost model that fits the instance's time unit, loading it by name if needed.
+
+    Raises
+    ------
+    UsageError
+        Seconds without a cost model, or rounds with one.
+    """
+    if instance.in_rounds:
+        if cost_model is not None and not isinstance(cost_model, UnitCost):
+            raise UsageError(
+                "cost model: the instance is in rounds, where every batch takes one round; "
+                "leave the cost model out, or give an instance in seconds"
+            )
+        return cost_model or UnitCost()
+    if cost_model is None or isinstance(cost_model, UnitCost):
+        raise UsageError(
+            "cost model: the instance is in seconds and needs one; shipped are "
+            + ", ".join(shipped_models())
+        )
+    if isinstance(cost_model, BatchCost):
+        return cost_model
+    return load_cost_model(cost_model)

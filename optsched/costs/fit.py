@@ -1,0 +1,441 @@
+"""Cost models from profiles: coefficients by relative least squares, with held-out errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import COEFFICIENTS, BatchCost
+from optsched.costs.hardware import kv_capacity
+from optsched.costs.least_squares import relative_fit
+from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
+from optsched.problem.errors import InputError
+
+TARGET = 0.08
+"""Mean relative error that makes `fit` accept a range of validity."""
+FOLDS = 5
+MIN_SHAPES_PER_TERM = 3
+"""Different shapes needed per coefficient, held-out ones included."""
+MIN_SHARE = 0.25
+"""Share of the rows that a restricted range must keep."""
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorFit:
+    """How well the fitted model meets one operator's rows within the range of validity.
+
+    Errors are |predicted / measured - 1| on held-out rows, R2 is on all rows.
+
+    Parameters
+    ----------
+    operator : str
+    rows, held_out, outside : int
+        Rows used to fit, rows kept to test, and rows outside the range of validity.
+    mean, median, p95, r2 : float
+    mean_outside : float
+        Mean error on the rows outside the range, NaN without any.
+    measured_ms, predicted_ms : ndarray
+        Of all rows within the range.
+    tested : ndarray of bool
+        Which of them were held out.
+    reached : bool
+        Whether the mean is within the target.
+    """
+
+    operator: str
+    rows: int
+    held_out: int
+    outside: int
+    mean: float
+    median: float
+    p95: float
+    r2: float
+    mean_outside: float
+    measured_ms: NDArray[np.float64]
+    predicted_ms: NDArray[np.float64]
+    tested: NDArray[np.bool_]
+    reached: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted cost model and the evidence for it.
+
+    Parameters
+    ----------
+    cost_model : BatchCost
+    operators : tuple of OperatorFit
+    rejected : tuple of Rejected
+        Rows that beat the device.
+    profile : Profile
+    seed : int
+    target : float
+    held_out : float
+        Share of the shapes that were kept for testing.
+    """
+
+    cost_model: BatchCost
+    operators: tuple[OperatorFit, ...]
+    rejected: tuple[Rejected, ...]
+    profile: Profile
+    seed: int
+    target: float
+    held_out: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the report, one dict per operator; errors are relative, on held-out rows."""
+        return [
+            {
+                "operator": o.operator, "rows": o.rows, "held_out": o.held_out,
+                "outside": o.outside, "mean_error": _known(o.mean),
+                "median_error": _known(o.median), "p95_error": _known(o.p95), "r2": _known(o.r2),
+                "reached": o.reached,
+            }
+            for o in self.operators
+        ]  # fmt: skip
+
+    def to_toml(self) -> str:
+        """Return the cost model file."""
+        return to_toml(self.cost_model, [self._summary(o) for o in self.operators])
+
+    def _summary(self, o: OperatorFit) -> str:
+        if np.isnan(o.mean):
+            return f"{o.operator}: none of its {o.outside} rows is within the range of validity"
+        verdict = "" if o.reached else f", MORE than the target of {self.target:.0%}"
+        return (
+            f"{o.operator}: {o.rows} rows; {o.held_out} held out: mean error {o.mean:.1%}, median "
+            f"{o.median:.1%}, p95 {o.p95:.1%}; R2 {o.r2:.4f}{verdict}"
+        )
+
+
+def fit(
+    profiles: str | Path | Profile,
+    *,
+    model: str | None = None,
+    tensor_parallel: int = 1,
+    hardware: str = "a100-80gb",
+    name: str | None = None,
+    held_out: float = 0.2,
+    target: float = TARGET,
+    seed: int = 0,
+) -> Fit:
+    """Fit a cost model to a folder of profiles.
+
+    Coefficients are non-negative and minimize the squared relative error, so that a microsecond
+    batch counts as much as a second's. A share of the shapes is held out (all repetitions of a
+    shape together) and the errors reported are theirs. Where small chunks or batches do not
+    follow a linear model (tiles of a kernel, idle processors), the range of validity starts at
+    the first power of two at which cross-validation on the training rows meets the target; what
+    was left out is reported. Evaluating outside the range warns.
+
+    Parameters
+    ----------
+    profiles : path or Profile
+        See `optsched.costs.profiles.read_profile`.
+    model, tensor_parallel, hardware
+        As there.
+    name : str, optional
+        Name of the cost model; default: model, degree, device and "fit".
+    held_out : float
+        Share of the shapes kept for testing.
+    target : float
+        Mean relative error wanted.
+    seed : int
+        Of the split.
+
+    Raises
+    ------
+    InputError
+        What `read_profile` reports; too few rows, and of what.
+    """
+    if not 0 < held_out < 1:
+        raise InputError(f"held_out: {held_out!r}; a share between 0 and 1 is right")
+    if not target > 0:
+        raise InputError(f"target: {target!r}; a relative error > 0 is right")
+    profile = (
+        profiles
+        if isinstance(profiles, Profile)
+        else read_profile(profiles, model=model, tensor_parallel=tensor_parallel, hardware=hardware)
+    )
+    generator = np.random.default_rng(seed)
+    values = np.zeros(len(COEFFICIENTS))
+    valid: dict[str, float] = {}
+    parts = []
+    for table in profile.tables:
+        found, limits, operators = _fit_table(table, held_out, target, generator)
+        values += found
+        parts += operators
+        for limit, value in limits.items():
+            # Chunks, batches and contexts beyond any one table are outside the range.
+            narrow = max if limit.startswith("min_") else min
+            valid[limit] = narrow(value, valid[limit]) if limit in valid else value
+    names = {c for table in profile.tables for c in table.terms}
+    if "prefill_square" in names and "prefill_cross" not in names and values.any():
+        values[COLUMN["prefill_cross"]] = 2 * values[COLUMN["prefill_square"]]
+        names.add("prefill_cross")
+    if values[COLUMN["token"]] + values[COLUMN["base"]] == 0:
+        raise InputError(
+            "profile: no dense operators (mlp.csv or GEMM); a batch without them has no time"
+        )
+    whole = any(table.whole_batch for table in profile.tables)
+    shape, degree = profile.shape, profile.tensor_parallel
+    cost_model = BatchCost(
+        name=name or f"{shape.name}-tp{degree}-{profile.hardware.name}-fit",
+        layers=1 if whole else shape.layers,
+        coefficients={
+            key: f"{values[COLUMN[key]]:.6g}" for key in COEFFICIENTS if key in names
+        },
+        kv_capacity_tokens=_capacity(profile),
+        provenance=_provenance(profile, seed, held_out),
+        valid=valid,
+    )  # fmt: skip
+    return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _capacity(profile: Profile) -> int | None:
+    shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
+    try:
+        return kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes, devices=degree)
+    except InputError:
+        return None  # these weights do not fit that device
+
+
+def _provenance(profile: Profile, seed: int, held_out: float) -> str:
+    text = (
+        f"fitted by optsched to profiles in {profile.source} of {profile.shape.name} on "
+        f"{profile.hardware.name}, tensor parallel {profile.tensor_parallel}: non-negative "
+        f"relative least squares, {held_out:.0%} of the shapes held out (seed {seed}), "
+        f"{len(profile.rejected)} rows rejected for beating the device; KV capacity derived from "
+        "90% of the memory less the weights"
+    )
+    return "; ".join([text, *profile.notes])
+
+
+def _fit_table(
+    table: Table, held_out: float, target: float, generator: np.random.Generator
+) -> tuple[NDArray[np.float64], dict[str, float], list[OperatorFit]]:
+    """Return coefficients, range of validity, and one report per operator of the table."""
+    columns = [COLUMN[term] for term in table.terms]
+    matrix = table.features[:, columns]
+    if not len(matrix):
+        raise InputError(f"profile of {table.name}: no usable rows")
+    tested, fold, shapes = _split(table, held_out, generator)
+    count = int(shapes.max()) + 1
+    needed = MIN_SHAPES_PER_TERM * len(columns)
+    if count < needed:
+        raise InputError(
+            f"profile of {table.name}: {count} usable rows of different shape; at least {needed} "
+            f"are needed for {len(columns)} coefficients"
+        )
+    inside = np.ones(len(matrix), dtype=bool)
+    limits: dict[str, float] = {}
+    data = _Data(matrix, table.measured_ms, shapes, 1 / np.bincount(shapes)[shapes], table.operator)
+    if not data.error(~tested, fold) <= target:
+        rungs = {
+            key: rung
+            for key, sizes in table.ladders.items()
+            if (rung := _first_rung(data, sizes, ~tested, fold, target)) is not None
+        }
+        if rungs:
+            key = max(rungs, key=lambda key: int((table.ladders[key] >= rungs[key]).sum()))
+            inside = table.ladders[key] >= rungs[key]
+            limits[key] = rungs[key]
+    x = data.fit(inside & ~tested)
+    predicted = matrix @ x
+    for key, sizes in table.limits.items():
+        if (sizes > 0).any():
+            limits[key] = float(sizes[inside].max())
+    values = np.zeros(len(COEFFICIENTS))
+    values[columns] = x
+    reports = [
+        _report(str(o), table.operator == o, inside, tested, table.measured_ms, predicted, target)
+        for o in sorted(set(table.operator.tolist()))
+    ]
+    return values, limits, reports
+
+
+def _split(
+    table: Table, held_out: float, generator: np.random.Generator
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Return which rows are held out, the fold of each, and the shape of each."""
+    shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
+    count = int(shapes.max()) + 1
+    order = generator.permutation(count)
+    tested = (order < max(1, round(held_out * count)))[shapes]
+    return tested, (order % FOLDS)[shapes], shapes
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Rows to fit; every shape weighs the same, however often it was measured."""
+
+    matrix: NDArray[np.float64]
+    measured: NDArray[np.float64]
+    shapes: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    operator: NDArray[np.str_]
+
+    def fit(self, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return relative_fit(self.matrix[rows], self.measured[rows], self.weights[rows])
+
+    def error(self, rows: NDArray[np.bool_], fold: NDArray[np.int64]) -> float:
+        """Return the worst operator's mean error in cross-validation, NaN with too few rows."""
+        if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * self.matrix.shape[1]:
+            return float("nan")
+        errors = np.zeros(len(rows))
+        for k in range(FOLDS):
+            test = rows & (fold == k)
+            x = self.fit(rows & (fold != k))
+            errors[test] = np.abs(self.matrix[test] @ x / self.measured[test] - 1)
+        return max(
+            float(np.average(errors[mine], weights=self.weights[mine]))
+            for name in np.unique(self.operator[rows])
+            if (mine := rows & (self.operator == name)).any()
+        )
+
+
+def _first_rung(
+    data: _Data,
+    sizes: NDArray[np.float64],
+    train: NDArray[np.bool_],
+    fold: NDArray[np.int64],
+    target: float,
+) -> float | None:
+    """Return the first power of two from which a linear model meets the target, or None."""
+    rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
+    while (sizes >= rung).mean() >= MIN_SHARE:
+        if data.error(train & (sizes >= rung), fold) <= target:
+            return float(rung)
+        rung *= 2
+    return None
+
+
+def _report(
+    name: str,
+    mine: NDArray[np.bool_],
+    inside: NDArray[np.bool_],
+    tested: NDArray[np.bool_],
+    measured: NDArray[np.float64],
+    predicted: NDArray[np.float64],
+    target: float,
+) -> OperatorFit:
+    error = np.abs(predicted / measured - 1)
+    used = mine & inside
+    test = used & tested
+    judged = error[test if test.any() else used]
+    spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
+    residual = float(((measured[used] - predicted[used]) ** 2).sum())
+    outside = mine & ~inside
+    mean = float(judged.mean()) if judged.size else float("nan")
+    return OperatorFit(
+        operator=name,
+        rows=int((used & ~tested).sum()),
+        held_out=int(test.sum()),
+        outside=int(outside.sum()),
+        mean=mean,
+        median=float(np.median(judged)) if judged.size else float("nan"),
+        p95=float(np.quantile(judged, 0.95)) if judged.size else float("nan"),
+        r2=1 - residual / spread if spread > 0 else float("nan"),
+        mean_outside=float(error[outside].mean()) if outside.any() else float("nan"),
+        measured_ms=measured[used],
+        predicted_ms=predicted[used],
+        tested=tested[used],
+        reached=mean <= target,
+    )
+
+
+def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
+    """Return how other cost models meet the held-out rows of a fit, within its range.
+
+    Returns
+    -------
+    list of dict
+        ``model``, ``operator``, ``rows``, ``mean_error``, ``median_error``, ``p95_error`` and
+        ``bias`` (mean of predicted / measured - 1), errors relative.
+    """
+    out = []
+    generator = np.random.default_rng(found.seed)
+    chosen = []
+    for table in found.profile.tables:
+        tested = _split(table, found.held_out, generator)[0]
+        inside = np.ones(len(tested), dtype=bool)
+        for key, sizes in table.ladders.items():
+            inside &= sizes >= found.cost_model.valid.get(key, 0.0)
+        chosen.append(tested & inside)
+    for model in models:
+        for table, pick in zip(found.profile.tables, chosen, strict=True):
+            factor = model.layers if table.whole_batch else 1
+            predicted = factor * (table.features @ model.array[1:])
+            for name in sorted(set(table.operator.tolist())):
+                rows = pick & (table.operator == name)
+                if not rows.any():
+                    continue
+                off = predicted[rows] / table.measured_ms[rows] - 1
+                out.append(
+                    {
+                        "model": model.name, "operator": name, "rows": int(rows.sum()),
+                        "mean_error": float(np.abs(off).mean()),
+                        "median_error": float(np.median(np.abs(off))),
+                        "p95_error": float(np.quantile(np.abs(off), 0.95)),
+                        "bias": float(off.mean()),
+                    }
+                )  # fmt: skip
+    return out
+
+
+UNITS = {
+    "token": "ms per token processed in the batch",
+    "base": "ms per batch",
+    "decode_kv": "ms per KV token cached before the batch, over the decode requests",
+    "decode_request": "ms per decode request",
+    "decode_base": "ms per batch that decodes",
+    "prefill_square": "ms per squared token, per prefill request",
+    "prefill_cross": "ms per token times cached KV token, per prefill request",
+    "prefill_kv": "ms per KV token cached before the batch, over the prefill requests",
+    "prefill_token": "ms per prefill token, beside `token`",
+    "prefill_request": "ms per prefill request",
+    "prefill_base": "ms per batch that prefills",
+}
+
+
+def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
+    """Return a cost model as the text of a file for `load_cost_model`."""
+    lines = [f"# {remark}" for remark in remarks]
+    lines += [
+        "# A batch's time is given in optsched.costs.cost.BatchCost; coefficients left out are 0.",
+        "",
+        'format = "optsched-cost-model"',
+        "version = 1",
+        f"name = {_quoted(model.name)}",
+        'unit = "ms_per_layer"' + (" # one layer stands for the whole model" * (model.layers == 1)),
+        f"layers = {model.layers}",
+    ]
+    if model.kv_capacity_tokens is not None:
+        lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
+    lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
+    for key in COEFFICIENTS:
+        if key in model.coefficients:
+            lines.append(f"{key} = {_decimal(model.coefficients[key])} # {UNITS[key]}")
+    if model.valid:
+        lines += ["", "[valid]"]
+        lines += [f"{key} = {value:.15g}" for key, value in sorted(model.valid.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _decimal(text: str) -> str:
+    """Return the text of a number as TOML writes floats: with a point or an exponent."""
+    return text if any(mark in text for mark in ".e") else f"{text}.0"

@@ -1,0 +1,1 @@
+"""The studies of the papers and our own, one file each."""

@@ -1,0 +1,183 @@
+"""MC-SF beside the hindsight optimum on the synthetic models of 002, with certified intervals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+from optsched.experiments import Claim, Experiment, Figure, Row
+from optsched.experiments.runner import measured
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.solve import solve
+from optsched.policies.engine.simulate import simulate
+from optsched.workloads.generate import generate
+
+PRINTED = {
+    "jaillet-model-1": {"best": 1.0, "mean": 1.005, "worst": 1.074, "optimal": 114 / 200},
+    "jaillet-model-2": {"best": 1.0, "mean": 1.047, "worst": 1.227},
+}
+"""Ratios MC-SF / optimum over 200 trials, and the share of trials where MC-SF is optimal."""
+
+
+def trials(model: str, parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
+    """Yield draw after draw, without end; the draw's seed is the trial's."""
+    draw = seed
+    while True:
+        yield {"model": model, "seed": draw, **parameters}
+        draw += 1
+
+
+def run(trial: Row) -> Row:
+    """Bound the optimum and hold MC-SF against the best schedule known and the bound."""
+
+    def results() -> Row:
+        fixed = {k: trial[k] for k in ("n", "kv_capacity") if trial[k]}
+        instance = generate(trial["model"], seed=trial["seed"], **fixed)
+        greedy = evaluate(instance, simulate(instance, "mc-sf"))
+        mc_sf = greedy.metrics["tel"]
+        _compile(trial["model"], trial["method"])
+        with cpu_limit(trial["cpu_limit"]) as stop:
+            found = solve(
+                instance,
+                method=trial["method"],
+                time_limit_s=trial["time_limit"],
+                threads=1,
+                stop=stop,
+            )
+        assert mc_sf is not None
+        assert found.objective is not None
+        assert found.bound is not None
+        return {
+            "requests": instance.n,
+            "capacity": instance.kv_capacity,
+            "mc_sf": mc_sf,
+            "best_known": found.objective,
+            "bound": found.bound,
+            "proved": found.status == "optimal",
+            "ratio_to_best_known": mc_sf / found.objective,
+            "ratio_to_bound": mc_sf / found.bound,
+        }
+
+    return measured(results)
+
+
+@cache
+def _compile(model: str, method: str) -> None:
+    """Solve a small instance first, so that compiling takes nothing of the first trial's limits."""
+    solve(generate(model, seed=0, n=8), method=method, threads=1)
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[threading.Event]:
+    """Yield an event that is set when this process has used so many seconds of CPU from now."""
+    stop, done = threading.Event(), threading.Event()
+    used = time.process_time()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            if time.process_time() - used >= seconds:
+                stop.set()
+
+    if seconds:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield stop
+    finally:
+        done.set()
+
+
+def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
+    """Return 002's ratios beside the intervals that certify ours."""
+    rows = [row for row in rows if row.get("bound")]
+    if not rows:
+        return []
+    low = [row["ratio_to_best_known"] for row in rows]
+    high = [row["ratio_to_bound"] for row in rows]
+    claims = []
+    folds: dict[str, Callable[[list[float]], float]] = {
+        "best": min,
+        "mean": lambda ratios: sum(ratios) / len(ratios),
+        "worst": max,
+    }
+    printed = PRINTED[model]
+    for name, fold in folds.items():
+        least, most = fold(low), fold(high)
+        claims.append(
+            Claim(
+                f"MC-SF / optimum, {name}",
+                printed[name],
+                f"{least:.4f} to {most:.4f}",
+                least - 5e-4 <= printed[name] <= most + 5e-4,
+            )
+        )
+    if "optimal" in printed:
+        surely = sum(ratio == 1 for ratio in high) / len(rows)
+        possibly = sum(ratio == 1 for ratio in low) / len(rows)
+        claims.append(
+            Claim(
+                "share of trials where MC-SF is optimal",
+                printed["optimal"],
+                f"{surely:.3f} to {possibly:.3f}",
+                surely <= printed["optimal"] <= possibly,
+            )
+        )
+    proved = sum(row["proved"] for row in rows)
+    claims.append(Claim("trials with a proved optimum", "all", f"{proved} of {len(rows)}"))
+    return claims
+
+
+def _experiment(model: str, summary: str) -> Experiment:
+    return Experiment(
+        name=model,
+        summary=summary,
+        paper="002, section 5.1 (Figure 2)",
+        parameters={
+            "n": 0,
+            "kv_capacity": 0,
+            "time_limit": 60.0,
+            "cpu_limit": 0.0,
+            "method": "ramp",
+        },
+        trials=partial(trials, model),
+        run=run,
+        summarize=partial(summarize, model),
+        default_trials=200,
+        columns={
+            "n": "requests, 0: drawn as in the paper; likewise kv_capacity",
+            "time_limit": "seconds for a proof; likewise cpu_limit, of CPU, 0: none",
+            "requests": "number of requests drawn",
+            "capacity": "KV capacity drawn, tokens",
+            "mc_sf": "total latency of MC-SF, rounds",
+            "best_known": "least total latency found, rounds",
+            "bound": "no schedule has less, rounds",
+            "proved": "whether the two are equal",
+            "ratio_to_best_known": "the ratio to the optimum is at least this",
+            "ratio_to_bound": "and at most this",
+        },
+        figures=[
+            Figure(
+                name="ratios",
+                x="seed",
+                y=("ratio_to_best_known", "ratio_to_bound"),
+                kind="histogram",
+                labels={
+                    "ratio_to_best_known": "over the best known",
+                    "ratio_to_bound": "over the bound",
+                },
+                reference={
+                    f"published {name}": ratio
+                    for name, ratio in PRINTED[model].items()
+                    if name != "optimal"
+                },
+                x_label="total latency of MC-SF over the optimum's, which lies between",
+            )
+        ],
+    )
+
+
+MODEL_1 = _experiment("jaillet-model-1", "MC-SF beside the optimum, all requests at 0")
+MODEL_2 = _experiment("jaillet-model-2", "MC-SF beside the optimum, Poisson arrivals")

@@ -1,0 +1,123 @@
+"""What a real server took for the requests of an instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.files.strict_json import Place, read_json, write_json
+from optsched.problem.columns import plain_numbers, real_column
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import MAX_ROUND, Instance
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Measured times of an instance's requests, from their arrivals.
+
+    Parameters
+    ----------
+    latency : array_like, shape (n,)
+        Seconds from each arrival to the last token, > 0.
+    ttft : array_like, shape (n,), optional
+        Seconds from each arrival to the first token, at most the latency.
+    name : str
+        What tables call the server.
+    instance_sha256 : str, optional
+        Digest of the instance whose requests these are, in its order.
+
+    Raises
+    ------
+    InputError
+        A time that cannot be, with request and value.
+    """
+
+    latency: NDArray[np.float64]
+    ttft: NDArray[np.float64] | None = None
+    name: str = "measured"
+    instance_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__.__get__(self)
+        put("latency", real_column(self.latency, "latency", 0.0, float(MAX_ROUND)))
+        if (self.latency == 0).any():
+            i = int(np.argmax(self.latency == 0))
+            raise InputError(f"latency: request {i}: 0 is no time that a request took")
+        if self.ttft is None:
+            return
+        put("ttft", real_column(self.ttft, "ttft", 0.0, float(MAX_ROUND)))
+        if len(self.ttft) != len(self.latency):
+            raise InputError(
+                f"ttft: has {len(self.ttft)} values, but latency has {len(self.latency)}; columns "
+                "must be of equal length"
+            )
+        late = self.ttft > self.latency
+        if late.any():
+            i = int(np.argmax(late))
+            raise InputError(
+                f"ttft: request {i}: {self.ttft[i]} is more than the latency {self.latency[i]}"
+            )
+
+    def check(self, instance: Instance) -> None:
+        """Check that these are the times of an instance's requests.
+
+        Raises
+        ------
+        InputError, UsageError
+            Another instance's, or an instance in rounds.
+        """
+        if instance.in_rounds:
+            raise UsageError("measured: times are in seconds; an instance in seconds is right")
+        if self.instance_sha256 not in (None, instance.sha256):
+            raise InputError(
+                f"measured: instance_sha256: {self.instance_sha256} is another instance's; "
+                f"{instance.name!r} has {instance.sha256}"
+            )
+        if len(self.latency) != instance.n:
+            raise InputError(
+                f"measured: has {len(self.latency)} requests; {instance.name!r} has {instance.n}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a file of measured times."""
+        return {
+            "format": "optsched-measured",
+            "version": 1,
+            "name": self.name,
+            "instance_sha256": self.instance_sha256,
+            "ttft": None if self.ttft is None else plain_numbers(self.ttft),
+            "latency": plain_numbers(self.latency),
+        }
+
+
+def read_measured(path: str | Path) -> Measured:
+    """Return the measured times in a file.
+
+    Raises
+    ------
+    InputError
+        One line that begins with the file.
+    """
+    data = read_json(path, expect="measured")
+    with Place(Path(path)):
+        return Measured(
+            latency=data["latency"],
+            ttft=data.get("ttft"),
+            name=data.get("name") or "measured",
+            instance_sha256=data.get("instance_sha256"),
+        )
+
+
+def write_measured(measured: Measured, path: str | Path) -> None:
+    """Write a file of measured times.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    write_json(measured.to_dict(), path)

@@ -1,0 +1,316 @@
+"""Instance and schedule files, and what all of optsched's JSON files share.
+
+Reading is strict: UTF-8, no NaN or Infinity, no duplicate keys, no unknown fields. Every error
+is one line that begins with the file. Writing is atomic: an interrupted write leaves the old
+file. A name that ends in ``.gz`` is compressed with gzip.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.files.strict_json import (
+    FORMATS,
+    VERSION,
+    Place,
+    check_format,
+    json_text,
+    read_json,
+    reason,
+    stem,
+    write_bytes,
+    write_json,
+)
+from optsched.problem.columns import real_column, whole_column
+from optsched.problem.errors import InputError
+from optsched.problem.forecast import Forecast
+from optsched.problem.instance import MAX_ROUND, Instance, Limits
+from optsched.problem.schedule import COLUMNS, EvictMode, Schedule, check_columns
+
+__all__ = [
+    "FORMATS", "INLINE_ENTRIES", "VERSION", "check_format", "columns_file", "example_instances",
+    "json_schema", "json_text", "read_instance", "read_json", "read_schedule",
+    "schedule_from_dict", "write_bytes", "write_instance", "write_json", "write_schedule",
+]  # fmt: skip
+
+_COLUMNS = ("starts", *COLUMNS, "start", "worker")
+
+INLINE_ENTRIES = 2_000_000
+"""Entries of a schedule up to which its columns belong inside the JSON file."""
+
+
+def read_instance(path: str | Path) -> Instance:
+    """Return the instance in a file, or a shipped one by name.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file; or, where there is no such file, a name in
+        `example_instances`. A file without a ``name`` is named after itself.
+
+    Raises
+    ------
+    InputError
+        One line that begins with the file: not readable, not an instance, or not possible.
+    """
+    file = Path(path)
+    if not os.path.isfile(file):
+        file = example_instances().get(str(path), file)
+        if not os.path.exists(file):
+            shipped = ", ".join(example_instances())
+            raise InputError(f"{path}: no such file; shipped instances are {shipped}")
+    data = read_json(file, expect="instance")
+    requests = data["requests"]
+    with Place(file):
+        return Instance(
+            arrival=requests["arrival"],
+            prompt_tokens=requests["prompt_tokens"],
+            output_tokens=requests["output_tokens"],
+            kv_capacity=data["kv_capacity"],
+            time_unit=data["time_unit"],
+            kv_accounting=data["kv_accounting"],
+            limits=Limits(**(data.get("limits") or {})),
+            hybrid_batching=data.get("hybrid_batching"),
+            chunked_prefill=data.get("chunked_prefill"),
+            predicted=requests.get("predicted"),
+            predicted_lower=requests.get("predicted_lower"),
+            predicted_upper=requests.get("predicted_upper"),
+            forecast=Forecast(**forecast) if (forecast := requests.get("forecast")) else None,
+            name=stem(file) if data.get("name") is None else data["name"],
+            id=requests.get("id"),
+            known=data.get("known"),
+        )
+
+
+def write_instance(instance: Instance, path: str | Path) -> None:
+    """Write an instance file.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    write_json(instance.to_dict(), path)
+
+
+def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedule:
+    """Return the schedule in a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file, its columns inside or in a Parquet file beside it.
+    instance : Instance, optional
+        What the schedule must be for, where the file names an instance by its digest.
+
+    Raises
+    ------
+    InputError
+        One line that begins with the file: not readable, not a schedule, or another
+        instance's. Whether its decisions are allowed is for `optsched.evaluate` to say.
+    """
+    file = Path(path)
+    data = read_json(file, expect="schedule")
+    with Place(file):
+        return schedule_from_dict(data, instance, folder=file.parent)
+
+
+def schedule_from_dict(
+    data: dict[str, Any], instance: Instance | None = None, *, folder: Path | None = None
+) -> Schedule:
+    """Return the schedule of a JSON object of the format "schedule".
+
+    Parameters
+    ----------
+    data : dict
+    instance : Instance, optional
+        See `read_schedule`.
+    folder : Path, optional
+        Where a Parquet file of columns lies; without it there may be none.
+
+    Raises
+    ------
+    InputError
+        See `read_schedule`.
+    """
+    check_format(data, "schedule")
+    digest = data.get("instance_sha256")
+    if instance is not None and digest is not None and digest != instance.sha256:
+        raise InputError(
+            f"instance_sha256: {digest}, but the instance {instance.name!r} has "
+            f"{instance.sha256}; the instance that the schedule was made for is right"
+        )
+    kind = data["kind"]
+    columns = {name: data[name] for name in _COLUMNS if data.get(name) is not None}
+    if data.get("columns") is not None:
+        if columns:
+            raise InputError(f"{next(iter(columns))}: given here and in {data['columns']}")
+        if folder is None:
+            raise InputError(f"columns: {data['columns']!r} can only be read beside its file")
+        columns = _read_parquet(folder / data["columns"], data.get("columns_sha256"))
+    foreign = [name for name in columns if (name == "starts") != (kind == "starts")]
+    if foreign:
+        raise InputError(f"{foreign[0]}: a schedule of kind {kind!r} has no such column")
+    mode: EvictMode | None = data.get("evict_mode")
+    if mode is None:
+        if len(columns.get("evicted", [])):
+            raise InputError("evict_mode: missing; 'restart' or 'recompute' is right")
+        mode = "restart" if kind == "starts" else "recompute"
+    whole = {
+        name: whole_column(column, name, -MAX_ROUND, MAX_ROUND, item="entry")
+        for name, column in columns.items()
+        if name != "start"
+    }
+    schedule = Schedule(
+        kind=kind,
+        **whole,
+        start=_start_column(columns.get("start"), instance),
+        evict_mode=mode,
+        instance_sha256=digest if instance is None else instance.sha256,
+        cost_model_sha256=data.get("cost_model_sha256"),
+    )
+    check_columns(schedule)
+    return schedule
+
+
+def write_schedule(
+    schedule: Schedule, path: str | Path, *, columns: Literal["json", "parquet"] = "json"
+) -> None:
+    """Write a schedule file.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    path : str or Path
+        The ``.json`` or ``.json.gz`` file.
+    columns : {"json", "parquet"}
+        Where the columns go: inside, or into ``STEM.columns.parquet`` beside the file, which
+        then names that file and its digest. The Parquet file has one row, whose cells are the
+        columns as lists, since their lengths differ.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written, or ``"parquet"`` without pyarrow.
+    """
+    if columns == "parquet":
+        beside = columns_file(path)
+        present = {k: getattr(schedule, k) for k in _COLUMNS if getattr(schedule, k) is not None}
+        content = _parquet_bytes(present)
+        nothing: dict[str, Any] = dict.fromkeys(present)
+        data = replace(schedule, **nothing).to_dict()
+        write_bytes(content, beside)
+        data["columns"] = beside.name
+        data["columns_sha256"] = hashlib.sha256(content).hexdigest()
+    elif columns == "json":
+        data = schedule.to_dict()
+    else:
+        raise InputError(f"columns: {columns!r} is not one of 'json', 'parquet'")
+    write_json(data, path)
+
+
+def columns_file(path: str | Path) -> Path:
+    """Return the Parquet file that holds the columns of a schedule file, beside it."""
+    file = Path(path)
+    return file.with_name(f"{stem(file)}.columns.parquet")
+
+
+def example_instances() -> dict[str, Path]:
+    """Return the shipped instances: the file of each by name, sorted."""
+    inside = Path(str(resources.files("optsched"))) / "_data" / "instances"
+    folder = inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "instances"
+    return {stem(file): file for file in sorted(folder.glob("*.json*"))}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a file format in `FORMATS`.
+
+    Raises
+    ------
+    InputError
+        No such format.
+    """
+    if name not in FORMATS:
+        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(FORMATS)}")
+    from optsched.files import schemas  # pydantic is only needed where files are
+
+    return schemas.schema(name)
+
+
+def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None:
+    if values is None:
+        return None
+    if instance is not None and instance.in_rounds:
+        return whole_column(values, "start", -MAX_ROUND, MAX_ROUND, item="batch")
+    column = real_column(values, "start", -float(MAX_ROUND), float(MAX_ROUND), item="batch")
+    if instance is None and all(type(v) is int for v in values):
+        return column.astype(np.int64)
+    return column
+
+
+def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InputError(
+            "columns: 'parquet' needs pyarrow, which is not installed; "
+            "install pyarrow, or write the columns as 'json'"
+        ) from None
+    table = pa.table(
+        {
+            name: pa.ListArray.from_arrays(
+                pa.array([0, len(column)], type=pa.int32()),
+                pa.array(column, type=pa.float64() if name == "start" else pa.int64()),
+            )
+            for name, column in columns.items()
+        }
+    )
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InputError(
+            f"columns: {file.name!r} needs pyarrow to be read, which is not installed; "
+            "install pyarrow"
+        ) from None
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"columns: {file.name!r} cannot be read beside this file ({reason(error)})"
+        ) from None
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise InputError(
+            f"columns_sha256: {digest}, but {file.name!r} has "
+            f"{hashlib.sha256(content).hexdigest()}; the file written with this one is right"
+        )
+    try:
+        table = pq.read_table(io.BytesIO(content))
+    except pa.ArrowException as error:
+        raise InputError(f"columns: {file.name!r} is not a Parquet file ({error})") from None
+    unknown = [name for name in table.column_names if name not in _COLUMNS]
+    if unknown or table.num_rows != 1:
+        raise InputError(f"columns: {file.name!r} does not hold one row of {', '.join(_COLUMNS)}")
+    columns = {}
+    for name in table.column_names:
+        cell = table.column(name)[0]
+        if not pa.types.is_list(cell.type) or cell.values is None or cell.values.null_count:
+            raise InputError(f"columns: {file.name!r}: {name} is not a list of numbers")
+        columns[name] = cell.values.to_numpy(zero_copy_only=False)
+    return columns

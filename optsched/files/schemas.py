@@ -1,0 +1,364 @@
+"""The shape of optsched's files as pydantic models: JSON Schemas, unknown and missing fields.
+
+Long columns carry a precise schema and are not validated here: `optsched.problem.instance` checks
+them in one pass and names the request and the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
+
+from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.errors import InputError
+from optsched.problem.instance import MAX_ROUND
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
+_Counts = SkipValidation[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]]]
+_Integers = SkipValidation[list[int]]
+
+
+class LimitsFile(BaseModel):
+    """Hard limits of the machine, per batch; null or absent: none."""
+
+    model_config = _STRICT
+    max_batch_tokens: SkipValidation[_Count | None] = Field(
+        None, description="tokens processed in one batch, prefill and decode together"
+    )
+    max_prefill_tokens: SkipValidation[_Count | None] = Field(
+        None, description="prefill tokens processed in one batch"
+    )
+    max_running: SkipValidation[_Count | None] = Field(
+        None, description="requests that hold KV after a batch"
+    )
+
+
+class ForecastFile(BaseModel):
+    """Output tokens that requests have left, predicted again every few tokens."""
+
+    model_config = _STRICT
+    every: SkipValidation[_Count] = Field(description="tokens from one prediction to the next")
+    offsets: _Integers = Field(
+        description="request i has the entries remaining[offsets[i]:offsets[i+1]], one or more"
+    )
+    remaining: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]]] = Field(
+        description="tokens left; entry k of a request holds once it has produced every * k tokens"
+    )
+
+
+class RequestsFile(BaseModel):
+    """Columns of equal length, one entry per request."""
+
+    model_config = _STRICT
+    arrival: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)]]] = Field(
+        description="whole rounds, or seconds", json_schema_extra={"minItems": 1}
+    )
+    prompt_tokens: _Counts = Field(json_schema_extra={"minItems": 1})
+    output_tokens: _Counts = Field(json_schema_extra={"minItems": 1})
+    predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = Field(
+        None, description="predicted output tokens"
+    )
+    predicted_lower: SkipValidation[_Counts | None] = Field(
+        None, description="lower ends of intervals that contain output_tokens"
+    )
+    predicted_upper: SkipValidation[_Counts | None] = Field(None, description="their upper ends")
+    forecast: ForecastFile | None = None
+    id: SkipValidation[list[str | int] | None] = Field(
+        None, description="external names, unique", json_schema_extra={"uniqueItems": True}
+    )
+
+
+class KnownFile(BaseModel):
+    """What is known of the optimum, in the instance's unit."""
+
+    model_config = _STRICT
+    optimum: float | None = None
+    bound: float | None = None
+    best_known: float | None = None
+    reference: str | None = None
+
+
+class InstanceFile(BaseModel):
+    """An instance: requests, the KV capacity and the limits of the machine."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "if": {"properties": {"time_unit": {"const": "round"}}},
+            "then": {
+                "properties": {
+                    "requests": {"properties": {"arrival": {"items": {"type": "integer"}}}}
+                }
+            },
+        },
+    )
+    format: Literal["optsched-instance"]
+    version: Literal[1]
+    name: str | None = Field(None, description="absent: the name of the file")
+    time_unit: SkipValidation[Literal["round", "second"]]
+    kv_capacity: SkipValidation[_Count] = Field(description="in tokens")
+    kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
+        description="whether a running request's newest token is held"
+    )
+    limits: LimitsFile | None = None
+    hybrid_batching: bool | None = None
+    chunked_prefill: bool | None = None
+    requests: RequestsFile
+    known: KnownFile | None = None
+
+
+class ScheduleFile(BaseModel):
+    """A schedule: start times (kind "starts") or flat columns of batches (kind "batches")."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "if": {"properties": {"kind": {"const": "starts"}}},
+            "then": {"anyOf": [{"required": ["starts"]}, {"required": ["columns"]}]},
+            "else": {
+                "anyOf": [
+                    {
+                        "required": [
+                            "batch_offsets", "request", "tokens", "evicted_offsets", "evicted",
+                        ]
+                    },
+                    {"required": ["columns"]},
+                ]
+            },
+        },
+    )  # fmt: skip
+    format: Literal["optsched-schedule"]
+    version: Literal[1]
+    instance_sha256: Sha256 | None = None
+    kind: Literal["starts", "batches"]
+    starts: _Integers | None = Field(None, description="round before each request's first")
+    batch_offsets: _Integers | None = Field(
+        None, description="batch j processes the entries batch_offsets[j]:batch_offsets[j+1]"
+    )
+    request: _Integers | None = Field(None, description="request of each entry, from 0")
+    tokens: _Integers | None = Field(None, description="tokens that each entry processes")
+    evicted_offsets: _Integers | None = Field(
+        None, description="batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]"
+    )
+    evicted: _Integers | None = None
+    start: SkipValidation[list[float] | None] = Field(
+        None, description="start of each batch, in the instance's unit; absent: as early as can be"
+    )
+    worker: _Integers | None = Field(None, description="worker of each batch, from 0")
+    evict_mode: Literal["restart", "recompute"] | None = None
+    cost_model_sha256: Sha256 | None = None
+    columns: Annotated[str, Field(pattern=r"^[^/\\]+\.parquet$")] | None = Field(
+        None, description="Parquet file beside this one that holds the columns, one row of lists"
+    )
+    columns_sha256: Sha256 | None = Field(None, description="digest of that file's bytes")
+
+
+class InstanceReference(BaseModel):
+    """The instance that a result is about."""
+
+    model_config = _OPEN
+    name: str
+    sha256: Sha256
+    requests: Annotated[int, Field(ge=1)]
+
+
+class MetricsFile(BaseModel):
+    """Metrics in the instance's unit; null: unknown or undefined."""
+
+    model_config = _OPEN
+    tel: float | None = Field(None, description="sum of finish - arrival")
+    mean_latency: float | None = None
+    p50_latency: float | None = None
+    p90_latency: float | None = None
+    p99_latency: float | None = None
+    mean_ttft: float | None = None
+    p50_ttft: float | None = None
+    p90_ttft: float | None = None
+    p99_ttft: float | None = None
+    mean_tpot: float | None = None
+    p99_tpot: float | None = None
+    max_tpot: float | None = None
+    mean_queuing_delay: float | None = Field(None, description="arrival to first batch")
+    p99_queuing_delay: float | None = None
+    mean_waiting: float | None = Field(None, description="latency less the time in batches")
+    makespan: float | None = None
+    tps: float | None = Field(None, description="output tokens per unit of time")
+    peak_kv: float | None = Field(None, description="tokens")
+    mean_kv: float | None = Field(None, description="tokens, averaged over time")
+    batches: int | None = None
+    evictions: int | None = None
+    slo_goodput: float | None = None
+
+
+class ProgressFile(BaseModel):
+    """Incumbent and bound whenever one changed: columns of equal length; null: unknown."""
+
+    model_config = _OPEN
+    elapsed_s: list[float]
+    incumbent: list[float | None]
+    bound: list[float | None]
+
+
+class ResultFile(BaseModel):
+    """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear."""
+
+    model_config = _OPEN
+    format: Literal["optsched-result"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    time_unit: Literal["round", "second"] | None = None
+    formulation: str | None = None
+    method: str | None = None
+    objective_name: str | None = None
+    status: Literal["optimal", "feasible", "infeasible", "no_incumbent", "error"] | None = None
+    objective: float | None = Field(None, description="null without an incumbent")
+    bound: float | None = Field(None, description="null when unknown")
+    gap: float | None = None
+    gap_definition: str | None = None
+    certificate: str | None = Field(None, description="file")
+    metrics: MetricsFile | None = None
+    build_s: float | None = None
+    solve_s: float | None = None
+    progress: ProgressFile | None = None
+    seed: int | None = None
+    threads: int | None = None
+    versions: dict[str, str] | None = None
+    schedule: str | None = Field(None, description="file")
+
+
+class ComparedPolicy(BaseModel):
+    """One scheduler in a comparison."""
+
+    model_config = _OPEN
+    policy: str
+    metrics: MetricsFile | None = None
+    ratio_to_best_known: float | None = None
+    ratio_to_bound: float | None = None
+    wall_s: float | None = None
+
+
+class ComparisonFile(BaseModel):
+    """What `compare` writes; further fields may appear."""
+
+    model_config = _OPEN
+    format: Literal["optsched-comparison"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    bound: float | None = None
+    best_known: float | None = None
+    policies: list[ComparedPolicy]
+
+
+class CertificateFile(BaseModel):
+    """A bound, or an optimum, that the checker recomputes exactly; further fields may appear."""
+
+    model_config = _OPEN
+    format: Literal["optsched-certificate"]
+    version: Literal[1]
+    instance_sha256: Sha256
+    model: str
+    objective: str
+    claim: Literal["bound", "optimal"]
+    value: int | float
+    denominator: Annotated[int, Field(ge=1)] | None = None
+    tree: SkipValidation[dict[str, Any]] = Field(
+        description="a leaf names its relaxation; a branch splits one request's starts"
+    )
+    schedule: SkipValidation[dict[str, Any] | None] = Field(
+        None, description="a schedule file of that value, where the claim is optimal"
+    )
+    sha256: Sha256 = Field(description="digest of the rest of the file in canonical JSON")
+
+
+class MeasuredFile(BaseModel):
+    """What a real server took for an instance's requests, in the instance's order."""
+
+    model_config = _STRICT
+    format: Literal["optsched-measured"]
+    version: Literal[1]
+    name: str | None = Field(None, description="what tables call the server")
+    instance_sha256: Sha256 | None = None
+    ttft: SkipValidation[list[Annotated[float, Field(ge=0)]] | None] = Field(
+        None, description="seconds from each arrival to the first token; null: not measured"
+    )
+    latency: SkipValidation[list[Annotated[float, Field(gt=0)]]] = Field(
+        description="seconds from each arrival to the last token", json_schema_extra={"minItems": 1}
+    )
+
+
+MODELS: Mapping[str, type[BaseModel]] = {
+    "instance": InstanceFile,
+    "schedule": ScheduleFile,
+    "result": ResultFile,
+    "comparison": ComparisonFile,
+    "certificate": CertificateFile,
+    "measured": MeasuredFile,
+}
+"""The model of each file format."""
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a file format in `MODELS`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **MODELS[name].model_json_schema(),
+        "title": f"optsched-{name}",
+    }
+
+
+def check_shape(name: str, data: Mapping[str, Any]) -> None:
+    """Check that a parsed file has the fields of its format, of the right kind.
+
+    Raises
+    ------
+    InputError
+        The first field that is unknown, missing or of the wrong kind.
+    """
+    try:
+        MODELS[name].model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(_words(name, first)) from None
+
+
+def _words(name: str, error: Mapping[str, Any]) -> str:
+    path = [part for part in error["loc"] if not str(part).startswith("function-")]
+    place = ".".join(str(part) for part in path)
+    if error["type"] == "missing":
+        return f"{place}: missing; the format {name!r} needs it"
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(_fields_at(name, path[:-1]))
+        return f"{place}: unknown field; known here are {known}"
+    if error["type"] == "model_type":
+        return f"{place}: {_brief(error['input'])} is not an object with named fields"
+    return f"{place}: {_brief(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _fields_at(name: str, path: list[Any]) -> list[str]:
+    model: Any = MODELS[name]
+    for part in path:
+        kinds = [model.model_fields[part].annotation] if part in model.model_fields else []
+        for kind in kinds:
+            for option in (kind, *getattr(kind, "__args__", ())):
+                if isinstance(option, type) and issubclass(option, BaseModel):
+                    model = option
+    return list(model.model_fields)

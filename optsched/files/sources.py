@@ -1,0 +1,99 @@
+"""Files that pictures and reports are made of, recognised by their formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched.problem.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.costs.cost import CostModel
+    from optsched.problem.instance import Instance
+    from optsched.problem.schedule import Schedule
+
+
+def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """Return a file's format and its JSON object.
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read, or of another format than those allowed.
+    """
+    from optsched.files.strict_json import Place, check_format, read_json
+
+    data = read_json(path)
+    with Place(Path(path)):
+        return check_format(data, allowed), data
+
+
+def named_file(named: object, beside: str | Path) -> Path | None:
+    """Return the file that a result names: as it stands there, or beside the result."""
+    if not isinstance(named, str) or not named:
+        return None
+    for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
+        if place.is_file():
+            return place
+    return None
+
+
+def instance_for(digest: object, given: str | None, what: str) -> Instance:
+    """Return the instance given, or the shipped one with a digest.
+
+    Raises
+    ------
+    UsageError
+        None is given and no shipped one has the digest.
+    InputError
+        The one given has another digest.
+    """
+    from optsched.files.read_write import example_instances, read_instance
+
+    if given is None:
+        for file in example_instances().values():
+            shipped = read_instance(file)
+            if shipped.sha256 == digest:
+                return shipped
+        raise UsageError(f"--instance: {what} needs the instance that it was made for")
+    instance = read_instance(given)
+    if digest not in (None, instance.sha256):
+        raise InputError(
+            f"{given}: its sha256 is {instance.sha256}, but {what} was made for {digest}; that "
+            "instance is right"
+        )
+    return instance
+
+
+def cost_model_like(
+    instance: Instance, given: str | None, known: object, digest: object = None
+) -> CostModel | None:
+    """Return the cost model given, else the shipped one that a file names or has the digest of.
+
+    Raises
+    ------
+    UsageError, InputError
+        As `optsched.costs.cost.cost_for`, where there is none.
+    """
+    from optsched.costs.cost import cost_for, load_cost_model, shipped_models
+
+    named = known.get("sha256") if isinstance(known, Mapping) else None
+    digests = {text for text in (digest, named) if isinstance(text, str)}
+    if given is None and not instance.in_rounds and digests:
+        for name in shipped_models():
+            model = load_cost_model(name)
+            if model.sha256 in digests:
+                return model
+    cost = cost_for(instance, given)
+    return None if instance.in_rounds else cost
+
+
+def schedule_of(
+    path: str | Path, instance: Instance, given: str | None, known: object = None
+) -> tuple[Schedule, CostModel | None]:
+    """Return a schedule file's schedule, and the cost model that it was made under."""
+    from optsched.files.read_write import read_schedule
+
+    schedule = read_schedule(path, instance)
+    return schedule, cost_model_like(instance, given, known, schedule.cost_model_sha256)

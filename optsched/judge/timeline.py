@@ -1,0 +1,378 @@
+"""What a schedule does when: the phases of every request, and what every batch holds.
+
+The common ground of pictures, traces and reports, which draw it and compute nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import CostModel
+from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, check_columns
+
+PHASES = ("waiting", "prefill", "decode", "paused", "evicted", "refill")
+"""Words for phases, by number: see `Timeline`."""
+
+WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
+
+MAX_ENTRIES = 50_000_000
+"""Tokens up to which a schedule of starts is laid out round by round."""
+
+SEPARATE = 8
+"""Requests up to which each is a group of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The phases of every request and the content of every batch.
+
+    A request waits from its arrival to its first batch, is prefilled, decodes, is *paused* while
+    it holds KV and no batch takes it, *evicted* while its KV is lost, and refilled: its input,
+    and what it had produced, is computed again. Times are in the instance's unit.
+
+    Parameters
+    ----------
+    instance : Instance
+    evaluation : Evaluation
+    span_request, span_phase, span_tokens, span_worker : ndarray of int64, shape (spans,)
+        Spans by request and start; the worker is -1 where none has it.
+    span_start, span_end : ndarray of float64, shape (spans,)
+    batch_start, batch_end : ndarray of float64, shape (batches,)
+        For a schedule of starts, every round in which something runs is a batch.
+    batch_worker, batch_requests : ndarray of int64, shape (batches,)
+    batch_prefill, batch_decode, batch_refill : ndarray of int64, shape (batches,)
+        Tokens processed by phase.
+    batch_evictions : ndarray of int64, shape (batches,)
+        Evictions just before it.
+    batch_kv, batch_kv_left : ndarray of int64, shape (batches,)
+        KV tokens that its worker holds during it, and once what finished has left.
+    """
+
+    instance: Instance
+    evaluation: Evaluation
+    span_request: NDArray[np.int64]
+    span_phase: NDArray[np.int64]
+    span_start: NDArray[np.float64]
+    span_end: NDArray[np.float64]
+    span_tokens: NDArray[np.int64]
+    span_worker: NDArray[np.int64]
+    batch_start: NDArray[np.float64]
+    batch_end: NDArray[np.float64]
+    batch_worker: NDArray[np.int64]
+    batch_requests: NDArray[np.int64]
+    batch_prefill: NDArray[np.int64]
+    batch_decode: NDArray[np.int64]
+    batch_refill: NDArray[np.int64]
+    batch_evictions: NDArray[np.int64]
+    batch_kv: NDArray[np.int64]
+    batch_kv_left: NDArray[np.int64]
+    _columns: tuple[NDArray[np.int64], ...] = field(repr=False)
+    _restart: bool = field(repr=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Timeline {self.instance.name!r}: {self.instance.n} requests, "
+            f"{len(self.span_start)} spans, {len(self.batch_start)} batches>"
+        )
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.evaluation.workers
+
+    @property
+    def unit(self) -> str:
+        """Unit of times for labels."""
+        return "rounds" if self.instance.in_rounds else "s"
+
+    def name_of(self, request: int) -> str:
+        """Return a request's external name, or its index."""
+        names = self.instance.id
+        return f"request {request}" if names is None else str(names[request])
+
+    @property
+    def begin(self) -> float:
+        """First arrival."""
+        return float(self.instance.arrival.min())
+
+    @property
+    def end(self) -> float:
+        """Last completion."""
+        return float(self.evaluation.finish.max())
+
+    def phase_counts(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return how many requests are in each phase just after given times.
+
+        Parameters
+        ----------
+        times : ndarray, shape (k,)
+
+        Returns
+        -------
+        ndarray of int64, shape (phases, k)
+        """
+        found = np.zeros((len(PHASES), len(times)), dtype=np.int64)
+        for phase in range(len(PHASES)):
+            mine = self.span_phase == phase
+            starts, ends = np.sort(self.span_start[mine]), np.sort(self.span_end[mine])
+            found[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
+                ends, times, "right"
+            )
+        return found
+
+    def phase_shares(self, rows: int, bins: int) -> NDArray[np.float64]:
+        """Return how much of their time groups of requests spend in each phase.
+
+        Parameters
+        ----------
+        rows, bins : int
+            Groups of requests in order of arrival, and equal parts of the time from `begin` to
+            `end`.
+
+        Returns
+        -------
+        ndarray of float64, shape (phases, rows, bins)
+            Shares of the group's requests, averaged over the part of time.
+        """
+        n = self.instance.n
+        rank = np.empty(n, dtype=np.int64)
+        rank[self.by_arrival] = np.arange(n)
+        row = rank * rows // n
+        size = np.bincount(row, minlength=rows)
+        width = (self.end - self.begin) / bins
+        shares = np.zeros((len(PHASES), rows, bins))
+        for phase in range(len(PHASES)):
+            mine = self.span_phase == phase
+            at = row[self.span_request[mine]] * (bins + 2)
+            # Cover of [a, b) by bins, as the sum of its differences.
+            step = np.zeros(rows * (bins + 2))
+            for edge, sign in ((self.span_start[mine], 1.0), (self.span_end[mine], -1.0)):
+                x = np.clip((edge - self.begin) / width, 0, bins)
+                whole = np.floor(x).astype(np.int64)
+                part = x - whole
+                step += np.bincount(at + whole, sign * (1 - part), len(step))
+                step += np.bincount(at + whole + 1, sign * part, len(step))
+            cover = np.cumsum(step.reshape(rows, bins + 2), axis=1)[:, :bins]
+            shares[phase] = np.clip(cover / size[:, None], 0, 1)
+        return shares
+
+    def without_pauses(self) -> Timeline:
+        """Return the timeline with pauses taken into the phase around them.
+
+        Where prefills interrupt decodes (vLLM), pauses are nearly all of the spans.
+        """
+        keep = np.flatnonzero(self.span_phase != PAUSED)
+        request, phase = self.span_request[keep], self.span_phase[keep]
+        goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
+        first = np.flatnonzero(np.append(True, ~goes_on))
+        last = np.append(first[1:] - 1, len(keep) - 1)
+        return replace(
+            self,
+            span_request=request[first],
+            span_phase=phase[first],
+            span_start=self.span_start[keep][first],
+            span_end=self.span_end[keep][last],
+            span_tokens=np.add.reduceat(self.span_tokens[keep], first),
+            span_worker=self.span_worker[keep][first],
+        )
+
+    @property
+    def by_arrival(self) -> NDArray[np.int64]:
+        """Requests by arrival, then index; shape (n,)."""
+        return np.argsort(self.instance.arrival, kind="stable")
+
+    def batch_bins(self, most: int, worker: int = 0) -> tuple[NDArray[np.float64], list[Any]]:
+        """Return times that part a worker's batches into at most ``most`` runs.
+
+        Returns
+        -------
+        edges : ndarray, shape (k + 1,)
+            Starts of the batches and the last end; with more than ``most`` batches, equal parts
+            of time.
+        batches : list of ndarray of int64
+            The batches that start in each run, and the one under way at its start.
+        """
+        mine = np.flatnonzero(self.batch_worker == worker)
+        if len(mine) <= most:
+            edges = np.append(self.batch_start[mine], self.batch_end[mine[-1:]])
+            return edges, [mine[k : k + 1] for k in range(len(mine))]
+        start = self.batch_start[mine]
+        edges = np.linspace(start[0], self.batch_end[mine[-1]], most + 1)
+        first = np.searchsorted(start, edges[:-1], "left")
+        last = np.append(first[1:], len(mine))
+        before = np.maximum(first - 1, 0)
+        first = np.where((first > 0) & (self.batch_end[mine[before]] > edges[:-1]), before, first)
+        return edges, [mine[a:b] for a, b in zip(first, last, strict=True)]
+
+    def kv_by_group(
+        self, groups: int = 10, most: int = 1500, worker: int = 0
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], list[str]]:
+        """Return the KV that requests hold over time, one by one or in groups.
+
+        Parameters
+        ----------
+        groups : int
+            Of requests in order of arrival, where there are more than that (and than `SEPARATE`).
+        most : int
+            Steps of time; with more batches, the one that holds most stands for its step.
+        worker : int
+
+        Returns
+        -------
+        times : ndarray, shape (k,)
+            Each value holds to the next time; the last is 0.
+        kv : ndarray of int64, shape (groups, k)
+            Tokens.
+        labels : list of str
+            Names of requests, or of groups: the first and last place in order of arrival, from 0.
+        """
+        from optsched.judge import spans
+
+        n = self.instance.n
+        order = self.by_arrival
+        group = np.empty(n, dtype=np.int64)
+        if n <= max(SEPARATE, groups):
+            group[order] = np.arange(n)
+            labels = [self.name_of(int(i)) for i in order]
+        else:
+            group[order] = np.arange(n) * groups // n
+            edges = [-(-k * n // groups) for k in range(groups + 1)]
+            labels = [f"{a} to {b - 1}" if a + 1 < b else f"{a}" for a, b in pairwise(edges)]
+        times, runs = self.batch_bins(most, worker)
+        if not runs:
+            return np.zeros(1), np.zeros((len(labels), 1), dtype=np.int64), labels
+        peak = [int(run[np.argmax(self.batch_kv[run])]) if len(run) else -1 for run in runs]
+        ends = [int(run[-1]) if len(run) else -1 for run in runs]
+        sample = np.unique([j for j in (*peak, *ends) if j >= 0])
+        instance = self.instance
+        compiled: Any = spans.stack
+        during, after = compiled(
+            instance.prompt_tokens, instance.output_tokens, instance.kv_offset, *self._columns,
+            self.batch_worker, self._restart, worker, group, len(labels), sample,
+        )  # fmt: skip
+        place = {int(j): k for k, j in enumerate(sample)}
+        out_times: list[float] = []
+        out: list[NDArray[np.int64]] = []
+        held = np.zeros(len(labels), dtype=np.int64)
+        for k, (best, last) in enumerate(zip(peak, ends, strict=True)):
+            out_times.append(float(times[k]))
+            out.append(held if best < 0 else during[place[best]])
+            if last >= 0:
+                held = after[place[last]]
+                stop = float(self.batch_end[last])
+                if stop < times[k + 1]:  # idle until the next
+                    out_times.append(stop)
+                    out.append(held)
+        out_times.append(float(times[-1]))
+        out.append(np.zeros(len(labels), dtype=np.int64))
+        return np.array(out_times), np.array(out).T, labels
+
+
+def timeline(
+    instance: Instance,
+    schedule: Schedule,
+    cost_model: CostModel | str | Path | None = None,
+    *,
+    evaluation: Evaluation | None = None,
+) -> Timeline:
+    """Lay out what a schedule does when, once the judge has accepted it.
+
+    Parameters
+    ----------
+    instance : Instance
+    schedule : Schedule
+    cost_model : BatchCost, str or path, optional
+        Needed for an instance in seconds.
+    evaluation : Evaluation, optional
+        Of this schedule, where it is at hand.
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    ViolationError, InputError, UsageError
+        As `optsched.evaluate`; or a schedule of starts with more than `MAX_ENTRIES` tokens.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> instance = optsched.Instance([0, 0], [2, 2], [2, 1], kv_capacity=4)
+    >>> found = optsched.timeline(instance, optsched.from_starts([0, 2], instance))
+    >>> found.span_start.tolist(), found.span_end.tolist()
+    ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
+    """
+    judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
+    if schedule.kind == "starts":
+        columns, begin = _rounds(instance, check_columns(schedule)[0])
+        end = begin + 1
+    else:
+        columns = check_columns(schedule)
+        begin = judged.batch_start.astype(np.float64)
+        end = judged.batch_end.astype(np.float64)
+    batches = len(columns[0]) - 1
+    worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
+    from optsched.judge import spans
+
+    compiled: Any = spans.walk
+    found, held = compiled(
+        instance.arrival.astype(np.float64), instance.prompt_tokens, instance.output_tokens,
+        instance.kv_offset, *columns, begin, end, worker, judged.workers,
+        schedule.evict_mode == "restart",
+    )  # fmt: skip
+    found = found[np.lexsort((found[:, 2], found[:, 0]))]
+    whole = found[:, [0, 1, 4, 5]].astype(np.int64).T
+    return Timeline(
+        instance=instance,
+        evaluation=judged,
+        span_request=whole[0],
+        span_phase=whole[1],
+        span_start=found[:, 2].copy(),
+        span_end=found[:, 3].copy(),
+        span_tokens=whole[2],
+        span_worker=whole[3],
+        batch_start=begin,
+        batch_end=end,
+        batch_worker=worker,
+        batch_requests=np.diff(columns[0]),
+        batch_prefill=held[:, 0],
+        batch_decode=held[:, 1],
+        batch_refill=held[:, 2],
+        batch_evictions=held[:, 3],
+        batch_kv=held[:, 4],
+        batch_kv_left=held[:, 5],
+        _columns=columns,
+        _restart=schedule.evict_mode == "restart",
+    )
+
+
+def _rounds(
+    instance: Instance, starts: NDArray[np.int64]
+) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.float64]]:
+    """Return uninterrupted runs as columns of batches, one per round, and the batches' starts."""
+    output = instance.output_tokens
+    entries = int(output.sum())
+    if entries > MAX_ENTRIES:
+        raise InputError(
+            f"schedule: {entries} output tokens are too many to lay out round by round; at most "
+            f"{MAX_ENTRIES} are right"
+        )
+    request = np.repeat(np.arange(instance.n), output)
+    step = np.arange(entries) - np.repeat(np.cumsum(output) - output, output)
+    at = np.repeat(starts, output) + step
+    order = np.argsort(at, kind="stable")
+    rounds, first = np.unique(at[order], return_index=True)
+    tokens = np.where(step == 0, np.repeat(instance.prompt_tokens, output), 1)[order]
+    none = np.zeros(len(rounds) + 1, dtype=np.int64)
+    offsets = np.append(first, entries).astype(np.int64)
+    return (offsets, request[order], tokens, none, none[:0]), rounds.astype(np.float64)

@@ -1,0 +1,1 @@
+"""Best schedules: formulations, solvers, searches and the ramp relaxation."""

@@ -1,0 +1,1 @@
+"""InferMax's constraint satisfaction problem in seconds, a file per method."""

@@ -1,0 +1,1 @@
+"""The hindsight-optimal program of the round model, a file per method."""

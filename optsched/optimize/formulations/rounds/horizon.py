@@ -1,0 +1,369 @@
+"""How far in time an exact model of the round model has to reach, with proofs.
+
+Also a feasible schedule that is always at hand, which gives the upper bound that the windows of
+start times rest on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_starts
+
+_SRPT_LIMIT = 300
+
+
+@dataclass(frozen=True, eq=False)
+class RoundData:
+    """An instance of rounds as exact models need it, long idle gaps between arrivals cut out.
+
+    Parameters
+    ----------
+    instance : Instance
+    arrival : ndarray of int64, shape (n,)
+        Arrival minus `shift`, in rounds.
+    shift : ndarray of int64, shape (n,)
+        To be added to a start of the model for a start of the instance (see `round_data`).
+    block : ndarray of int64, shape (n,)
+        Which of the separate busy periods a request belongs to, from 0 in order of time.
+    deadline : ndarray of int64, shape (n,)
+        Round by which the request's block has ended in every optimal schedule.
+    first_kv : ndarray of int64, shape (n,)
+        KV tokens held while the first token is produced; one more in each later round.
+    """
+
+    instance: Instance
+    arrival: NDArray[np.int64]
+    shift: NDArray[np.int64]
+    block: NDArray[np.int64]
+    deadline: NDArray[np.int64]
+    first_kv: NDArray[np.int64]
+
+    @property
+    def prompt(self) -> NDArray[np.int64]:
+        """Prompt tokens s_i, shape (n,)."""
+        return self.instance.prompt_tokens
+
+    @property
+    def output(self) -> NDArray[np.int64]:
+        """Output tokens o_i, shape (n,)."""
+        return self.instance.output_tokens
+
+    @property
+    def hybrid_off(self) -> bool:
+        """Whether no round may hold both a prefill and a decode."""
+        return self.instance.hybrid_batching is False
+
+    @property
+    def end(self) -> int:
+        """Round by which every optimal schedule has ended."""
+        return int(self.deadline.max())
+
+    def tel(self, starts: NDArray[np.int64]) -> int:
+        """Return the total end-to-end latency of starts in the model's time, in rounds."""
+        return int((starts + self.output - self.arrival).sum())
+
+    def schedule(self, starts: NDArray[np.int64]) -> Schedule:
+        """Return the schedule of the instance whose starts are these in the model's time."""
+        return from_starts(starts + self.shift, self.instance)
+
+
+def round_data(instance: Instance) -> RoundData:
+    """Return what exact models read, after checking that the instance is one of theirs.
+
+    Requests are taken in order of arrival. Where one arrives at or after a time by which all
+    earlier ones of the block can have run one after another, A = (latest arrival in the block) +
+    (sum of the block's outputs), a new block begins, and the gap between A and that arrival is
+    cut out of time. So the time axis is no longer than the arrivals' spread inside blocks and
+    the sum of all outputs.
+
+    **Every optimal schedule has finished the earlier requests by A**, with the gap and without
+    it. By induction the blocks before the latest one have ended by its first arrival. Suppose
+    that a schedule has not finished that block by A. What it does with the requests so far has
+    at most (sum of the block's outputs) rounds in use after the block's last arrival and ends
+    after A, so some round between is idle; moving what starts behind that round forward by one
+    is feasible and cheaper (see `start_windows`). So it costs more than the best schedule of the
+    requests so far alone, which has ended by A and can take its place without meeting the later
+    requests, who start at A or later: a contradiction. Schedules in which each block has ended
+    before the next begins cost the same with the gaps and without them, and are feasible with
+    them if without.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
+    InfeasibleError
+        A prompt exceeds C or P: it is processed in one round in this model.
+    """
+    if not instance.in_rounds:
+        raise UsageError(
+            "formulation: hindsight is for instances in rounds, this one is in seconds; "
+            "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
+        )
+    for name in ("max_batch_tokens", "max_prefill_tokens"):
+        limit = getattr(instance.limits, name)
+        if limit is not None and (instance.prompt_tokens > limit).any():
+            i = int(np.argmax(instance.prompt_tokens > limit))
+            raise InfeasibleError(
+                f"limits.{name}: request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds "
+                f"{limit}; hindsight processes a prompt in one round, so {name} must be at least "
+                "the largest prompt"
+            )
+    order = np.argsort(instance.arrival, kind="stable")
+    arrival = instance.arrival.astype(np.int64)
+    shift = np.zeros(instance.n, dtype=np.int64)
+    block = np.zeros(instance.n, dtype=np.int64)
+    ends: list[int] = []
+    cut = outputs = latest = 0
+    for i in order.tolist():
+        gap = int(arrival[i]) - cut - (latest + outputs)
+        if gap >= 0 or not ends:
+            # The first block begins at the first arrival, wherever that is.
+            cut += max(gap, 0)
+            ends.append(0)
+            outputs = 0
+        latest = int(arrival[i]) - cut
+        outputs += int(instance.output_tokens[i])
+        ends[-1] = latest + outputs
+        shift[i], block[i] = cut, len(ends) - 1
+    return RoundData(
+        instance=instance,
+        arrival=arrival - shift,
+        shift=shift,
+        block=block,
+        deadline=np.array(ends, dtype=np.int64)[block],
+        first_kv=instance.prompt_tokens + instance.kv_offset,
+    )
+
+
+def serial_schedule(instance: Instance) -> Schedule:
+    """Return a feasible schedule: each request in turn at its earliest feasible start.
+
+    Of three orders (arrival; output, then arrival; KV volume, then arrival) the one with the
+    least total latency. Always feasible, whatever the limits: a request alone on the machine
+    breaks none that `round_data` has let through.
+
+    Raises
+    ------
+    UsageError, InfeasibleError
+        See `round_data`.
+    """
+    data = round_data(instance)
+    index = np.arange(instance.n)
+    orders = (
+        np.lexsort((index, data.arrival)),
+        np.lexsort((index, data.arrival, data.output)),
+        np.lexsort((index, data.arrival, instance.volume)),
+    )
+    best = min((place(data, order) for order in orders), key=data.tel)
+    return data.schedule(best)
+
+
+def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
+    """Start each request at its earliest feasible start, block by block in the given order.
+
+    Each block ends by its deadline: a request never starts later than the end of what is placed
+    and its arrival.
+
+    Parameters
+    ----------
+    data : RoundData
+    order : array_like of int, shape (n,)
+        A permutation of the requests.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Starts in the model's time.
+    """
+    machine = _Machine(data)
+    starts = np.empty(data.instance.n, dtype=np.int64)
+    order = np.asarray(order)
+    for i in order[np.argsort(data.block[order], kind="stable")].tolist():
+        starts[i] = machine.earliest(i, int(data.arrival[i]))
+        machine.add(i, int(starts[i]))
+    return starts
+
+
+class _Machine:
+    """What the placed requests use in every round, and the earliest start for one more."""
+
+    def __init__(self, data: RoundData) -> None:
+        self.data = data
+        end = data.end + int(data.output.max()) + 2
+        self.kv = np.zeros(end, dtype=np.int64)
+        self.running = np.zeros(end, dtype=np.int64)
+        self.prefill = np.zeros(end, dtype=np.int64)
+        self.prefills = np.zeros(end, dtype=np.int64)
+        self.limited = bool(data.instance.limits.as_dict()) or data.hybrid_off
+
+    def add(self, i: int, start: int) -> None:
+        data = self.data
+        rounds = slice(start + 1, start + 1 + int(data.output[i]))
+        self.kv[rounds] += data.first_kv[i] + np.arange(data.output[i])
+        if self.limited:
+            self.running[rounds] += 1
+            self.prefill[start + 1] += data.prompt[i]
+            self.prefills[start + 1] += 1
+
+    def earliest(self, i: int, start: int) -> int:
+        """Return the first feasible start from ``start`` on.
+
+        A round t in which the request does not fit rules out every start before
+        t - max(room, 0), room being how many of the request's rounds fit into it.
+        """
+        output, first_kv = int(self.data.output[i]), int(self.data.first_kv[i])
+        grown = first_kv + np.arange(output)
+        while True:
+            window = self.kv[start + 1 : start + 1 + output]
+            bad = np.flatnonzero(window + grown > self.data.instance.kv_capacity)
+            later = start
+            if bad.size:
+                room = self.data.instance.kv_capacity - window[bad] - first_kv + 1
+                later = int((start + 1 + bad - np.maximum(room, 0)).max())
+            if self.limited:
+                later = max(later, self._past_limits(i, start, output))
+            if later <= start:
+                return start
+            start = later
+
+    def _past_limits(self, i: int, start: int, output: int) -> int:
+        """Return the least start that the rounds of a run from ``start`` leave possible."""
+        limits = self.data.instance.limits
+        rounds = slice(start + 1, start + 1 + output)
+        running, prefill, prefills = (
+            self.running[rounds],
+            self.prefill[rounds],
+            self.prefills[rounds],
+        )
+        decodes = running - prefills
+        blocked = np.zeros(output, dtype=bool)
+        prompt = int(self.data.prompt[i])
+        if limits.max_running is not None:
+            blocked |= running + 1 > limits.max_running
+        if limits.max_batch_tokens is not None:
+            own = np.ones(output, dtype=np.int64)
+            own[0] = prompt
+            blocked |= prefill + decodes + own > limits.max_batch_tokens
+        if limits.max_prefill_tokens is not None:
+            blocked[0] |= prefill[0] + prompt > limits.max_prefill_tokens
+        later = start
+        if self.data.hybrid_off:
+            blocked[0] |= decodes[0] > 0
+            beside = np.flatnonzero(prefills[1:] > 0)
+            if beside.size:  # its own prefill may fall into the last such round
+                later = start + 1 + int(beside[-1])
+        if blocked.any():
+            later = max(later, start + 1 + int(np.flatnonzero(blocked)[-1]))
+        return later
+
+
+def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the starts with the idle rounds after the last arrival cut out.
+
+    Feasible if the given ones are, and no later: whole rounds move, and nothing that starts
+    after the last arrival starts before it afterwards.
+    """
+    moved = starts.copy()
+    busy_until, cut = int(data.arrival.max()), 0
+    for i in np.argsort(starts, kind="stable").tolist():
+        cut += max(int(starts[i]) - cut - busy_until, 0)
+        moved[i] = starts[i] - cut
+        busy_until = max(busy_until, int(moved[i] + data.output[i]))
+    return moved
+
+
+def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
+    """Return a lower bound on the total latency of the requests, or of all but one, in rounds.
+
+    The larger of the sum of outputs and the volume bound (FORMULATIONS, section 2): a schedule
+    uses at most M tokens of KV per round, so run on one machine that does M token-rounds per
+    round, each request as a preemptive job of length vol_i released at its arrival, every
+    request completes no later than in the schedule; and shortest remaining work first minimizes
+    the sum of completion times there. Computed in integers, time in units of 1/M rounds.
+    """
+    capacity = data.instance.kv_capacity
+    jobs = [
+        (int(a) * capacity, int(v))
+        for i, (a, v) in enumerate(
+            zip(data.arrival.tolist(), data.instance.volume.tolist(), strict=True)
+        )
+        if i != leave_out
+    ]
+    jobs.sort()
+    clock = total = 0
+    waiting: list[int] = []
+    for j, (release, volume) in enumerate(jobs):
+        clock = max(clock, release)
+        heapq.heappush(waiting, volume)
+        until = jobs[j + 1][0] if j + 1 < len(jobs) else None
+        while waiting and (until is None or clock < until):
+            work = heapq.heappop(waiting)
+            if until is not None and clock + work > until:
+                heapq.heappush(waiting, work - (until - clock))
+                clock = until
+            else:
+                clock += work
+                total += clock
+    total -= sum(release for release, _ in jobs)
+    outputs = int(data.output.sum())
+    if leave_out is not None:
+        outputs -= int(data.output[leave_out])
+    return max(outputs, -(-total // capacity))
+
+
+def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np.int64]:
+    """Return the last start of each request that an optimal schedule can need.
+
+    **Claim.** Every schedule of least total latency starts each request i at or before
+    last_i = min(F_i, U_i), where
+
+    - F_i = D_i - o_i (the unconditional one), D_i the deadline of the block of i, which is
+      max_j a_j + sum_j o_j over the requests j of its block (`round_data`);
+    - U_i = a_i - o_i + UB - LB_i, with UB the total latency of some feasible schedule and LB_i a
+      lower bound on the total latency of the other requests.
+
+    **Proof of F_i.** Let the last block be that of i, since by `round_data` later blocks do not
+    matter, and T the last arrival. An optimal schedule has no idle round t > T before its end:
+    the requests that start at t or later could all start one round earlier
+    (their starts stay >= T, at or after their arrivals; whole rounds move, so KV, token and
+    request limits and the separation of phases hold as before; those that started before t have
+    ended before it), which would lower the total latency. So every round after T up to the end
+    runs a request of the block, since the earlier blocks have ended; there are at most sum_j o_j
+    such rounds, and i, which ends by T + sum_j o_j = D_i, starts by F_i.
+
+    **Proof of U_i.** Leaving i out of a feasible schedule leaves a feasible one of the others,
+    so their latencies sum to at least LB_i. If i starts at k, the total is at least
+    k + o_i - a_i + LB_i, which exceeds UB once k > U_i; an optimal schedule costs at most UB.
+
+    LB_i is `volume_bound` without i (for more than 300 requests the sum of their outputs, which
+    is O(n)). The makespan of a greedy schedule would *not* be safe: an optimal schedule may well
+    end later than it. Both parts hold for schedules that are only *as good as* an optimal one;
+    symmetry breaking that permutes equal requests keeps every window, since totals and idle
+    rounds stay what they were.
+
+    Parameters
+    ----------
+    data : RoundData
+    upper_bound : int, optional
+        UB, in rounds; without one only F_i is used.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        In the model's time; at least the arrivals.
+    """
+    last = data.deadline - data.output
+    if upper_bound is not None:
+        if data.instance.n <= _SRPT_LIMIT:
+            others = np.array([volume_bound(data, leave_out=i) for i in range(data.instance.n)])
+        else:
+            others = data.output.sum() - data.output
+        last = np.minimum(last, data.arrival - data.output + upper_bound - others)
+    return np.asarray(np.maximum(last, data.arrival), dtype=np.int64)

@@ -1,0 +1,72 @@
+"""Hindsight at any scale: Lagrangian dual for the bound, large-neighbourhood search for the rest.
+
+No model is built. See `optsched.optimize.search.anytime`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib.metadata import version
+
+from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.solvers.base import SolveOptions, Status, run_interruptibly
+
+
+def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
+    """Return the best schedule found, the bound proved and its certificate.
+
+    Without a time limit the search ends after 8,000 steps per request and 20,000; with one it
+    goes on until the limit, or until bound and schedule meet.
+
+    Raises
+    ------
+    UsageError
+        A time axis that is too long for an array of rounds.
+    """
+    from optsched.optimize.search.anytime import Found, explore
+    from optsched.optimize.search.placement import room_of
+
+    room_of(task.instance)
+    stop = threading.Event()
+    answers: list[Found] = []
+
+    def work() -> None:
+        answers.append(
+            explore(
+                task.instance,
+                time_limit_s=options.time_limit_s,
+                max_steps=None if options.time_limit_s is None else sys.maxsize,
+                gap=options.mip_rel_gap,
+                seed=options.seed,
+                warm_start=options.warm_start,
+                progress=options.progress,
+                stop=stop,
+            )
+        )
+
+    run_interruptibly(work, cancel=stop.set, stop=options.stop)
+    found = answers[0]
+    proved = found.objective is not None and found.objective <= found.bound
+    return Answer(
+        status=Status.OPTIMAL if proved else Status.FEASIBLE,
+        schedule=found.schedule,
+        objective=found.objective,
+        bound=found.bound,
+        native_status=f"{found.steps} steps, bound by {found.origin}",
+        build_s=found.first_bound_s,
+        solve_s=found.search_s - found.first_bound_s,
+        certificate=found.certificate(),
+        versions={"numba": version("numba")},
+    )
+
+
+METHODS = {
+    "hindsight": {
+        "lns": Method(
+            "Lagrangian dual and large-neighbourhood search, at any scale",
+            solve_by_lns,
+            ("tel",),
+        )
+    }
+}

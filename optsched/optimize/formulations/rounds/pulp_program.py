@@ -1,0 +1,161 @@
+"""The hindsight program as the paper writes it, by PuLP: readable, and exported as LP and MPS."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.formulations.rounds.hindsight import Program, answer, program, read_starts
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
+from optsched.problem.instance import Instance
+
+
+def pulp_problem(
+    prog: Program, *, check: Callable[[], None] = lambda: None
+) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
+    """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
+
+    Every family of the head of `optsched.optimize.formulations.rounds.hindsight` is one loop, every
+    row is there (also those that cannot be violated). Rows are named ``once_i``, ``memory_t``,
+    ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and ``phase_decode_i_t``.
+    ``check`` is called again and again; its exceptions end the work.
+    """
+    import pulp
+
+    with warnings.catch_warnings():
+        # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _problem(prog, pulp, check)
+
+
+def _problem(
+    prog: Program, pulp: Any, check: Callable[[], None]
+) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
+    data, limits = prog.data, prog.data.instance.limits
+    a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
+    offset = data.instance.kv_offset
+    requests = range(data.instance.n)
+    rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
+
+    x = [
+        {
+            t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary)
+            for t in range(a[i], int(prog.last[i]) + 1)
+        }
+        for i in requests
+    ]
+    problem = pulp.LpProblem("hindsight", pulp.LpMinimize)
+    problem += (
+        pulp.lpSum((t + o[i] - a[i]) * var for i in requests for t, var in x[i].items()),
+        "total_latency",
+    )
+    for i in requests:
+        problem += pulp.lpSum(x[i].values()) == 1, f"once_{i}"
+
+    def running(i: int, t: int, first: int = 1) -> list[tuple[int, Any]]:
+        """Starts k (and variables) with which i is in its first-th or a later round in t."""
+        return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
+
+    for t in rounds:
+        check()
+        load = pulp.lpSum(
+            (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
+        )
+        problem += load <= data.instance.kv_capacity, f"memory_{t}"
+        starting = [(i, x[i][t - 1]) for i in requests if t - 1 in x[i]]
+        prompts = pulp.lpSum(s[i] * var for i, var in starting)
+        if limits.max_running is not None:
+            count = pulp.lpSum(var for i in requests for _, var in running(i, t))
+            problem += count <= limits.max_running, f"running_{t}"
+        if limits.max_batch_tokens is not None:
+            decodes = pulp.lpSum(var for i in requests for _, var in running(i, t, first=2))
+            problem += prompts + decodes <= limits.max_batch_tokens, f"batch_{t}"
+        if limits.max_prefill_tokens is not None:
+            problem += prompts <= limits.max_prefill_tokens, f"prefill_{t}"
+
+    y: dict[int, Any] = {}
+    if data.hybrid_off:
+        for t in rounds:
+            check()
+            y[t] = pulp.LpVariable(f"y_{t}", lowBound=0, upBound=1)
+            for i in requests:
+                if t - 1 in x[i]:
+                    problem += x[i][t - 1] <= y[t], f"phase_prefill_{i}_{t}"
+                decodes = running(i, t, first=2)
+                if decodes:
+                    both = pulp.lpSum(var for _, var in decodes) + y[t]
+                    problem += both <= 1, f"phase_decode_{i}_{t}"
+    return problem, x, y
+
+
+def write_lp(instance: Instance, path: str | Path) -> None:
+    """Write the integer program of an instance as an LP file, starts within their windows.
+
+    Raises
+    ------
+    UsageError, InfeasibleError
+        See `optsched.optimize.formulations.rounds.hindsight.program`.
+    """
+    problem, _, _ = pulp_problem(program(instance))
+    problem.writeLP(str(path))
+
+
+def write_mps(instance: Instance, path: str | Path) -> None:
+    """Write the integer program of an instance as an MPS file; see `write_lp`."""
+    problem, _, _ = pulp_problem(program(instance))
+    problem.writeMPS(str(path))
+
+
+def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
+    """Solve the readable program by PuLP and HiGHS.
+
+    Raises
+    ------
+    UsageError, InfeasibleError
+        See `optsched.optimize.formulations.rounds.hindsight.program`.
+    """
+    import pulp
+
+    from optsched.optimize.solvers.highs import highs_version
+    from optsched.optimize.solvers.pulp_highs import OutOfTime, solve_pulp_problem, watch
+
+    versions = {"pulp": pulp.__version__, "highspy": highs_version()}
+    begin = time.perf_counter()
+    prog = program(task.instance, warm_start=options.warm_start)
+    try:
+        problem, x, y = pulp_problem(prog, check=watch(options, begin))
+        built_s = time.perf_counter() - begin
+        warm = list(enumerate(prog.warm.tolist()))
+        start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
+        native = solve_pulp_problem(
+            problem, options.after(built_s), integral_objective=True, start=start
+        )
+    except OutOfTime as why:
+        tel, spent_s = float(prog.data.tel(prog.warm)), time.perf_counter() - begin
+        raw = RawOutcome(Status.FEASIBLE, tel, None, None, str(why), spent_s)
+        return answer(prog, raw, prog.warm, versions=versions)
+    raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
+    starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
+    return answer(prog, raw, starts, versions=versions)
+
+
+def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64]:
+    columns = [var.varValue for starts in x for _, var in sorted(starts.items())]
+    return np.array(columns, dtype=np.float64)
+
+
+def _settled(native: RawOutcome, problem: Any) -> RawOutcome:
+    """Return the outcome with PuLP's objective, and a status that does not rest on PuLP's."""
+    import pulp
+
+    objective = None if native.values is None else float(pulp.value(problem.objective))
+    status = settle_status(native.status, objective, native.bound, integral_objective=True)
+    return replace(native, status=status, objective=objective)

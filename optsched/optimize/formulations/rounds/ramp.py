@@ -1,0 +1,111 @@
+"""The hindsight program by the reverse-time ramp relaxation, refined until it meets a schedule."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
+from optsched.problem.errors import UsageError
+from optsched.problem.schedule import from_starts
+
+
+def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
+    """Solve by bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate.
+
+    Raises
+    ------
+    UsageError
+        An instance in seconds.
+    """
+    instance = task.instance
+    if not instance.in_rounds:
+        raise UsageError("formulation: hindsight is for instances in rounds")
+    begin = time.perf_counter()
+    from optsched.optimize.ramp.prove import prove_all
+
+    stop = np.zeros(1, dtype=np.int8)
+    starts = None
+    if options.warm_start is not None and options.warm_start.starts is not None:
+        starts = np.asarray(options.warm_start.starts, dtype=np.int64)
+    best: list[Any] = []
+
+    def report(bound: int, value: int) -> None:
+        if options.progress is not None:
+            elapsed = time.perf_counter() - begin
+            options.progress(Progress(elapsed, float(value), float(bound)))
+
+    def cancel() -> None:
+        stop[0] = 1
+
+    def work() -> None:
+        best[:] = prove_all(
+            instance,
+            seed=options.seed,
+            time_limit_s=options.time_limit - (time.perf_counter() - begin),
+            stop=stop,
+            report=report,
+            starts=starts,
+            gap=options.mip_rel_gap,
+            threads=options.thread_count,
+        )
+
+    timer = None
+    if math.isfinite(options.time_limit):
+        left = max(0.0, options.time_limit - (time.perf_counter() - begin))
+        timer = threading.Timer(min(left, threading.TIMEOUT_MAX), cancel)
+        timer.daemon = True
+        timer.start()
+    try:
+        run_interruptibly(work, cancel=cancel, stop=options.stop)
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return _answer(task, best, time.perf_counter() - begin)
+
+
+def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
+    import numba
+
+    from optsched.bounds.certificate import make_certificate
+    from optsched.optimize.ramp.relaxation import ramp_leaf
+
+    instance = task.instance
+    starts = np.empty(instance.n, dtype=np.int64)
+    for proof in proofs:
+        index = proof.jobs.index
+        starts[index] = proof.starts + instance.arrival[index] - proof.jobs.arrival
+    schedule = from_starts(starts, instance)
+    bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
+    closed = bound == value
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
+    certificate = make_certificate(
+        instance, leaf, value=bound, schedule=schedule if closed else None
+    )  # fmt: skip
+    notes = sorted({p.note for p in proofs if p.note})
+    return Answer(
+        Status.OPTIMAL if closed else Status.FEASIBLE,
+        schedule=schedule,
+        objective=value,
+        bound=bound,
+        native_status="; ".join(notes) if notes and not closed else "closed" if closed else "",
+        solve_s=seconds,
+        certificate=certificate,
+        versions={"numba": numba.__version__},
+    )
+
+
+METHODS = {
+    "hindsight": {
+        "ramp": Method(
+            "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
+            solve_by_ramp,
+            ("tel",),
+        )
+    }
+}

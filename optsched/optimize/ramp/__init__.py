@@ -1,0 +1,1 @@
+"""The reverse-time ramp relaxation, and how few requests are solved with it."""

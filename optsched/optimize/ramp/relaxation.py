@@ -1,0 +1,670 @@
+"""The reverse-time ramp relaxation: lower bounds on total latency in rounds, up to optimality.
+
+**The walk.** Look at a schedule of uninterrupted runs from its end backward, round by round. A
+request appears in the round of its completion with its peak p = s + o (cached accounting:
+s + o - 1) tokens, loses one token per step and vanishes after it has held its floor
+f = s + 1 (cached: s). The live requests' tokens never exceed M. Let m be the number of requests
+met so far. Every step back from round t to t - 1 passes one round in which exactly those m have
+not completed earlier, so sum C_i is the sum of m over all steps; TEL = sum C_i - sum a_i. Once a
+request is placed only its (tokens, floor) matter, so a schedule is a path through states
+(m, multiset of live items) that places every request once: from (0, {}) to (n, {}).
+
+**The relaxation.** Drop "every request once": a path may place any n, and a request placed c_i
+times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so the
+cheapest path is a lower bound whatever pi is. Multipliers and costs are integers over a common
+denominator, so the bound is exact; TEL is an integer, so it is rounded up.
+
+**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
+earlier, so less is live at every step: every schedule is still a path, of the same cost. (With
+f'_i > p_i it must fit when it completes, and is nowhere in the state.) A state also holds, of each
+class of floors, at most as many items of weight >= w as there are requests of the class with
+peak >= w, which every schedule keeps.
+
+**Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
+clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
+and from there steps down to 0. With T0 = max(a_i + o_i) nothing is lost; a smaller one forgets
+arrivals in the rounds after it, which only allows more. There the n - m requests not yet met
+complete by round t: each has a_i + o_i <= t, and their token-rounds, all of them in rounds 1 to t,
+sum to at most M t. So n - m is at most the number of requests with a_i + o_i <= t whose volumes,
+the smallest first, sum to M t. Runs are uninterrupted, so a completion that is late enough is a
+start that is not before the arrival. Without arrivals there is no clock at all, and no horizon
+anywhere.
+
+**Loops.** In the part without a clock a round from the empty state changes nothing, and costs
+m >= 0: dropping such rounds from a path makes it no dearer, so sweeps ignore them. A state that
+is empty in a coarse graph may not be in a finer one: the product follows them (`Graph.loop`).
+
+**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Its product with
+any other automaton that accepts every schedule accepts every schedule, and carries each fine
+node's coarse one along. So a fine node (u, state), reached at cost F, that continues by an arc of
+cost c to the coarse node v lies only on paths that cost at least F + c + B(v), B the coarse
+graph's cost to the end; beyond a cutoff it is dropped. With the cutoff v - 1 for an integer v,
+either no path is left, and OPT >= v, or the rest's cheapest is a bound that counts up to v.
+v need not be the value of a schedule: a lower one, a target, leaves far smaller graphs.
+Trackers are: multisets with finer floors; counters of how often kinds of a group were placed (at
+most as often as there are such requests, exactly so at the end). With every kind counted and
+f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
+
+**Kinds.** Requests of equal prompt, output and arrival are one kind. Where there are more than
+`MAX_KINDS`, the two kinds of equal floor that differ least become one, with the smaller peak and
+the earlier completion: less is live and more may complete, so every schedule is still a path. The
+numbers of items above a weight stay those of the requests. A path on which all are counted is then
+no schedule any more, and refinement may end below the optimum. Every path of requests told apart
+is one of these kinds, so that a checker that tells them apart finds no less.
+
+Limits of an instance on batches, and a ban on hybrid batching, only take schedules away: the
+bound stays valid under them. Requests that restart: the last run of each is uninterrupted, and
+the others only take room, so it holds for them too.
+
+Busy periods far apart (`periods`) are bounded one by one; no array is as long as the time axis.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.instance import Instance
+
+MAX_KINDS = 63
+"""Most kinds of requests in one busy period, beyond which alike ones are one: labels are masks."""
+MAX_CLOCK = 4_000_000
+"""Largest (rounds with a clock) x (requests) of one busy period."""
+try:
+    _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+except (AttributeError, ValueError, OSError):  # not on every system
+    _MEMORY = 8 * 2**30
+MAX_NODES = min(128_000_000, _MEMORY // 250)
+"""Largest graph. A node takes about 120 bytes while a level is built: half of the memory."""
+_STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
+_SCALE = 100
+_BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
+_PATHS = 150
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Requests of one busy period, times counted from its first arrival.
+
+    Parameters
+    ----------
+    arrival, first_kv, output : ndarray of int64, shape (n,)
+        ``first_kv`` is the KV held in the first round, s or s + 1; one more in each later one.
+    capacity : int
+    index : ndarray of int64, shape (n,)
+        The requests' numbers in the instance.
+    """
+
+    arrival: NDArray[np.int64]
+    first_kv: NDArray[np.int64]
+    output: NDArray[np.int64]
+    capacity: int
+    index: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return len(self.arrival)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after which every schedule without needless idling has ended."""
+        return int(self.arrival.max() + self.output.sum()) + 2
+
+    @cached_property
+    def peak(self) -> NDArray[np.int64]:
+        """KV held in the last round, shape (n,)."""
+        return self.first_kv + self.output - 1
+
+    @cached_property
+    def volume(self) -> NDArray[np.int64]:
+        """Token-rounds, shape (n,)."""
+        return self.output * self.first_kv + self.output * (self.output - 1) // 2
+
+    def total(self, starts: NDArray[np.int64]) -> int:
+        """Return the total latency of starts."""
+        return int((starts + self.output - self.arrival).sum())
+
+    def used(
+        self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the KV in use in each round, shape (rounds,).
+
+        Parameters
+        ----------
+        starts : ndarray of int64, shape (n,)
+        rounds : int
+            After the last completion at least.
+        members : ndarray of int64, optional
+            The requests that count; default: all.
+        """
+        used = np.zeros(rounds, dtype=np.int64)
+        for i in range(self.n) if members is None else members:
+            k, o = int(starts[i]), int(self.output[i])
+            used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
+        return used
+
+    def feasible(self, starts: NDArray[np.int64]) -> bool:
+        """Whether starts keep arrivals and the capacity."""
+        if (starts < self.arrival).any():
+            return False
+        rounds = int((starts + self.output).max()) + 1
+        return bool(self.used(starts, rounds).max() <= self.capacity)
+
+
+def periods(instance: Instance) -> list[Jobs]:
+    """Return the requests in busy periods that can be bounded one by one.
+
+    A period ends where the next request arrives at or after A = (latest arrival so far in the
+    period) + (sum of the period's outputs): run one after another, the earlier ones have ended by
+    then. The bounds of the periods add up: a schedule's latency is the sum over the periods, and
+    each period's part is a schedule of its requests alone. And the best schedules of the periods
+    together are one of the instance, when each ends by its A (`Jobs.rounds`).
+    """
+    order = np.argsort(instance.arrival, kind="stable")
+    groups: list[list[int]] = []
+    latest = outputs = 0
+    for i in order.tolist():
+        at = int(instance.arrival[i])
+        if not groups or at >= latest + outputs:
+            groups.append([])
+            outputs = 0
+        groups[-1].append(i)
+        latest = at
+        outputs += int(instance.output_tokens[i])
+    out = []
+    for group in groups:
+        index = np.array(group, dtype=np.int64)
+        arrival = instance.arrival[index].astype(np.int64)
+        out.append(
+            Jobs(
+                arrival=arrival - arrival[0],
+                first_kv=instance.prompt_tokens[index] + instance.kv_offset,
+                output=instance.output_tokens[index],
+                capacity=instance.kv_capacity,
+                index=index,
+            )
+        )
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One step of the chain that led to a bound: a tracker, then multipliers.
+
+    Parameters
+    ----------
+    floors : ndarray of int64, shape (n,), or None
+        Floor of each request's class, if the tracker is a multiset.
+    counters : list of list of int
+        Groups of requests that are counted, if it is counters. Without floors and groups the level
+        only deletes, by the multipliers of the one before.
+    multipliers : ndarray of int64, shape (n,)
+        pi_i times the denominator.
+    """
+
+    floors: NDArray[np.int64] | None
+    counters: list[list[int]]
+    multipliers: NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Relaxation:
+    """The relaxation of one busy period, refined level by level.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    upper : int
+        How far bounds count: the total latency of a known schedule, or less (a target: its graphs
+        are smaller). Lower it by `offer`.
+    stop : ndarray of int8, shape (1,), optional
+        Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
+    horizon : int, optional
+        The most rounds that get a clock; default: all that need one.
+    improved : callable, optional
+        Called with the relaxation when `bound` or the chain that proves it is new.
+
+    Attributes
+    ----------
+    bound : int
+        Proved so far; never above `upper`.
+    found : list of ndarray of int64
+        Starts of the schedules that paths turned out to be.
+    levels : list of Level
+        The chain that proves `bound`, up to the level that reached it.
+
+    Raises
+    ------
+    ValueError
+        Too many kinds, too long a clock or too large numbers (`unsupported`).
+    """
+
+    jobs: Jobs
+    upper: int
+    stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, dtype=np.int8))
+    bound: int = 0
+    horizon: int | None = None
+    improved: Callable[[Relaxation], None] | None = None
+
+    def __post_init__(self) -> None:
+        reason = unsupported(self.jobs)
+        if reason:
+            raise ValueError(reason)
+        from optsched.bounds import ramp_graph, ramp_tracker
+
+        self._kernels, self._trackers = ramp_graph, ramp_tracker
+        jobs = self.jobs
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = _kinds(jobs)
+        self.clock = needed_clock(jobs)
+        if self.horizon is not None:
+            self.clock = min(self.clock, self.horizon)
+        self.scale = _scale(jobs)
+        self.latency_offset = int(jobs.arrival.sum())
+        self.labels = ramp_graph.new_labels(jobs.n, self.clock)
+        self.graph = self._base()
+        self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
+        self.counted: set[int] = set()
+        self._chain: list[Level] = []
+        self._deleted = False
+        start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
+        start /= jobs.capacity * (2 if self.clock else 1)
+        weights = np.bincount(self.kind_of, weights=start) / self.copies
+        self.pi = self._clipped(weights * self.scale)
+        self.levels: list[Level] = []
+        self.found: list[NDArray[np.int64]] = []
+        self._known = self.upper
+        self.violation = np.ones(len(self.copies))
+        self.evaluations = 0
+        self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        self._step = 1.0
+        self.bound = max(self.bound, int(jobs.output.sum()))
+
+    def _clipped(self, pi: NDArray[Any]) -> NDArray[np.int64]:
+        most = _BEYOND // (4 * self.jobs.n)
+        return np.clip(np.rint(pi), -most, most).astype(np.int64)
+
+    def _base(self) -> Any:
+        """Return the graph of (m) without a clock and (t, m) with one, memory left out."""
+        n, join = self.jobs.n, self.labels.join
+        arc_start, target, label, loop = [0], [], [], []
+        number: dict[tuple[int, int], int] = {}
+        steps = range(self.clock, -1, -1) if self.clock else range(0)
+        for t in steps:
+            for m in range(n - most_completed(self.jobs, t), n + 1):
+                number[t, m] = n + 1 + len(number)
+        end = n + 1 + len(number)
+        everything = self._mask(range(len(self.copies)))
+        for m in range(n + 1):
+            loop.append(m if m else -1)
+            if m < n:
+                target.append(m + 1)
+                label.append(everything)
+            if (self.clock, m) in number:
+                target.append(number[self.clock, m])
+                label.append(join)
+            if not self.clock and m == n:
+                target.append(end)
+                label.append(join + 1)
+            arc_start.append(len(target))
+        masks = {t: self._mask(np.flatnonzero(self.ready <= t)) for t in np.unique(self.ready)}
+        marks = sorted(masks)
+        for t, m in number:
+            loop.append(-1)
+            if m == n:
+                target.append(end)
+                label.append(join + 1 + t)
+            elif t >= marks[0]:
+                target.append(number[t, m + 1])
+                label.append(masks[max(k for k in marks if k <= t)])
+            if (t - 1, m) in number:
+                target.append(number[t - 1, m])
+                label.append(m)
+            arc_start.append(len(target))
+        loop.append(-1)
+        arc_start.append(len(target))
+        return self._kernels.Graph(
+            np.array(arc_start, dtype=np.int64),
+            np.array(target, dtype=np.int32),
+            np.array(label, dtype=np.int32),
+            np.array(loop, dtype=np.int16),
+        )
+
+    def _mask(self, kinds: Any) -> int:
+        bits = sum(1 << int(k) for k in kinds)
+        labels = self.labels
+        return int(
+            self._kernels._label(np.uint64(bits), labels.mask, labels.slots, labels.count)
+        )  # fmt: skip
+
+    @property
+    def closed(self) -> bool:
+        """Whether the bound has reached the known schedule."""
+        return self.bound >= self.upper
+
+    @property
+    def gap(self) -> float:
+        """(Known schedule - bound) / known schedule."""
+        return (self.upper - self.bound) / self.upper
+
+    @property
+    def cutoff(self) -> int:
+        """The cost of a path, in the sweeps' terms, above which it does not matter."""
+        total = (self.upper - 1 + self.latency_offset) * self.scale
+        return total - int((self.copies * self.pi).sum())
+
+    def offer(self, value: int) -> None:
+        """Say that a schedule of that total latency is known, or that bounds need go no further."""
+        self.upper = min(self.upper, value)
+
+    def fork(self) -> Relaxation:
+        """Return another one that goes on from here, and leaves this one as it is."""
+        other = copy(self)
+        labels = self.labels
+        other.labels = replace(
+            labels, mask=labels.mask.copy(), fixed=labels.fixed.copy(), slots=labels.slots.copy(),
+            count=labels.count.copy(),
+        )  # fmt: skip
+        other.counted, other.found = set(self.counted), []
+        other._chain, other._paths = list(self._chain), list(self._paths)
+        return other
+
+    def target(self, nodes: float) -> int:
+        """Return the largest value, up to `upper`, with at most so many nodes on paths below it."""
+        if not self._chain:  # `backward` does not say anything yet
+            return self.bound
+        shift = int((self.copies * self.pi).sum())
+        least = self._kernels.least_totals(
+            *self._arcs, self._values(self.pi)[0], self.backward, shift, self.scale,
+            self.latency_offset, self.bound, self.upper,
+        )  # fmt: skip
+        return self.bound + int(np.searchsorted(np.cumsum(least), nodes, side="right"))
+
+    def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
+        """Refine by multisets in which kind k vanishes at ``floors[k]``.
+
+        Parameters
+        ----------
+        floors : ndarray of int64, shape (kinds,)
+        most : int
+            Nodes that the graph may have.
+
+        Raises
+        ------
+        Interrupted, TooLargeError
+            The graph stays as it was.
+        """
+        tracker = self._trackers.multiset_tracker(
+            self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
+        )
+        self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]), most)
+
+    def count(self, kinds: Sequence[int], most: int = MAX_NODES) -> None:
+        """Refine by a counter for each of these kinds.
+
+        Parameters
+        ----------
+        kinds : sequence of int
+        most : int
+            Nodes that the graph may have.
+
+        Raises
+        ------
+        Interrupted, TooLargeError
+            The graph stays as it was.
+        """
+        groups = [[k] for k in kinds]
+        members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
+        tracker = self._trackers.counting_tracker(groups, self.copies)
+        self._refine(tracker, Level(None, members, self.pi[self.kind_of]), most)
+        self.counted.update(kinds)
+
+    def _refine(self, tracker: Any, level: Level, most: int) -> None:
+        per_state = 4 * (tracker.symbols + tracker.width + 6)
+        graph = self._kernels.product(
+            self.graph,
+            self.labels,
+            tracker,
+            backward=self.backward,
+            cutoff=self.cutoff if self._chain else 2 * _BEYOND,
+            cost=-self.pi,
+            scale=self.scale,
+            stop=self.stop,
+            max_nodes=min(most, MAX_NODES),
+            max_arcs=7 * min(most, MAX_NODES) // 2,
+            max_states=_STATE_BYTES // per_state,
+        )
+        self._chain.append(level)
+        self._deleted = False
+        self.graph = graph
+        if graph is None:
+            self._prove(self.upper)
+            return
+        _, self.backward, path = self._evaluate(self.pi)
+        if self.backward[0] >= self._kernels.INFINITE:
+            self._prove(self.upper)
+        else:
+            self._paths.append(path)
+
+    def _prove(self, value: int) -> None:
+        value = min(value, self.upper)
+        if value > self.bound or (value == self.bound and not self.levels):
+            self.bound = value
+            self.levels = list(self._chain)
+            if self.improved is not None:
+                self.improved(self)
+
+    @property
+    def _arcs(self) -> tuple[Any, Any, Any]:
+        return self.graph.arc_start, self.graph.arc_target, self.graph.arc_label
+
+    def _values(self, pi: NDArray[np.int64]) -> Any:
+        """Return the cost of each label, and the kind of least cost."""
+        labels = self.labels
+        return self._kernels.label_costs(
+            labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -pi, self.scale
+        )  # fmt: skip
+
+    def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
+        kernels, labels, arcs = self._kernels, self.labels, self._arcs
+        value, kind = self._values(pi)
+        backward = kernels.sweep_backward(*arcs, value)
+        self.evaluations += 1
+        if backward[0] >= kernels.INFINITE:
+            return 0, backward, None
+        path = kernels.best_path(*arcs, value, backward, kind, labels.join, labels.first_mask)
+        self._read(path[0])
+        return int(backward[0]) + int((self.copies * pi).sum()), backward, path
+
+    def _read(self, symbols: NDArray[np.int32]) -> None:
+        """Keep the schedule that a path is, if it is one that is better than the known."""
+        counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
+        if (counts != self.copies).any():
+            return
+        steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
+        starts = self.starts(symbols[symbols >= 0], steps)
+        total = self.jobs.total(starts)
+        if total < self._known and self.jobs.feasible(starts):
+            self.found.append(starts)
+            self._known = total
+            self.offer(total)
+
+    def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the starts when requests of these kinds complete so many steps before the end.
+
+        The end is as early as arrivals and outputs allow.
+        """
+        back = np.empty(self.jobs.n, dtype=np.int64)
+        order = np.argsort(kinds, kind="stable")
+        back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
+        end = int((back + self.jobs.output + self.jobs.arrival).max())
+        return end - back - self.jobs.output
+
+    def ascend(
+        self, *, until: int | None = None, evaluations: int = 200, tolerance: float = 0.01
+    ) -> None:
+        """Improve the multipliers, and with them the bound, on the present graph.
+
+        What `prune` has deleted makes it another graph, a level of its own in the chain.
+        Stops when the bound has come to ``until``, when the model promises less than ``tolerance``
+        of the gap, and when interrupted.
+        """
+        if self.graph is None or self.closed:
+            return
+        from optsched.optimize.ramp.ascent import Bundle
+
+        if self._deleted:
+            self._chain.append(Level(None, [], self.pi[self.kind_of]))
+            self._deleted = False
+        kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
+        bundle = Bundle(self.pi / self.scale, self._step)
+        for path in self._paths:
+            if kernels.accepts(
+                *arcs, graph.loop, labels.mask, labels.join, labels.first_mask, path[0]
+            ):
+                bundle.add(*self._piece(path))
+        best, self.backward, path = self._evaluate(self.pi)
+        bundle.value = best / self.scale
+        bundle.add(*self._piece(path))
+        self._note(best)
+        for _ in range(evaluations):
+            if self.closed or self.stop[0] or (until is not None and self.bound >= until):
+                break
+            point = bundle.propose()
+            gap = self.upper + self.latency_offset - bundle.value
+            if bundle.predicted - bundle.value < max(tolerance * gap, 2 / self.scale):
+                break
+            pi = self._clipped(point * self.scale)
+            total, backward, path = self._evaluate(pi)
+            self._paths.append(path)
+            bundle.add(*self._piece(path))
+            if total > best:
+                best, self.pi, self.backward = total, pi, backward
+                self._note(best)
+            bundle.observe(pi / self.scale, total / self.scale)
+        self._paths = self._paths[-_PATHS:]
+        self._step = max(bundle.step, 0.01)
+        self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
+
+    def _piece(self, path: Any) -> tuple[float, NDArray[np.float64]]:
+        symbols, fixed = path
+        counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
+        cost = float(self.labels.fixed[fixed[fixed >= 0]].sum())
+        return cost, (self.copies - counts).astype(np.float64)
+
+    def _note(self, total: int) -> None:
+        self._chain[-1] = replace(self._chain[-1], multipliers=self.pi[self.kind_of])
+        self._prove(-(-total // self.scale) - self.latency_offset)
+
+    def prune(self) -> None:
+        """Delete what only paths use that are no better than the known schedule."""
+        if self.graph is None or self.closed:
+            return
+        if int(self.backward[0]) > self.cutoff:
+            self._prove(self.upper)
+            return
+        before = self.graph.nodes, self.graph.arcs
+        self.graph, self.backward = self._kernels.pruned(
+            self.graph, self._values(self.pi)[0], self.backward, self.cutoff
+        )
+        self._deleted |= (self.graph.nodes, self.graph.arcs) != before
+
+
+def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
+    """Return ready, peak and floor of each kind, the requests' kinds, and copies of each kind."""
+    triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
+    kinds, kind_of, copies = np.unique(
+        triples, axis=0, return_inverse=True, return_counts=True
+    )  # fmt: skip
+    kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
+    while len(kinds) > MAX_KINDS:
+        ready, peak, floor = kinds.T
+        heavy, light = np.maximum.outer(peak, peak), np.minimum.outer(peak, peak)
+        cost = (heavy - light) * (heavy + light) / 2
+        if jobs.arrival.any():
+            cost += np.abs(np.subtract.outer(ready, ready)) * light
+        cost = cost * np.minimum.outer(copies, copies)
+        cost[np.not_equal.outer(floor, floor) | np.eye(len(kinds), dtype=bool)] = np.inf
+        i, j = sorted(int(k) for k in np.unravel_index(np.argmin(cost), cost.shape))
+        kinds[i] = np.minimum(kinds[i], kinds[j])
+        copies[i] += copies[j]
+        kinds, copies = np.delete(kinds, j, axis=0), np.delete(copies, j)
+        kind_of = np.where(kind_of == j, i, kind_of - (kind_of > j))
+    return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
+
+
+def needed_clock(jobs: Jobs) -> int:
+    """Return the round after which arrivals rule out no completion; 0 without arrivals."""
+    return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
+
+
+def most_completed(jobs: Jobs, t: int) -> int:
+    """Return how many requests can have completed by round t, by arrivals and token-rounds."""
+    volumes = np.sort(jobs.volume[jobs.arrival + jobs.output <= t])
+    return int(np.searchsorted(np.cumsum(volumes), jobs.capacity * t, side="right"))
+
+
+def unsupported(jobs: Jobs) -> str:
+    """Return why the relaxation cannot be set up for a busy period, or an empty string."""
+    floors = len(np.unique(jobs.first_kv))
+    if floors > MAX_KINDS:
+        return f"{floors} lengths of prompts in one busy period; at most {MAX_KINDS}"
+    clock = needed_clock(jobs)
+    if clock * jobs.n > MAX_CLOCK:
+        return f"{clock} rounds with a clock for {jobs.n} requests; too many"
+    if (jobs.capacity + 1) * jobs.n >= 2**31:
+        return f"KV capacity {jobs.capacity} is too large"
+    if _scale(jobs) < 1:
+        return "latencies are too large for 32-bit sweeps"
+    return ""
+
+
+def _scale(jobs: Jobs) -> int:
+    """Return the denominator of the multipliers: path costs must stay below `_BEYOND`."""
+    rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
+    return int(min(_SCALE, _BEYOND // (2 * rounds * jobs.n)))
+
+
+def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
+    """Return a certificate's leaf from the chains of all busy periods of an instance.
+
+    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
+    ...]}``, the periods in order of time, their requests in order of (arrival, index), as
+    `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
+    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
+    multiplier (over the denominator) per request of the period; a counter lists the positions of
+    identical requests in the period; a level with neither only deletes. ``value`` is what the
+    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
+    sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
+
+    Parameters
+    ----------
+    chains : sequence of (Jobs, value, denominator, clock, levels)
+        See `Relaxation`: ``bound``, ``scale``, ``clock`` and ``levels``.
+    """
+    return {
+        "relaxation": "ramp",
+        "periods": [
+            {
+                "value": int(value),
+                "denominator": int(denominator),
+                "clock": int(clock),
+                "levels": [
+                    {
+                        "floors": None if level.floors is None else level.floors.tolist(),
+                        "counters": level.counters,
+                        "multipliers": level.multipliers.tolist(),
+                    }
+                    for level in levels
+                ],
+            }
+            for _, value, denominator, clock, levels in chains
+        ],
+    }

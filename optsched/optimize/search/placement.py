@@ -1,0 +1,164 @@
+"""Serial placement: each request in turn at its earliest feasible start, at any scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.bounds.timeline import Ints, Model, model_of
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+
+MAX_ROUNDS = 1 << 27
+"""Longest array of rounds that is kept (8 bytes each)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """What placement needs, in rounds with the gaps between blocks cut out.
+
+    Parameters
+    ----------
+    model : Model
+        With one round per unit.
+    arrival, output, base : ndarray of int64, shape (n,)
+        ``base + j`` tokens are held in the j-th round of a run.
+    deadline : ndarray of int64, shape (n,)
+        Round by which a run must have ended, lest it meet the next block.
+    capacity : int
+    """
+
+    model: Model
+    arrival: Ints
+    output: Ints
+    base: Ints
+    deadline: Ints
+    capacity: int
+
+    def tel(self, starts: Ints) -> int:
+        """Return the total latency of starts, in rounds."""
+        return int((starts + self.output - self.arrival).sum())
+
+    def real(self, starts: Ints) -> Ints:
+        """Return starts in the instance's own time."""
+        return starts + self.model.shift
+
+
+def room_of(instance: Instance) -> Room:
+    """Return what placement needs of an instance in rounds.
+
+    Raises
+    ------
+    UsageError
+        Limits on batches, which placement does not know, or a time axis that is too long.
+    """
+    if instance.limits.as_dict() or instance.hybrid_batching is False:
+        raise UsageError("search: knows no limits on batches; placement can")
+    model = model_of(instance, max_units=1 << 62)
+    ends = model.block_end[model.block]
+    if int(ends.max()) > MAX_ROUNDS:
+        raise UsageError(
+            f"search: the time axis has up to {int(ends.max()):.2g} rounds, more than "
+            f"{MAX_ROUNDS:.2g}; take fewer requests or smaller outputs"
+        )
+    return Room(
+        model=model,
+        arrival=model.arrival,
+        output=instance.output_tokens,
+        base=instance.prompt_tokens + (instance.kv_offset - 1),
+        deadline=ends,
+        capacity=instance.kv_capacity,
+    )
+
+
+@njit(cache=True, nogil=True, inline="always")
+def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyped-def]
+    """First feasible start from ``start`` to ``last``, or -1.
+
+    Round t leaves room for a request that started at or after t - (capacity - use - base). So
+    where it is broken the start moves there, and rounds passed before stay kept, since a later
+    start holds less in them: every round is looked at once.
+    """
+    k = start
+    t = k
+    while t < k + output:
+        t += 1
+        free = capacity - use[t] - base
+        if t - k > free:
+            k = t - free if free > 0 else t
+            if k > last:
+                return -1
+    return k
+
+
+@njit(cache=True, nogil=True, inline="always")
+def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
+    """Add the KV of a run to the use of each round, or take it away."""
+    if sign > 0:
+        for j in range(1, output + 1):
+            use[start + j] += base + j
+    else:
+        for j in range(1, output + 1):
+            use[start + j] -= base + j
+
+
+@njit(cache=True, nogil=True)
+def _place(order, arrival, output, base, deadline, capacity, since, use, starts):  # type: ignore[no-untyped-def]
+    top = 0
+    for i in order:
+        start = max(arrival[i], since[i])
+        # Past everything placed, a request fits: it has the machine to itself.
+        k = earliest(use, capacity, base[i], output[i], start, max(top, start))
+        starts[i] = k
+        put(use, base[i], output[i], k, 1)
+        top = max(top, k + output[i])
+    return top
+
+
+def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
+    """Start each request, block by block in the given order, as early as possible.
+
+    Parameters
+    ----------
+    room : Room
+    order : ndarray of int64, shape (n,)
+        A permutation of the requests.
+    since : ndarray of int64, shape (n,), optional
+        Where the search for each request's start begins, at its arrival if that is later. A
+        block may then end late; its starts are taken from the plain placement in that case.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Starts with the gaps cut out.
+    """
+    starts = np.empty(len(order), dtype=np.int64)
+    grouped = order[np.argsort(room.model.block[order], kind="stable")]
+    longest = int(room.output.max())
+    begin = room.arrival if since is None else np.minimum(since, room.deadline)
+    # From `since`, everything placed ends by the last `since` or deadline plus all that follows.
+    use = np.zeros(2 * int(room.deadline.max()) + longest + 2, dtype=np.int64)
+    _place(
+        grouped, room.arrival, room.output, room.base, room.deadline, room.capacity,
+        begin, use, starts,
+    )  # fmt: skip
+    if since is not None and (starts + room.output > room.deadline).any():
+        return place(room, order)
+    return starts
+
+
+def orders(room: Room, means: NDArray[np.float64] | None = None) -> list[Ints]:
+    """Return orders worth placing: by volume, and along soft-min mean starts of the dual."""
+    index = np.arange(len(room.arrival))
+    volume = room.model.instance.volume
+    if means is None:
+        return [
+            np.lexsort((index, room.arrival, volume)),
+            np.lexsort((index, volume, room.arrival)),
+        ]
+    return [
+        np.lexsort((index, means + share * room.output)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]

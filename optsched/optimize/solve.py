@@ -1,0 +1,550 @@
+"""Solve an instance: pick a formulation and a method, run it, have its answer judged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from optsched.costs.cost import CostModel, cost_for
+from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.formulations import Answer, Formulation, Task, check_method, get
+from optsched.optimize.solvers.base import (
+    History,
+    Progress,
+    SolveOptions,
+    Status,
+    progress_columns,
+    round_up_bound,
+    settle_status,
+)
+from optsched.problem.errors import (
+    InfeasibleError,
+    OptschedError,
+    SolverError,
+    UsageError,
+    ViolationError,
+)
+from optsched.problem.instance import Instance
+from optsched.problem.markup import facts, number
+from optsched.problem.schedule import Schedule, from_starts
+from optsched.problem.version import __version__
+
+_AGREEMENT = 1e-6
+"""Relative difference allowed between a solver's objective and the judge's, in seconds."""
+_STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
+"""Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
+_POLICY_REQUESTS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What `solve` found, judged.
+
+    Times and objectives are in the instance's unit; None is unknown.
+
+    Parameters
+    ----------
+    instance : Instance
+    formulation, method, objective_name : str
+        The method that ran, also where ``auto`` chose it.
+    status : Status
+    objective : int, float or None
+        Value of the schedule, as judged; the first where there are several objectives.
+    bound : int, float or None
+        No schedule of the formulation is better; rounded up where the objective is integral.
+    schedule : Schedule or None
+    evaluation : Evaluation or None
+    build_s, solve_s : float
+        Seconds to build the model, and to solve it.
+    seed, threads : int
+    native_status : str
+        The solver's own word.
+    maximized : bool
+        Whether more is better, so that the bound lies above.
+    certificate : object, optional
+    versions : mapping of str to str
+        Versions of the solvers used.
+    objectives : tuple of int, float or None
+        Values of the schedule by every objective, as judged, in the order of ``objective_name``;
+        None without a schedule.
+    progress : tuple of Progress
+        Incumbent and bound whenever one changed, and at the end.
+    """
+
+    instance: Instance
+    formulation: str
+    method: str
+    objective_name: str
+    status: Status
+    objective: float | int | None
+    bound: float | int | None
+    schedule: Schedule | None
+    evaluation: Evaluation | None
+    build_s: float
+    solve_s: float
+    seed: int
+    threads: int
+    native_status: str = ""
+    maximized: bool = False
+    certificate: Any = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    objectives: tuple[float | int | None, ...] | None = None
+    progress: tuple[Progress, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, float | int | None] | None:
+        """Every metric of the schedule (`Evaluation.metrics`), or None without one."""
+        return None if self.evaluation is None else self.evaluation.metrics
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance of objective and bound (`gap_definition`), or None."""
+        if self.objective is None or self.bound is None or self.objective == 0:
+            return None
+        distance = self.objective - self.bound
+        gap = float((-distance if self.maximized else distance) / self.objective)
+        return max(0.0, gap)  # a bound may pass the objective by float noise (`_consistent`)
+
+    @property
+    def gap_definition(self) -> str:
+        """How `gap` is computed."""
+        if self.maximized:
+            return "(bound - objective) / objective"
+        return "(objective - bound) / objective"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Result {self.instance.name!r} in {self.instance.time_unit}s: {self.status.value}, "
+            f"{self.objective_name} {self.objective}, bound {self.bound}, "
+            f"{self.formulation} by {self.method}>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.instance.in_rounds else "s"
+        gap = self.gap
+        return facts(
+            f"Result on {self.instance.name}",
+            [
+                ("status", self.status.value),
+                (f"{self.objective_name} (times in {unit})", number(self.objective)),
+                ("bound", number(self.bound)),
+                ("gap", None if gap is None else f"{gap:.2%}"),
+                ("by", f"{self.formulation}, {self.method}"),
+                ("time", f"{self.build_s + self.solve_s:.2f} s"),
+                ("certificate", None if self.certificate is None else "yes"),
+            ],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a result file.
+
+        ``schedule`` and ``certificate`` are None: who writes them to files names the files.
+        """
+        return {
+            "format": "optsched-result",
+            "version": 1,
+            "optsched": __version__,
+            "command": "solve",
+            "instance": {
+                "name": self.instance.name,
+                "sha256": self.instance.sha256,
+                "requests": self.instance.n,
+            },
+            "time_unit": self.instance.time_unit,
+            "formulation": self.formulation,
+            "method": self.method,
+            "objective_name": self.objective_name,
+            "status": self.status.value,
+            "objective": self.objective,
+            "objectives": None if self.objectives is None else list(self.objectives),
+            "bound": self.bound,
+            "gap": self.gap,
+            "gap_definition": self.gap_definition,
+            "certificate": None,
+            "metrics": None if self.metrics is None else dict(self.metrics),
+            "build_s": self.build_s,
+            "solve_s": self.solve_s,
+            "progress": progress_columns(self.progress),
+            "seed": self.seed,
+            "threads": self.threads,
+            "versions": dict(self.versions),
+            "schedule": None,
+        }
+
+
+def solve(
+    instance: Instance,
+    *,
+    formulation: str | None = None,
+    method: str = "auto",
+    cost_model: CostModel | str | Path | None = None,
+    objective: str | Sequence[str] | None = None,
+    time_limit_s: float | None = 60.0,
+    mip_rel_gap: float = 0.0,
+    threads: int | None = None,
+    seed: int = 0,
+    warm_start: Schedule | str | None = None,
+    log: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    **extras: Any,
+) -> Result:
+    """Find an optimal schedule, or the best one within the limits and a bound.
+
+    The answer's schedule is replayed by `optsched.evaluate`, whose value is the result's. It is
+    never worse than the warm start. The bound is the best of the method's and
+    `optsched.bounds`'.
+
+    Parameters
+    ----------
+    instance : Instance
+    formulation : str, optional
+        Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
+    method : str
+        One of the formulation's, or ``"auto"``.
+    cost_model : BatchCost or str, optional
+        Needed for an instance in seconds.
+    objective : str or sequence of str, optional
+        Names, the most important first; a string may hold several, separated by commas.
+    time_limit_s : float or None
+        Seconds for the method.
+    mip_rel_gap : float
+        Relative gap at which the method may stop; 0 demands a proof.
+    threads : int, optional
+        Default: all.
+    seed : int
+    warm_start : Schedule or str, optional
+        A schedule, or the specification of a policy. Default: the best of the policies'
+        and, in rounds, of `optsched.optimize.formulations.rounds.horizon.serial_schedule`.
+    log : path, optional
+        File for the solver's log.
+    progress : callable, optional
+        Called with a `Progress` at once and then from a solver's thread: the best of what the
+        solver, the warm start and `optsched.bounds` know.
+    stop : threading.Event, optional
+        Interrupts the solve when set, as Ctrl-C does; incumbent and bound are kept.
+    **extras
+        What only some formulations know.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError
+        A combination that has no meaning, or that the method cannot do.
+    InfeasibleError
+        A request that the formulation can never serve, by name.
+    SolverError
+        The solver's answer breaks a constraint, or its objective or bound contradicts the judge.
+    ViolationError, InputError
+        A warm start that is not feasible, or an option out of range.
+    """
+    model = _formulation(instance, formulation)
+    cost = cost_for(instance, cost_model)
+    names = _objectives(model, objective)
+    task = Task(instance, cost, names, extras)
+    chosen = model.choose(task) if method == "auto" else method
+    way = check_method(model, chosen, task)
+    options = SolveOptions(
+        time_limit_s=time_limit_s,
+        mip_rel_gap=mip_rel_gap,
+        threads=threads,
+        seed=seed,
+        log_path=log,
+        progress=progress,
+        stop=stop,
+    )
+    start = _warm_start(task, model, warm_start, seed)
+    if start is not None:
+        options = replace(options, warm_start=start[0])
+    proved = _proved(task, model)
+    history = History(progress)
+    options = replace(options, progress=_informed(history, task, model, start, proved))
+    begin = time.perf_counter()
+    try:
+        answer = way.run(task, options)
+    except KeyboardInterrupt:
+        if start is None:
+            raise
+        answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
+    result = _judged(task, model, chosen, options, answer, start, proved)
+    spent = time.perf_counter() - begin
+    return replace(result, progress=history.until(spent, result.objective, result.bound))
+
+
+def _formulation(instance: Instance, name: str | None) -> Formulation:
+    if name is None:
+        name = "hindsight" if instance.in_rounds else "infermax"
+    found = get(name)
+    if found.time_unit != instance.time_unit:
+        if found.time_unit == "round":
+            raise UsageError(
+                f"formulation: {name} is for instances in rounds, this one is in seconds; "
+                "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
+            )
+        raise UsageError(
+            f"formulation: {name} is for instances in seconds, this one is in rounds; use hindsight"
+        )
+    return found
+
+
+def _objectives(model: Formulation, objective: str | Sequence[str] | None) -> tuple[str, ...]:
+    if objective is None:
+        return (model.default_objective,)
+    names = objective.split(",") if isinstance(objective, str) else list(objective)
+    names = [name.strip() for name in names]
+    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    for i, name in enumerate(names):
+        if name not in known:
+            raise UsageError(
+                f"objective: {name!r} is unknown to formulation {model.name}; known are "
+                + ", ".join(known)
+            )
+        if name in names[:i]:
+            raise UsageError(f"objective: {name!r} is given twice")
+    if not names:
+        raise UsageError(f"objective: none is given; known are {', '.join(known)}")
+    return tuple(names)
+
+
+_Start = tuple[Schedule, Evaluation]
+
+
+def _warm_start(
+    task: Task, model: Formulation, given: Schedule | str | None, seed: int
+) -> _Start | None:
+    """Return a schedule to start from, in the formulation's terms, with its evaluation.
+
+    Raises
+    ------
+    UsageError
+        A given schedule that is none of the formulation's.
+    """
+    if isinstance(given, Schedule):
+        start = _fitting(task, model, given)
+        if start is None:
+            raise UsageError(
+                f"warm start: the schedule is none of formulation {model.name} (it pauses a "
+                "request or splits a prefill); give another one"
+            )
+        return start
+    from optsched.optimize.formulations.rounds.horizon import serial_schedule
+    from optsched.policies.engine.simulate import simulate
+
+    if given is not None:
+        schedule = simulate(task.instance, given, task.cost_model, seed=seed)
+        start = _fitting(task, model, schedule)
+        if start is None:
+            raise UsageError(
+                f"warm start: policy {given!r} makes a schedule that is none of formulation "
+                f"{model.name}; give another one"
+            )
+        return start
+    if task.instance.n > _POLICY_REQUESTS or _restricted(task):
+        return None
+    name = task.objective[0]
+    makers: list[Callable[[], Schedule]] = [
+        lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
+        for spec in _STARTERS
+    ]
+    if task.instance.in_rounds:
+        makers.append(lambda: serial_schedule(task.instance))
+    best: _Start | None = None
+    for make in makers:
+        try:
+            start = _fitting(task, model, make())
+        except OptschedError:
+            continue  # a policy that loops, or that the instance rules out
+        if start is not None and (best is None or _better(model, name, start[1], best[1])):
+            best = start
+    return best
+
+
+def _proved(task: Task, model: Formulation) -> float | None:
+    """Return the best of the bounds that need no search, None where there is none."""
+    name = task.objective[0]
+    if name in model.maximized:
+        return None
+    from optsched.bounds import lower_bound
+
+    try:
+        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)[0]
+    except InfeasibleError:
+        return None  # the method says why
+
+
+def _informed(
+    progress: Callable[[Progress], None],
+    task: Task,
+    model: Formulation,
+    start: _Start | None,
+    proved: float | None,
+) -> Callable[[Progress], None]:
+    """Return a progress call that also knows the warm start and the bound proved before."""
+    name = task.objective[0]
+    sign = -1 if name in model.maximized else 1
+    integral = task.instance.in_rounds and name in model.integral
+    warm = None
+    if start is not None and not _restricted(task) and len(task.objective) == 1:
+        warm = start[1].metrics[name]
+
+    def tell(state: Progress) -> None:
+        bound = _best_bound(state.bound, proved, integral)
+        known = [v for v in (state.incumbent, warm) if v is not None]
+        progress(Progress(state.elapsed_s, min(known, key=lambda v: sign * v, default=None), bound))
+
+    tell(Progress(0.0, None, None))
+    return tell
+
+
+def _restricted(task: Task) -> bool:
+    """Whether extras may rule out schedules that the judge accepts."""
+    return any(value not in (None, False) for value in task.extras.values())
+
+
+def _better(model: Formulation, name: str, one: Evaluation, other: Evaluation) -> bool:
+    a, b = one.metrics[name], other.metrics[name]
+    if a is None or b is None:
+        return b is None and a is not None
+    return a > b if name in model.maximized else a < b
+
+
+def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | None:
+    """Return the schedule as one of the formulation's, or None if it is none.
+
+    In rounds: uninterrupted runs with the same completions. Restarted runs are dropped, which
+    only frees KV; where requests paused or prefills were split, that may break a limit. In
+    seconds: any schedule that splits no prefill, unless the instance says that it may.
+    """
+    instance = task.instance
+    evaluation = evaluate(instance, schedule, task.cost_model)
+    if model.time_unit != "round":
+        # An absent chunked_prefill means off to models, while schedulers are free.
+        split = evaluation.split_prefill and instance.chunked_prefill is not True
+        return None if split else (schedule, evaluation)
+    if schedule.kind == "starts":
+        return schedule, evaluation
+    starts = from_starts(evaluation.finish - instance.output_tokens, instance)
+    try:
+        return starts, evaluate(instance, starts)
+    except ViolationError:
+        return None
+
+
+def _judged(
+    task: Task,
+    model: Formulation,
+    method: str,
+    options: SolveOptions,
+    answer: Answer,
+    start: _Start | None,
+    proved: float | None,
+) -> Result:
+    instance, name = task.instance, task.objective[0]
+    maximized = name in model.maximized
+    integral = instance.in_rounds and name in model.integral
+    schedule, evaluation, status = answer.schedule, None, answer.status
+    objective: float | int | None = None
+    if schedule is not None:
+        evaluation = _replayed(task, method, schedule)
+        objective = evaluation.metrics[name]
+        _agree(method, name, answer.objective, objective, integral)
+    if start is not None and not _restricted(task) and len(task.objective) == 1:
+        if status is Status.INFEASIBLE:
+            raise SolverError(
+                f"{method}: says infeasible ({answer.native_status}), but the warm start is "
+                "feasible; the model or the solver is wrong"
+            )
+        if evaluation is None or _better(model, name, start[1], evaluation):
+            schedule, evaluation = start
+            objective = evaluation.metrics[name]
+            status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
+    bound = _best_bound(answer.bound, proved, integral)
+    bound = _consistent(method, objective, bound, integral, maximized)
+    sign = -1 if maximized else 1
+    if status is not Status.ERROR:
+        status = settle_status(
+            status,
+            None if objective is None else sign * objective,
+            None if bound is None else sign * bound,
+            integral_objective=integral,
+        )
+    if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
+        # Objective and bound are those of the first objective only.
+        status = Status.FEASIBLE if status is Status.OPTIMAL else status
+    return Result(
+        instance=instance,
+        formulation=model.name,
+        method=method,
+        objective_name=",".join(task.objective),
+        status=status,
+        objective=objective,
+        bound=bound,
+        schedule=schedule,
+        evaluation=evaluation,
+        build_s=answer.build_s,
+        solve_s=answer.solve_s,
+        seed=options.seed,
+        threads=options.thread_count,
+        native_status=answer.native_status,
+        maximized=maximized,
+        certificate=answer.certificate,
+        versions=answer.versions,
+        objectives=(
+            None if evaluation is None else tuple(evaluation.metrics[o] for o in task.objective)
+        ),
+    )
+
+
+def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
+    try:
+        return evaluate(task.instance, schedule, task.cost_model)
+    except OptschedError as error:
+        raise SolverError(f"{method}: its schedule does not verify: {error}") from error
+
+
+def _agree(
+    method: str, name: str, claimed: float | None, judged: float | int | None, integral: bool
+) -> None:
+    if claimed is None or judged is None:
+        raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
+    slack = 0.01 if integral else _AGREEMENT * max(1.0, abs(judged))
+    if not abs(claimed - judged) <= slack:
+        raise SolverError(
+            f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
+            "the model or the solver is wrong"
+        )
+
+
+def _best_bound(claimed: float | None, proved: float | None, integral: bool) -> float | int | None:
+    bound = claimed
+    if bound is not None and integral:
+        bound = round_up_bound(bound)
+    if proved is not None and (bound is None or proved > bound):
+        bound = proved
+    return bound
+
+
+def _consistent(
+    method: str,
+    objective: float | int | None,
+    bound: float | int | None,
+    integral: bool,
+    maximized: bool,
+) -> float | int | None:
+    """Return the bound, which must not lie on the wrong side of the objective."""
+    if objective is None or bound is None:
+        return bound
+    excess = objective - bound if maximized else bound - objective
+    if excess > (0 if integral else _AGREEMENT * max(1.0, abs(objective))):
+        raise SolverError(
+            f"{method}: its bound {bound} contradicts a schedule of value {objective}; "
+            "the model or the solver is wrong"
+        )
+    return objective if excess > 0 else bound

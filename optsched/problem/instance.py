@@ -1,0 +1,393 @@
+"""The problem: requests as read-only columns, the KV capacity and the limits of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.problem.columns import (
+    INT64_MAX,
+    MAX_TOKENS,
+    plain_numbers,
+    real_column,
+    whole_column,
+    whole_number,
+)
+from optsched.problem.errors import InputError
+from optsched.problem.forecast import Forecast
+from optsched.problem.markup import facts
+
+TimeUnit = Literal["round", "second"]
+KvAccounting = Literal["generated", "cached"]
+
+MAX_ROUND = 2**53
+"""Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
+
+
+PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
+"""Fields of an `Instance` that are predictions."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hard limits of the machine, per batch; ``None`` is unlimited.
+
+    Parameters
+    ----------
+    max_batch_tokens : int, optional
+        C: tokens processed in one batch, prefill and decode together.
+    max_prefill_tokens : int, optional
+        P: prefill tokens processed in one batch.
+    max_running : int, optional
+        R_max: requests that hold KV after a batch.
+    """
+
+    max_batch_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_running: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole_number(value, f"limits.{name}", 1, INT64_MAX))
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the limits that are set, by name."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Requests to schedule on one worker, and what limits it.
+
+    Requests are indices ``0..n-1`` in the order given; arrivals need not be sorted.
+
+    Parameters
+    ----------
+    arrival : array_like, shape (n,)
+        Arrival times, >= 0: whole rounds, or seconds.
+    prompt_tokens, output_tokens : array_like of int, shape (n,)
+        s_i >= 1 and o_i >= 1, in tokens.
+    kv_capacity : int
+        M, in tokens.
+    time_unit : {"round", "second"}
+        ``"round"``: every batch takes one round. ``"second"``: a cost model gives batch times.
+    kv_accounting : {"generated", "cached"}
+        Whether a running request's newest token counts: it holds s + j, or s + j - 1, while
+        its j-th token is produced (FORMULATIONS, section 0).
+    limits : Limits
+    hybrid_batching, chunked_prefill : bool, optional
+        Hard switches; ``None`` leaves schedulers their own (models: hybrid on, chunking off).
+    predicted : array_like, shape (n,), optional
+        Predicted output tokens, >= 1.
+    predicted_lower, predicted_upper : array_like of int, shape (n,), optional
+        Prediction intervals; both or neither, and they contain the output.
+    forecast : Forecast, optional
+        Predictions of the output tokens that are left, as a request runs.
+    name : str
+    id : sequence of str or int, optional
+        External names of the requests, unique.
+    known : mapping, optional
+        What is known of the optimum: ``optimum``, ``bound``, ``best_known``, ``reference``.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be, with field, request, value and what would be right; also a
+        request that can never fit into the KV capacity or a hard token limit.
+    """
+
+    arrival: NDArray[Any]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    kv_capacity: int
+    time_unit: TimeUnit = "round"
+    kv_accounting: KvAccounting = "generated"
+    limits: Limits = field(default_factory=Limits)
+    hybrid_batching: bool | None = None
+    chunked_prefill: bool | None = None
+    predicted: NDArray[np.float64] | None = None
+    predicted_lower: NDArray[np.int64] | None = None
+    predicted_upper: NDArray[np.int64] | None = None
+    forecast: Forecast | None = None
+    name: str = ""
+    id: tuple[str | int, ...] | None = None
+    known: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__.__get__(self)
+        if self.time_unit not in ("round", "second"):
+            raise InputError(f"time_unit: {self.time_unit!r} is not one of 'round', 'second'")
+        if self.kv_accounting not in ("generated", "cached"):
+            raise InputError(
+                f"kv_accounting: {self.kv_accounting!r} is not one of 'generated', 'cached'"
+            )
+        if not isinstance(self.name, str):
+            raise InputError(f"name: {self.name!r} is not a string")
+        for switch in ("hybrid_batching", "chunked_prefill"):
+            value = getattr(self, switch)
+            if value is not None and not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"{switch}: {value!r} is not true, false or null")
+            put(switch, None if value is None else bool(value))
+        put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
+        if self.time_unit == "round":
+            put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
+        else:
+            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, float(MAX_ROUND)))
+        put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
+        put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
+        if self.predicted is not None:
+            put("predicted", real_column(self.predicted, "requests.predicted", 1.0, MAX_TOKENS))
+        for bound in ("predicted_lower", "predicted_upper"):
+            if getattr(self, bound) is not None:
+                put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
+        self._check_columns()
+        self._check_intervals()
+        if self.forecast is not None:
+            if not isinstance(self.forecast, Forecast):
+                raise InputError(f"requests.forecast: {self.forecast!r:.80} is not a Forecast")
+            self.forecast.check(self.output_tokens)
+        self._check_fit()
+
+    def _check_columns(self) -> None:
+        n = len(self.arrival)
+        if n == 0:
+            raise InputError("requests: the list is empty; at least one request is needed")
+        if self.id is not None and (isinstance(self.id, str) or not isinstance(self.id, Sequence)):
+            raise InputError(f"requests.id: {self.id!r} is not a list of strings or integers")
+        columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "predicted": self.predicted,
+            "predicted_lower": self.predicted_lower,
+            "predicted_upper": self.predicted_upper,
+            "id": self.id,
+        }
+        for key, column in columns.items():
+            if column is not None and len(column) != n:
+                raise InputError(
+                    f"requests.{key}: has {len(column)} values, but arrival has {n}; "
+                    "columns must be of equal length"
+                )
+        if self.id is not None:
+            seen: dict[str | int, int] = {}
+            for i, label in enumerate(self.id):
+                if isinstance(label, bool) or not isinstance(label, (str, int)):
+                    raise InputError(f"requests.id: request {i}: {label!r} is no string or integer")
+                if label in seen:
+                    raise InputError(
+                        f"requests.id: request {i}: {label!r} is also request {seen[label]}'s; "
+                        "ids must be unique"
+                    )
+                seen[label] = i
+            object.__setattr__(self, "id", tuple(self.id))
+
+    def _check_intervals(self) -> None:
+        lower, upper = self.predicted_lower, self.predicted_upper
+        if (lower is None) != (upper is None):
+            missing = "predicted_lower" if lower is None else "predicted_upper"
+            raise InputError(f"requests.{missing}: missing; an interval needs both ends")
+        if lower is None or upper is None:
+            return
+        for bad, text in (
+            (lower > upper, "the interval is reversed"),
+            (self.output_tokens < lower, "output_tokens lies below the interval"),
+            (self.output_tokens > upper, "output_tokens lies above the interval"),
+        ):
+            if bad.any():
+                i = int(np.argmax(bad))
+                raise InputError(
+                    f"requests.predicted_lower: request {i}: {text} "
+                    f"[{lower[i]}, {upper[i]}] (output_tokens {self.output_tokens[i]})"
+                )
+
+    def _check_fit(self) -> None:
+        too_big = self.peak_tokens > self.kv_capacity
+        if too_big.any():
+            i = int(np.argmax(too_big))
+            raise InputError(
+                f"kv_capacity: request {i}: needs {self.peak_tokens[i]} KV tokens at its peak "
+                f"(prompt {self.prompt_tokens[i]}, output {self.output_tokens[i]}, "
+                f"{self.kv_accounting} accounting), but kv_capacity is {self.kv_capacity}; "
+                "it can never fit"
+            )
+        if self.chunked_prefill is False:
+            for name in ("max_batch_tokens", "max_prefill_tokens"):
+                limit = getattr(self.limits, name)
+                if limit is not None and (self.prompt_tokens > limit).any():
+                    i = int(np.argmax(self.prompt_tokens > limit))
+                    raise InputError(
+                        f"limits.{name}: request {i}: prompt_tokens {self.prompt_tokens[i]} "
+                        f"exceeds {limit} and chunked_prefill is false; it can never be processed"
+                    )
+        last = int(self.arrival.max()) + int(self.output_tokens.sum())
+        volume = (
+            sum(
+                int((column.astype(object) * self.output_tokens.astype(object)).sum())
+                for column in (self.prompt_tokens, self.output_tokens)
+            )
+            if self.output_tokens.max() > 2**20 or self.prompt_tokens.max() > 2**20
+            else 0
+        )
+        if last * self.n >= 2**62 or volume >= 2**62:
+            raise InputError(
+                "requests: the sum of all completion times or KV volumes would not fit into "
+                "64-bit integers; use fewer or smaller requests, or earlier arrivals"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Instance {self.name!r}: {self.n} requests in {self.time_unit}s, "
+            f"kv_capacity {self.kv_capacity} ({self.kv_accounting})>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = "rounds" if self.in_rounds else "s"
+        sizes = {
+            name: f"{column.min():,} to {column.max():,}, mean {column.mean():,.1f}"
+            for name, column in (("prompt", self.prompt_tokens), ("output", self.output_tokens))
+        }
+        limits = ", ".join(f"{name} {value}" for name, value in self.limits.as_dict().items())
+        told = self.predicted is not None or self.predicted_upper is not None
+        return facts(
+            f"Instance {self.name}",
+            [
+                ("requests", self.n),
+                ("arrivals", f"{self.arrival.min():g} to {self.arrival.max():g} {unit}"),
+                *((f"{name} tokens", words) for name, words in sizes.items()),
+                ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
+                ("limits", limits or None),
+                ("hybrid batching", self.hybrid_batching),
+                ("chunked prefill", self.chunked_prefill),
+                ("output lengths", "predicted" if told else "true lengths only"),
+                ("known optimum", (self.known or {}).get("optimum")),
+            ],
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return len(self.arrival)
+
+    @property
+    def kv_offset(self) -> int:
+        """KV tokens that a running request holds beyond its cached ones: 1 or 0."""
+        return 1 if self.kv_accounting == "generated" else 0
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether every batch takes one round."""
+        return self.time_unit == "round"
+
+    @property
+    def has_predictions(self) -> bool:
+        """Whether it carries predictions of any kind; without them the oracle predicts."""
+        return not all(getattr(self, name) is None for name in PREDICTIONS)
+
+    def without_predictions(self) -> Instance:
+        """Return the same instance with no predictions."""
+        nothing: dict[str, Any] = dict.fromkeys(PREDICTIONS)
+        return replace(self, **nothing)
+
+    @cached_property
+    def release(self) -> NDArray[np.float64]:
+        """Arrivals as read-only float64, shape (n,): compiled code sees one type in both units."""
+        release = self.arrival.astype(np.float64)
+        release.setflags(write=False)
+        return release
+
+    @cached_property
+    def peak_tokens(self) -> NDArray[np.int64]:
+        """Most KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
+        return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
+
+    @cached_property
+    def volume(self) -> NDArray[np.int64]:
+        """KV token-rounds of each uninterrupted run: s o + o (o + 1) / 2 (cached: - o)."""
+        s, o = self.prompt_tokens, self.output_tokens
+        return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
+
+    def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
+        """Return the instance of the requests at ``index``, in that order."""
+        pick = np.asarray(index)
+
+        def cut(column: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if column is None else column[pick]
+
+        ids = None
+        if self.id is not None:
+            ids = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+        return replace(
+            self,
+            arrival=self.arrival[pick],
+            prompt_tokens=self.prompt_tokens[pick],
+            output_tokens=self.output_tokens[pick],
+            predicted=cut(self.predicted),
+            predicted_lower=cut(self.predicted_lower),
+            predicted_upper=cut(self.predicted_upper),
+            forecast=None if self.forecast is None else self.forecast.subset(pick),
+            id=ids,
+            known=None,
+            name=self.name if name is None else name,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the instance as the JSON object of an instance file, absent fields left out."""
+        requests: dict[str, Any] = {
+            "arrival": plain_numbers(self.arrival),
+            "prompt_tokens": self.prompt_tokens.tolist(),
+            "output_tokens": self.output_tokens.tolist(),
+        }
+        if self.predicted is not None:
+            requests["predicted"] = plain_numbers(self.predicted)
+        if self.predicted_lower is not None and self.predicted_upper is not None:
+            requests["predicted_lower"] = self.predicted_lower.tolist()
+            requests["predicted_upper"] = self.predicted_upper.tolist()
+        if self.forecast is not None:
+            requests["forecast"] = self.forecast.to_dict()
+        if self.id is not None:
+            requests["id"] = list(self.id)
+        data: dict[str, Any] = {
+            "format": "optsched-instance",
+            "version": 1,
+            "name": self.name,
+            "time_unit": self.time_unit,
+            "kv_capacity": self.kv_capacity,
+            "kv_accounting": self.kv_accounting,
+        }
+        if self.limits.as_dict():
+            data["limits"] = self.limits.as_dict()
+        for switch in ("hybrid_batching", "chunked_prefill"):
+            if getattr(self, switch) is not None:
+                data[switch] = getattr(self, switch)
+        data["requests"] = requests
+        if self.known:
+            data["known"] = dict(self.known)
+        return data
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the content: canonical JSON without ``name``, ``id`` and ``known``.
+
+        Canonical: keys sorted, no spaces, integral numbers as integers, absent and null
+        fields left out (they mean the same).
+        """
+        data = self.to_dict()
+        for key in ("name", "known"):
+            data.pop(key, None)
+        data["requests"].pop("id", None)
+        return hashlib.sha256(canonical_json(data)).hexdigest()
+
+
+def canonical_json(data: Any) -> bytes:
+    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()

@@ -1,0 +1,207 @@
+"""A schedule: decisions only. Times, memory and metrics exist only in an Evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.problem.columns import plain_numbers
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+
+EvictMode = Literal["restart", "recompute"]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Start times of uninterrupted runs, or what every batch processes and evicts.
+
+    Parameters
+    ----------
+    kind : {"starts", "batches"}
+        ``"starts"``: the non-preemptive round model, one start per request. ``"batches"``:
+        flat columns.
+    starts : ndarray of int64, shape (n,), optional
+        Start of each request: it runs through rounds start + 1 .. start + o.
+    batch_offsets : ndarray of int64, shape (batches + 1,), optional
+        Batch j processes the entries ``batch_offsets[j]:batch_offsets[j+1]``.
+    request, tokens : ndarray of int64, shape (entries,), optional
+        Request and the number of its tokens processed.
+    evicted_offsets, evicted : ndarray of int64, optional
+        Requests whose KV is freed just before batch j.
+    start : ndarray, shape (batches,), optional
+        Start times; absent: the later of the worker's previous batch's end and the latest
+        arrival in the batch.
+    worker : ndarray of int64, shape (batches,), optional
+        Worker of each batch, numbered from 0; absent: one worker.
+    evict_mode : {"restart", "recompute"}
+        Whether an evicted request loses its produced tokens (restart) or keeps them, to be
+        refilled (recompute).
+    instance_sha256, cost_model_sha256 : str, optional
+        What the schedule was made for.
+    """
+
+    kind: Literal["starts", "batches"]
+    starts: NDArray[np.int64] | None = None
+    batch_offsets: NDArray[np.int64] | None = None
+    request: NDArray[np.int64] | None = None
+    tokens: NDArray[np.int64] | None = None
+    evicted_offsets: NDArray[np.int64] | None = None
+    evicted: NDArray[np.int64] | None = None
+    start: NDArray[Any] | None = None
+    worker: NDArray[np.int64] | None = None
+    evict_mode: EvictMode = "recompute"
+    instance_sha256: str | None = None
+    cost_model_sha256: str | None = None
+
+    def __repr__(self) -> str:
+        if self.starts is not None:
+            return f"<Schedule of starts: {len(self.starts)} requests>"
+        batches = 0 if self.batch_offsets is None else len(self.batch_offsets) - 1
+        entries = 0 if self.request is None else len(self.request)
+        evictions = 0 if self.evicted is None else len(self.evicted)
+        return (
+            f"<Schedule of batches: {batches} batches, {entries} entries, {evictions} evictions, "
+            f"{self.evict_mode}>"
+        )
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of a schedule of batches."""
+        if self.batch_offsets is None:
+            raise InputError("schedule: a schedule of starts has no batches")
+        return len(self.batch_offsets) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a schedule file."""
+        data: dict[str, Any] = {
+            "format": "optsched-schedule",
+            "version": 1,
+            "instance_sha256": self.instance_sha256,
+            "kind": self.kind,
+        }
+        for name in ("starts", *COLUMNS, "start", "worker"):
+            column = getattr(self, name)
+            if column is not None:
+                data[name] = plain_numbers(column)
+        if self.kind == "batches":
+            data["evict_mode"] = self.evict_mode
+        if self.cost_model_sha256 is not None:
+            data["cost_model_sha256"] = self.cost_model_sha256
+        return data
+
+
+COLUMNS = ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted")
+"""The flat columns that every schedule of batches has."""
+
+
+def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
+    """Return the schedule of uninterrupted runs that start at ``starts`` (rounds)."""
+    return Schedule(
+        kind="starts",
+        starts=_column(starts, "starts"),
+        instance_sha256=instance.sha256,
+        evict_mode="restart",
+    )
+
+
+def from_batches(
+    batch_offsets: ArrayLike,
+    request: ArrayLike,
+    tokens: ArrayLike,
+    *,
+    instance: Instance,
+    evicted_offsets: ArrayLike | None = None,
+    evicted: ArrayLike | None = None,
+    start: ArrayLike | None = None,
+    worker: ArrayLike | None = None,
+    evict_mode: EvictMode = "recompute",
+    cost_model_sha256: str | None = None,
+) -> Schedule:
+    """Return a schedule of batches from its flat columns (see `Schedule`).
+
+    Raises
+    ------
+    InputError
+        Columns whose lengths or offsets do not fit together.
+    """
+    offsets = _column(batch_offsets, "batch_offsets")
+    batches = len(offsets) - 1
+    if evicted_offsets is None:
+        evicted_offsets, evicted = np.zeros(batches + 1, dtype=np.int64), []
+    start_column = None
+    if start is not None:
+        start_column = np.array(start, dtype=np.int64 if instance.in_rounds else np.float64)
+    schedule = Schedule(
+        kind="batches",
+        batch_offsets=offsets,
+        request=_column(request, "request"),
+        tokens=_column(tokens, "tokens"),
+        evicted_offsets=_column(evicted_offsets, "evicted_offsets"),
+        evicted=_column([] if evicted is None else evicted, "evicted"),
+        start=start_column,
+        worker=None if worker is None else _column(worker, "worker"),
+        evict_mode=evict_mode,
+        instance_sha256=instance.sha256,
+        cost_model_sha256=cost_model_sha256,
+    )
+    check_columns(schedule)
+    return schedule
+
+
+def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
+    """Check that a schedule's columns fit together, whatever they decide.
+
+    Returns
+    -------
+    tuple of ndarray of int64
+        The columns of `COLUMNS`, or ``starts`` alone.
+
+    Raises
+    ------
+    InputError
+        A missing column, offsets that do not rise from 0 to the column's length, or columns
+        of unequal length.
+    """
+    if schedule.kind == "starts":
+        if schedule.starts is None:
+            raise InputError("starts: missing; a schedule of starts has one start per request")
+        return (schedule.starts,)
+    offsets, request, tokens = schedule.batch_offsets, schedule.request, schedule.tokens
+    evicted_offsets, evicted = schedule.evicted_offsets, schedule.evicted
+    if (
+        offsets is None
+        or request is None
+        or tokens is None
+        or evicted_offsets is None
+        or evicted is None
+    ):
+        missing = next(name for name in COLUMNS if getattr(schedule, name) is None)
+        raise InputError(f"{missing}: missing; a schedule of batches has {', '.join(COLUMNS)}")
+    if len(request) != len(tokens):
+        raise InputError(f"tokens: has {len(tokens)} values, but request has {len(request)}")
+    for name, off, length in (
+        ("batch_offsets", offsets, len(request)),
+        ("evicted_offsets", evicted_offsets, len(evicted)),
+    ):
+        if len(off) == 0 or off[0] != 0 or off[-1] != length or (np.diff(off) < 0).any():
+            raise InputError(f"{name}: must rise from 0 to the column's length {length}")
+    batches = len(offsets) - 1
+    for name, column, length in (
+        ("evicted_offsets", evicted_offsets, batches + 1),
+        ("start", schedule.start, batches),
+        ("worker", schedule.worker, batches),
+    ):
+        if column is not None and len(column) != length:
+            raise InputError(f"{name}: has {len(column)} values; {length} is right")
+    return offsets, request, tokens, evicted_offsets, evicted
+
+
+def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"schedule.{name}: must hold integers")
+    return array.astype(np.int64)

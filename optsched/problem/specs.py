@@ -1,0 +1,174 @@
+"""Specifications ``name:key=value,...``: what policies and predictors are named by."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from optsched.problem.errors import InputError
+
+_FILE = re.compile(r"[^,=]*?\.py:")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a policy or predictor: its type, default value and the text of both."""
+
+    type: type
+    optional: bool
+    default: Any
+
+
+def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the parameters of a callable by name, read from its signature."""
+    # A class is annotated in its constructor; what has no annotation is a text.
+    maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
+    hints = typing.get_type_hints(maker)
+    found = {}
+    for name, parameter in inspect.signature(make).parameters.items():
+        hint = hints.get(name, str)
+        kinds = typing.get_args(hint) or (hint,)
+        plain = [kind for kind in kinds if kind is not types.NoneType]
+        found[name] = Parameter(plain[0], len(plain) < len(kinds), parameter.default)
+    return found
+
+
+def is_file(name: str) -> bool:
+    """Whether a specification names a user's ``file.py:attribute``."""
+    return _FILE.match(name) is not None
+
+
+def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
+    """Split ``name:key=value,...`` into the name and the texts of its parameters.
+
+    Parameters
+    ----------
+    spec : str
+        The name may be a user's ``file.py:attribute``.
+    kind : str
+        What errors call it.
+
+    Raises
+    ------
+    InputError
+        A parameter without ``=``, or one given twice.
+    """
+    if is_file(spec):
+        file, _, rest = spec.partition(".py:")
+        name, _, tail = rest.partition(":")
+        name = f"{file}.py:{name}"
+    else:
+        name, _, tail = spec.partition(":")
+    texts: dict[str, str] = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"{kind} {spec!r}: {part!r} is no parameter; key=value is right")
+        if key in texts:
+            raise InputError(f"{kind} {spec!r}: parameter {key!r} is given twice")
+        texts[key] = value
+    return name, texts
+
+
+def convert_all(
+    texts: Mapping[str, str], known: Mapping[str, Parameter], where: str
+) -> dict[str, Any]:
+    """Return the values of parameters from their texts.
+
+    Raises
+    ------
+    InputError
+        An unknown or missing parameter, or a value of the wrong type.
+    """
+    values = {}
+    for key, text in texts.items():
+        if key not in known:
+            words = ", ".join(known) or "none"
+            raise InputError(f"{where}: parameter {key!r} is unknown; known are {words}")
+        values[key] = _convert(text, known[key], f"{where}: parameter {key}")
+    for key, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and key not in values:
+            raise InputError(f"{where}: parameter {key!r} is needed")
+    return values
+
+
+def _convert(text: str, parameter: Parameter, where: str) -> Any:
+    if parameter.optional and text.lower() in ("none", "null", "inf"):
+        return None
+    if parameter.type is bool:
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{where}: {text!r}; true or false is right")
+        return text.lower() == "true"
+    if parameter.type in (int, float):
+        try:
+            value = parameter.type(text)
+        except ValueError:
+            value = float("nan")
+        if value != value or value in (float("inf"), float("-inf")):
+            kind = "an integer" if parameter.type is int else "a number"
+            raise InputError(f"{where}: {text!r} is not {kind}")
+        return value
+    return text
+
+
+def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
+    """Return what a user's ``file.py:attribute`` names.
+
+    A file is executed once per process, and again only after it has changed.
+
+    Parameters
+    ----------
+    name : str
+    kind : str
+        What errors call it.
+    data : tuple of type
+        Types whose instances are right too, beside classes and functions.
+
+    Raises
+    ------
+    InputError
+        No such file, one that fails to load, or an attribute that is missing or not callable.
+    """
+    file, _, attribute = name.rpartition(":")
+    path = Path(file)
+    where = f"{kind} {name!r}"
+    if not path.is_file():
+        raise InputError(f"{where}: {file}: no such file; file.py:name is right")
+    try:
+        state = path.stat()
+        module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{where}: {file} fails to load: {error!r}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found) and not isinstance(found, data):
+        names = " or ".join(known.__name__ for known in data)
+        more = f", and no {names} of that name" if data else ""
+        raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
+    """Execute a user's file; the time of its last change and its size tell its versions apart."""
+    name = f"optsched_user_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

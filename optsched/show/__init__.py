@@ -1,0 +1,1 @@
+"""Pictures, reports and traces for people."""

@@ -1,0 +1,156 @@
+"""Schedules as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optsched.files.strict_json import write_bytes
+from optsched.judge.timeline import PHASES, Timeline
+from optsched.problem.version import __version__
+
+REQUESTS = 1
+"""Process of the requests, each a thread; worker k is process k + 2."""
+
+MAX_SLICES = 300_000
+"""Spans of requests up to which `write_trace` shows pauses as slices of their own."""
+
+_CHUNK = 10_000
+
+US_PER_ROUND = 1000.0
+"""A round is shown as a millisecond."""
+
+
+def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the events of a schedule in the Chrome trace event format.
+
+    A slice per phase of a request (threads of the process "requests", in order of arrival), a
+    slice per batch on its worker, and counters per worker: KV held, requests and tokens in the
+    batch. Times are microseconds; a round is shown as a millisecond.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    """
+    scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
+    instance = timeline.instance
+    yield _name("process_name", REQUESTS, 0, "requests")
+    yield {**_meta("process_sort_index", REQUESTS, 0), "args": {"sort_index": 1000}}
+    for place, i in enumerate(timeline.by_arrival.tolist()):
+        yield _name("thread_name", REQUESTS, i + 1, timeline.name_of(i))
+        yield {**_meta("thread_sort_index", REQUESTS, i + 1), "args": {"sort_index": place}}
+    for k in np.unique(timeline.batch_worker).tolist():
+        yield _name("process_name", k + 2, 0, f"worker {k}")
+        yield {**_meta("process_sort_index", k + 2, 0), "args": {"sort_index": k}}
+        yield _name("thread_name", k + 2, 1, "batches")
+
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    spans = zip(
+        timeline.span_request.tolist(), timeline.span_phase.tolist(),
+        timeline.span_start.tolist(), timeline.span_end.tolist(), timeline.span_tokens.tolist(),
+        timeline.span_worker.tolist(), strict=True,
+    )  # fmt: skip
+    for i, phase, start, end, tokens, worker in spans:
+        about: dict[str, Any] = {"prompt_tokens": prompt[i], "output_tokens": output[i]}
+        if tokens:
+            about = {"tokens": tokens, "worker": worker, **about}
+        yield {
+            "ph": "X", "cat": "request", "name": PHASES[phase], "pid": REQUESTS, "tid": i + 1,
+            **_slice(scale, start, end), "args": about,
+        }  # fmt: skip
+    yield from _batches(timeline, scale)
+
+
+def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
+    columns = (
+        timeline.batch_worker, timeline.batch_start, timeline.batch_end, timeline.batch_requests,
+        timeline.batch_prefill, timeline.batch_decode, timeline.batch_refill,
+        timeline.batch_evictions, timeline.batch_kv, timeline.batch_kv_left,
+    )  # fmt: skip
+    last: dict[int, tuple[float, int]] = {}
+    for j, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        worker, start, end, requests, prefill, decode, refill, evictions, kv, left = row
+        pid = worker + 2
+        if worker in last and last[worker][0] < start:  # idle since the previous batch
+            yield from _counters(pid, scale * last[worker][0], last[worker][1], 0, 0)
+        yield {
+            "ph": "X", "cat": "batch", "name": f"batch {j}", "pid": pid, "tid": 1,
+            **_slice(scale, start, end),
+            "args": {
+                "requests": requests, "prefill_tokens": prefill, "decode_tokens": decode,
+                "refill_tokens": refill, "evictions": evictions, "kv_tokens": kv,
+            },
+        }  # fmt: skip
+        yield from _counters(pid, scale * start, kv, requests, prefill + decode + refill)
+        last[worker] = (end, left)
+    for worker, (end, left) in last.items():
+        yield from _counters(worker + 2, scale * end, left, 0, 0)
+
+
+def _counters(pid: int, at: float, kv: int, requests: int, tokens: int) -> Iterator[dict[str, Any]]:
+    named = (("KV held [tokens]", kv), ("batch size [requests]", requests),
+             ("batch size [tokens]", tokens))  # fmt: skip
+    for name, value in named:
+        yield {"ph": "C", "name": name, "pid": pid, "ts": round(at, 3), "args": {"value": value}}
+
+
+def _slice(scale: float, start: float, end: float) -> dict[str, float]:
+    # Both ends are rounded, so that slices that touch still do.
+    begin = round(scale * start, 3)
+    return {"ts": begin, "dur": round(round(scale * end, 3) - begin, 3)}
+
+
+def _meta(kind: str, pid: int, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid}
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {**_meta(kind, pid, tid), "args": {"name": name}}
+
+
+def write_trace(timeline: Timeline, path: str | Path) -> int:
+    """Write a schedule as a trace file, compressed where the name ends in ``.gz``.
+
+    With more than `MAX_SLICES` spans, pauses are part of the phase around them.
+
+    Returns
+    -------
+    int
+        Number of events.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    instance = timeline.instance
+    merged = len(timeline.span_start) > MAX_SLICES
+    if merged:
+        timeline = timeline.without_pauses()
+    about = {
+        "optsched": __version__,
+        "instance": instance.name,
+        "instance_sha256": instance.sha256,
+        "time_unit": instance.time_unit,
+        "scale": "1 round is shown as 1 ms" if instance.in_rounds else "seconds as they are",
+        "kv_capacity": instance.kv_capacity,
+        "pauses": "part of the phase around them" if merged else "slices of their own",
+    }
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    events = trace_events(timeline)
+    count, parts = 0, []
+    while chunk := list(islice(events, _CHUNK)):  # one call for many events is far faster
+        parts.append(encode(chunk)[1:-1])
+        count += len(chunk)
+    text = (
+        f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
+        + ",\n".join(parts)
+        + "\n]}\n"
+    )
+    write_bytes(text.encode(), path)
+    return count

@@ -1,0 +1,35 @@
+"""Figures: each function draws on the axes given, computes nothing and shows nothing.
+
+All share one palette that the colour-blind can tell apart (`optsched.show.plot.style`), aggregate
+where there is too much to draw, and load matplotlib on first use.
+"""
+
+from optsched.show.plot.fit import plot_fit
+from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_progress
+from optsched.show.plot.prices import plot_shadow_prices
+from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
+from optsched.show.plot.timelines import (
+    plot_batch_times,
+    plot_batches,
+    plot_gantt,
+    plot_kv,
+    plot_states,
+)
+
+__all__ = [
+    "plot_bars",
+    "plot_batch_times",
+    "plot_batches",
+    "plot_claims",
+    "plot_comparison",
+    "plot_distribution",
+    "plot_fit",
+    "plot_gantt",
+    "plot_histogram",
+    "plot_kv",
+    "plot_lines",
+    "plot_progress",
+    "plot_ratios",
+    "plot_shadow_prices",
+    "plot_states",
+]

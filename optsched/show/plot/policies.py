@@ -1,0 +1,195 @@
+"""Pictures of policies side by side: distributions over requests, and a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.show.plot.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    RED,
+    axes,
+    legend,
+    plain,
+    plain_ticks,
+    series_style,
+    thinned,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from optsched.judge.evaluate import Evaluation
+
+DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
+"""Columns of an Evaluation that `plot_distribution` draws, in words."""
+_POINTS = 2000
+
+
+def plot_distribution(
+    evaluations: Mapping[str, Evaluation],
+    metric: str = "latency",
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot which share of the requests has at most a latency, TTFT or TPOT, by policy.
+
+    Parameters
+    ----------
+    evaluations : mapping of str to Evaluation
+        By the policy's name.
+    metric : {"latency", "ttft", "tpot"}
+        Requests of one output token have no TPOT.
+    ax : Axes, optional
+
+    Raises
+    ------
+    ValueError
+        Another metric.
+    """
+    if metric not in DISTRIBUTIONS:
+        raise ValueError(f"metric: {metric!r}; one of {', '.join(DISTRIBUTIONS)} is right")
+    ax = axes(ax, (8.0, 4.5))
+    unit = ""
+    least, most = np.inf, 0.0
+    for k, (name, evaluation) in enumerate(evaluations.items()):
+        rounds = evaluation.instance.in_rounds
+        unit = "rounds" if rounds else "s"
+        if metric == "tpot":
+            unit = "rounds/token" if rounds else "ms/token"
+        values = np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
+        values = values[~np.isnan(values)] * (1000 if unit == "ms/token" else 1)
+        if not values.size:
+            continue
+        share = np.arange(1, len(values) + 1) / len(values)
+        picked = thinned(len(values), _POINTS)
+        x, y = np.append(values[:1], values[picked]), np.append(0.0, share[picked])
+        style = series_style(k)
+        ax.step(
+            x, y, where="post", color=style["color"], label=plain(name),
+            lw=max(1.2, 3.2 - 0.4 * k), ls=style["linestyle"],
+        )  # fmt: skip
+        positive = values[values > 0]
+        least = min(least, float(positive[0]) if positive.size else np.inf)
+        most = max(most, float(values[-1]))
+    if np.isfinite(least) and most / least > 300:
+        ax.set_xscale("log")
+        plain_ticks(ax.xaxis)
+    ax.set(xlabel=f"{DISTRIBUTIONS[metric]} [{unit}]", ylabel="share of requests")
+    ax.set_ylim(0, 1.02)
+    ax.grid(alpha=0.3)
+    legend(ax)
+    return ax
+
+
+def plot_comparison(
+    policies: Sequence[tuple[str, float]],
+    *,
+    best_known: float | None = None,
+    bound: float | None = None,
+    clairvoyant: Sequence[str] = (),
+    outside: Sequence[str] = (),
+    unit: str = "rounds",
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot the total latency of policies beside the best known value and a bound.
+
+    Parameters
+    ----------
+    policies : sequence of (name, total latency)
+    best_known, bound : float, optional
+    clairvoyant : sequence of str
+        Names of those that see true output lengths: hatched.
+    outside : sequence of str
+        Names of those that do what the best known schedule and the bound may not: they get no
+        ratio.
+    unit : str
+        Of latencies.
+    ax : Axes, optional
+    """
+    ranked = sorted(policies, key=lambda row: row[1])
+    ax = axes(ax, (8.0, 1.4 + 0.32 * len(ranked)))
+    names, values = [name for name, _ in ranked], [value for _, value in ranked]
+    bars = ax.barh(range(len(ranked)), values, color=BLUE, height=0.7, edgecolor="white")
+    for bar, name in zip(bars, names, strict=True):
+        if name in clairvoyant:
+            bar.set_hatch("//")
+    for k, (name, value) in enumerate(ranked):
+        ratio = f"{value / best_known:.3f} × best" if best_known else f"{value:.4g}"
+        words = "no ratio" if name in outside else ratio
+        ax.text(value, k, f"  {words}", va="center", fontsize="small")
+    lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
+    for line, colour, dashes, label in lines:
+        if line is not None:
+            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{label}: {line:.5g}")
+    ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
+    ax.invert_yaxis()
+    if values:
+        ax.set_xlim(0, 1.32 * max(values))
+    ax.set_xlabel(f"total latency [{unit}]")
+    handles: list[Any] = ax.get_legend_handles_labels()[0]
+    if any(name in clairvoyant for name in names):
+        from matplotlib.patches import Patch
+
+        handles.append(Patch(fc=BLUE, hatch="//", ec="white", label="knows the output lengths"))
+    if handles:
+        ax.legend(
+            handles=handles, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0),
+            frameon=False,
+        )  # fmt: skip
+    return ax
+
+
+def plot_progress(
+    progress: Sequence[Any] | Mapping[str, Sequence[float | None]],
+    ax: Axes | None = None,
+    *,
+    ylabel: str = "objective",
+) -> Axes:
+    """Plot incumbent and bound over solving time.
+
+    Parameters
+    ----------
+    progress : sequence of Progress, or mapping
+        `optsched.Result.progress`, or the columns ``elapsed_s``, ``incumbent`` and ``bound`` of
+        a result file.
+    ax : Axes, optional
+    ylabel : str
+        Of the objective, with its unit.
+    """
+    ax = axes(ax, (8.0, 4.0))
+    if isinstance(progress, Mapping):
+        columns = {name: list(progress[name]) for name in ("elapsed_s", "incumbent", "bound")}
+    else:
+        names = ("elapsed_s", "incumbent", "bound")
+        columns = {name: [getattr(state, name) for state in progress] for name in names}
+    curves = []
+    for name, colour, dashes in (("incumbent", BLUE, "-"), ("bound", RED, "--")):
+        known = [
+            (float(t), float(v))
+            for t, v in zip(columns["elapsed_s"], columns[name], strict=True)
+            if t is not None and v is not None
+        ]
+        curves.append(known)
+        if known:
+            x, y = zip(*known, strict=True)
+            ax.step(
+                x, y, where="post", color=colour, ls=dashes, label=f"{name}: {known[-1][1]:.6g}",
+                marker="o" if len(known) < 50 else None, ms=3,
+            )  # fmt: skip
+    if all(curves):
+        times = np.unique([t for curve in curves for t, _ in curve])
+        upper, lower = (np.array([_at(curve, float(t)) for t in times]) for curve in curves)
+        ax.fill_between(times, lower, upper, step="post", color=GREY, alpha=0.3, lw=0)
+    ax.set(xlabel="solving time [s]", ylabel=ylabel)
+    ax.grid(alpha=0.3)
+    legend(ax)
+    return ax
+
+
+def _at(curve: Sequence[tuple[float, float]], time: float) -> float:
+    known = [value for t, value in curve if t <= time]
+    return known[-1] if known else float("nan")

@@ -1,0 +1,126 @@
+"""What all figures share: colours that the colour-blind can tell apart, axes, and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched.files.strict_json import write_bytes
+from optsched.problem.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BLACK, YELLOW, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#222222", "#F0E442",
+    "#BDBDBD",
+)  # fmt: skip
+"""The palette of Okabe and Ito, with a grey."""
+
+COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":")
+
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Kinds of image files, by suffix."""
+
+
+def series_style(k: int) -> dict[str, Any]:
+    """Return colour, marker and dashes of series ``k``: no two of the first 32 are alike."""
+    return {
+        "color": COLOURS[k % len(COLOURS)],
+        "marker": MARKERS[k % len(MARKERS)],
+        "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
+    }
+
+
+def axes(ax: Axes | None, size: tuple[float, float] = (8.0, 4.5)) -> Axes:
+    """Return the axes given, or new ones of a size in inches."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def figure(size: tuple[float, float] = (8.0, 4.5)) -> Figure:
+    """Return a figure that no window and no global state knows, for files."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def plain(text: object, limit: int = 48) -> str:
+    """Return text from outside for a label: no mathematics, one line, not too long."""
+    words = " ".join(str(text).split())
+    if len(words) > limit:
+        words = words[: limit - 1] + "…"
+    if words.startswith("_"):  # which legends leave out
+        words = f" {words}"
+    return words.replace("$", r"\$")
+
+
+def plain_ticks(axis: Any) -> None:
+    """Write the ticks of a logarithmic axis as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    narrow = low > 0 and high / low < 50
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    plain_number = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(plain_number if high < 1e7 and low > 1e-5 else LogFormatter())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
+    """Put the legend inside where it has few entries, else beside the axes."""
+    handles = ax.get_legend_handles_labels()[0]
+    count = len(handles) if entries is None else entries
+    if not count:
+        return
+    if count > 4:
+        options = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), **options}
+    ax.legend(fontsize="small", frameon=count <= 4, **options)
+
+
+def check_suffix(path: str | Path) -> None:
+    """Check that a file's name says which kind of image it is.
+
+    Raises
+    ------
+    InputError
+        Another suffix than those of `SUFFIXES`.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: a name ending in {', '.join(SUFFIXES)} is right")
+
+
+def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
+    """Write a figure atomically; the same figure gives the same bytes.
+
+    Raises
+    ------
+    InputError
+        An unknown suffix, or a file that cannot be written.
+    """
+    import matplotlib as mpl
+
+    check_suffix(path)
+    kind = Path(path).suffix.lower()[1:]
+    metadata: Mapping[str, Any] = {
+        "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None},
+    }[kind]  # fmt: skip
+    stream = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "optsched", "svg.fonttype": "none"}):
+        drawn.savefig(stream, format=kind, dpi=dpi, metadata=dict(metadata))
+    write_bytes(stream.getvalue(), path)
+
+
+def thinned(n: int, most: int) -> list[int]:
+    """Return at most ``most`` of the indices 0..n-1, evenly spread, both ends included."""
+    if n <= most:
+        return list(range(n))
+    return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})

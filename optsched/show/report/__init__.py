@@ -1,0 +1,50 @@
+"""One self-contained HTML file about instances, results, comparisons and schedules.
+
+It needs the packages of the extra ``report`` and no network: plotly's script is inside, and its
+content policy forbids to load anything. Whatever comes from files is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from optsched.files.strict_json import write_bytes
+from optsched.problem.errors import UsageError
+
+PACKAGES = ("jinja2", "plotly")
+
+
+def write_report(
+    files: Sequence[str | Path], path: str | Path, *, cost_model: str | None = None
+) -> None:
+    """Write a report of files as one HTML file.
+
+    Parameters
+    ----------
+    files : sequence of path
+        Results, comparisons, certificates, schedules and instances, in any order; shipped
+        instances also by name. What belongs together is found by the instance's digest;
+        schedules and certificates that results name are read where they are at hand.
+    path : path
+        The HTML file.
+    cost_model : str, optional
+        For schedules in seconds whose files name none that is shipped.
+
+    Raises
+    ------
+    UsageError
+        A package of the extra ``report`` is missing, or no file is given.
+    InputError, ViolationError
+        A file that cannot be read, or a schedule that the judge refuses.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"report: needs the package {missing[0]}; `pip install 'optsched[report]'` is right"
+        )
+    from optsched.show.report.gather import gather
+    from optsched.show.report.page import render
+
+    write_bytes(render(gather(files, cost_model)).encode(), path)

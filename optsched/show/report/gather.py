@@ -1,0 +1,373 @@
+"""What a report says, collected from files: plain values, not yet escaped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.files.sources import cost_model_like, named_file, read_source
+from optsched.files.strict_json import Place
+from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
+from optsched.problem.instance import Instance
+
+if TYPE_CHECKING:
+    from optsched.judge.timeline import Timeline
+
+FORMATS = ("result", "comparison", "certificate", "schedule", "instance")
+
+MAX_TIMELINES = 4
+"""Schedules of one instance that are drawn over time: those of files first, then the best."""
+
+MAX_DISTRIBUTIONS = 8
+"""Schedules of one instance whose distributions are drawn."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What checking something came to.
+
+    Parameters
+    ----------
+    state : {"verified", "rejected", "unchecked"}
+    words : str
+    value : int or None
+        The bound that a certificate proves.
+    """
+
+    state: str
+    words: str
+    value: int | None = None
+
+
+@dataclass(eq=False)
+class Section:
+    """All that is known about one instance.
+
+    Parameters
+    ----------
+    sha256, name : str
+    instance : Instance or None
+        None where its file is not at hand.
+    facts : list of (words, value)
+    results, comparisons : list of dict
+        The files' objects, each with ``file``, and ``verdicts`` by what was checked.
+    certificates : list of (file, Verdict)
+    schedules : dict of str to Timeline
+        By label, in the order of `MAX_TIMELINES`.
+    notes : list of str
+        What could not be shown.
+    checked : dict of Path to Verdict
+        Certificates by their place.
+    """
+
+    sha256: str
+    name: str
+    instance: Instance | None = None
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    certificates: list[tuple[str, Verdict]] = field(default_factory=list)
+    schedules: dict[str, Timeline] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    checked: dict[Path, Verdict] = field(default_factory=dict)
+
+    @property
+    def certified(self) -> int | None:
+        """The largest bound that a verified certificate proves."""
+        values = [v.value for _, v in self.certificates if v.value is not None]
+        return max(values, default=None)
+
+    @property
+    def unit(self) -> str:
+        """Unit of times, empty where it is not known."""
+        units = {"round": "rounds", "second": "s"}
+        if self.instance is not None:
+            return units[self.instance.time_unit]
+        for data in (*self.results, *self.comparisons):
+            if str(data.get("time_unit")) in units:
+                return units[data["time_unit"]]
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Sections by instance, and the provenance of every file.
+
+    Parameters
+    ----------
+    sections : list of Section
+    origins : list of dict
+        Per file: name, format, digest, and what it says of its making.
+    """
+
+    sections: list[Section]
+    origins: list[dict[str, Any]]
+
+
+def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report:
+    """Read files and have everything in them checked that can be.
+
+    Raises
+    ------
+    UsageError
+        No file.
+    InputError, ViolationError
+        A file that cannot be read, two instances for one schedule, or a refused schedule.
+    """
+    if not files:
+        raise UsageError("report: no file is given; results, comparisons, certificates, "
+                         "schedules and instances are right")  # fmt: skip
+    from optsched.files.read_write import example_instances, read_instance
+
+    read: list[tuple[str, str, dict[str, Any]]] = []
+    instances: dict[str, Instance] = {}
+    origins = []
+    for file in files:
+        text = str(file)
+        if not Path(text).is_file() and text in example_instances():
+            text = str(example_instances()[text])
+        form, data = read_source(text, FORMATS)
+        origins.append(_origin(text, form, data))
+        if form == "instance":
+            one = read_instance(text)
+            instances[one.sha256] = one
+        else:
+            read.append((text, form, data))
+    if len(instances) == 1:  # what names no instance is this one's
+        for _, form, data in read:
+            if form == "schedule" and data.get("instance_sha256") is None:
+                data["instance_sha256"] = next(iter(instances))
+    wanted = {_digest(form, data) for _, form, data in read}
+    for shipped in map(read_instance, example_instances()):
+        if shipped.sha256 in wanted and shipped.sha256 not in instances:
+            instances[shipped.sha256] = shipped
+    sections: dict[str, Section] = {}
+    for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
+        sections[digest] = _section(digest, instances.get(digest), read)
+    for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
+        _ADD[form](sections[_digest(form, data)], text, data, cost_model)
+    for section in sections.values():
+        _check_results(section)
+    return Report(list(sections.values()), origins)
+
+
+def _digest(form: str, data: Mapping[str, Any]) -> str:
+    if form in ("result", "comparison"):
+        return str(data["instance"]["sha256"])
+    return str(data.get("instance_sha256"))
+
+
+def _origin(file: str, form: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("command", "optsched", "method", "policy", "seed", "threads", "build_s", "solve_s")
+    cost = data.get("cost_model")
+    return {
+        "file": Path(file).name,
+        "format": form,
+        "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        **{name: data.get(name) for name in names},
+        "cost_model": cost.get("name") if isinstance(cost, dict) else None,
+        "versions": data.get("versions") if isinstance(data.get("versions"), dict) else {},
+    }
+
+
+def _section(
+    digest: str, instance: Instance | None, read: Sequence[tuple[str, str, dict[str, Any]]]
+) -> Section:
+    if instance is not None:
+        return Section(digest, instance.name, instance, _facts(instance))
+    for _, form, data in read:
+        if form in ("result", "comparison") and _digest(form, data) == digest:
+            about = data["instance"]
+            section = Section(digest, str(about["name"]))
+            section.facts = [("requests", f"{about['requests']:,}")]
+            section.notes.append("the instance's file is not at hand: nothing could be checked")
+            return section
+    return Section(digest, "unknown", notes=["the instance's file is not at hand"])
+
+
+def _facts(instance: Instance) -> list[tuple[str, str]]:
+    unit = "rounds" if instance.in_rounds else "s"
+    arrival = instance.arrival
+    facts = [
+        ("requests", f"{instance.n:,}"),
+        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting})"),
+        ("time", "rounds" if instance.in_rounds else "seconds"),
+        ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
+    ]
+    span = float(arrival.max() - arrival.min())
+    if span:
+        per = "round" if instance.in_rounds else "s"
+        facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
+    for words, column in (
+        ("prompt", instance.prompt_tokens), ("output", instance.output_tokens),
+    ):  # fmt: skip
+        low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
+        facts.append((
+            f"{words} tokens",
+            f"{low:,} to {high:,}, median {median:,}, mean {column.mean():,.1f}, "
+            f"sum {int(column.sum()):,}",
+        ))  # fmt: skip
+    limits = {**instance.limits.as_dict()}
+    for switch in ("hybrid_batching", "chunked_prefill"):
+        if getattr(instance, switch) is not None:
+            limits[switch] = getattr(instance, switch)
+    if limits:
+        facts.append(("limits", ", ".join(f"{name} {value}" for name, value in limits.items())))
+    told = instance.predicted is not None or instance.predicted_upper is not None
+    facts.append(("output lengths", "predicted" if told else "no predictions: true lengths"))
+    for name, value in (instance.known or {}).items():
+        facts.append((f"known {name}".replace("_", " "), str(value)))
+    return facts
+
+
+def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    entry = {**data, "file": Path(file).name, "verdicts": {}}
+    section.results.append(entry)
+    named = data.get("certificate")
+    if named:
+        place = named_file(named, file)
+        if place is None:
+            verdict = Verdict("unchecked", f"{named}: no such file here")
+        else:
+            verdict = _certificate(section, str(place), None)
+        entry["verdicts"]["certificate"] = verdict
+    named = data.get("schedule")
+    if not named:
+        return
+    place = named_file(named, file)
+    if place is None:
+        entry["verdicts"]["schedule"] = Verdict("unchecked", f"{named}: no such file here")
+        return
+    label = str(data.get("policy") or data.get("method") or place.name)
+    entry["label"] = _schedule(section, place, None, label, cost, data.get("cost_model"))
+
+
+def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    verdicts: dict[str, Verdict] = {}
+    section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
+    rows = [row for row in data["policies"] if row.get("metrics")]
+    lost = 0
+    for row in sorted(rows, key=lambda row: row["metrics"].get("tel") or 0):
+        place = named_file(row.get("schedule"), file)
+        if place is not None:
+            label = str(row["policy"])
+            drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
+            if drawn is not None:
+                claimed = row["metrics"].get("tel")
+                verdicts[f"schedule of {label}"] = _replayed(section, drawn, "tel", claimed)
+        elif row.get("schedule"):
+            lost += 1
+    if lost:
+        section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
+
+
+def _add_certificate(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    _certificate(section, file, data)
+
+
+def _add_schedule(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    _schedule(section, Path(file), data, Path(file).stem, cost, None)
+
+
+_ADD = {
+    "certificate": _add_certificate,
+    "schedule": _add_schedule,
+    "result": _add_result,
+    "comparison": _add_comparison,
+}
+"""What to do with a file, in the order in which files are taken."""
+
+
+def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
+    """Have a certificate checked, once per file."""
+    name, place = Path(file).name, Path(file).resolve()
+    if place in section.checked:
+        return section.checked[place]
+    if section.instance is None:
+        found = Verdict("unchecked", "its instance is not at hand")
+    else:
+        from optsched.bounds.certificate import verify_certificate
+        from optsched.files.strict_json import read_json
+
+        try:
+            whole = read_json(file, expect="certificate") if data is None else data
+            value = verify_certificate(section.instance, whole)
+        except (InputError, ViolationError) as error:
+            found = Verdict("rejected", str(error))
+        else:
+            claim = "optimal" if whole["claim"] == "optimal" else "no schedule has less"
+            found = Verdict("verified", f"total latency {value} is proved ({claim})", value)
+    section.certificates.append((name, found))
+    section.checked[place] = found
+    return found
+
+
+def _schedule(
+    section: Section,
+    file: Path,
+    data: dict[str, Any] | None,
+    label: str,
+    cost: str | None,
+    known: Mapping[str, Any] | None,
+) -> str | None:
+    """Lay out a schedule under a label of its own; return the label, None where it cannot be."""
+    from optsched.files.read_write import read_schedule, schedule_from_dict
+    from optsched.judge.timeline import timeline
+
+    if section.instance is None:
+        section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
+        return None
+    if data is None:
+        schedule = read_schedule(file, section.instance)
+    else:
+        with Place(file):
+            schedule = schedule_from_dict(data, section.instance, folder=file.parent)
+    model = cost_model_like(section.instance, cost, known, schedule.cost_model_sha256)
+    unique, k = label, 2
+    while unique in section.schedules:
+        unique, k = f"{label} ({k})", k + 1
+    try:
+        section.schedules[unique] = timeline(section.instance, schedule, model)
+    except OptschedError as error:
+        error.args = (f"{file}: {error}",)
+        raise
+    return unique
+
+
+def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
+    """Hold a metric that a file claims against the judge's."""
+    value = section.schedules[label].evaluation.metrics.get(name)
+    words = f"replayed by the judge: {name} {value}"
+    if value is None or claimed is None or abs(value - claimed) > 1e-6 * max(1.0, abs(value)):
+        return Verdict("rejected", f"{words}, not {claimed}")
+    return Verdict("verified", words)
+
+
+def _check_results(section: Section) -> None:
+    """Hold what results say of their schedules against the judge, and bounds against proofs."""
+    for entry in section.results:
+        label = entry.get("label")
+        if label is not None:
+            name = str(entry.get("objective_name") or "tel").partition(",")[0]
+            found = _replayed(section, label, name, entry.get("objective"))
+            entry["verdicts"]["schedule"] = found
+    for entry in (*section.results, *section.comparisons):
+        bound = entry.get("bound")
+        if bound is None or entry.get("objective_name", "tel") != "tel":
+            continue
+        proved = section.certified
+        if proved is not None and proved >= bound:
+            entry["verdicts"]["bound"] = Verdict("verified", "by a certificate", proved)
+        elif proved is not None:
+            entry["verdicts"]["bound"] = Verdict(
+                "unchecked", f"as the file says; {proved} of it is proved by a certificate"
+            )
+        else:
+            entry["verdicts"]["bound"] = Verdict(
+                "unchecked", "as the file says; no certificate is at hand"
+            )

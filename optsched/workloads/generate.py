@@ -1,0 +1,469 @@
+"""Random instances by name: the papers' synthetic workloads and plain distributions.
+
+Every number comes from one ``numpy.random.Generator`` made from the seed, so that a name, its
+parameters and a seed give the same instance. A parameter that is given does not change the
+draws of the others.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance, KvAccounting
+
+MAX_REQUESTS = 10_000_000
+"""Most requests that a generator makes."""
+
+ARRIVALS = ("all-at-once", "poisson", "gamma")
+"""Arrival processes of `uniform` and `lognormal`."""
+
+_SHORT, _LONG = (8, 16), (512, 1024)
+_CLASSES = {
+    "SISO": (_SHORT, _SHORT),
+    "SILO": (_SHORT, _LONG),
+    "LISO": (_LONG, _SHORT),
+    "LILO": (_LONG, _LONG),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a generator.
+
+    Parameters
+    ----------
+    type : {"int", "float", "text"}
+    default : int, float, str or None
+        None: drawn, or derived from the others, as ``doc`` says.
+    doc : str
+    low, high : number
+        The smallest and largest value of a number; a float's ``low`` is excluded.
+    choices : tuple of str
+        The values of a text; empty: any.
+    """
+
+    type: Literal["int", "float", "text"]
+    default: int | float | str | None
+    doc: str
+    low: float = 1
+    high: float = MAX_TOKENS
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InstanceGenerator:
+    """A generator: what it draws, its parameters and where it is from."""
+
+    name: str
+    summary: str
+    parameters: Mapping[str, Parameter]
+    draw: Callable[[Generator, Any], Instance]
+
+
+_REGISTRY: dict[str, InstanceGenerator] = {}
+
+
+def generators() -> dict[str, InstanceGenerator]:
+    """Return every generator by name."""
+    return dict(_REGISTRY)
+
+
+def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Instance:
+    """Return a random instance.
+
+    Parameters
+    ----------
+    name : str
+        One of `generators`.
+    seed : int or numpy.random.Generator
+        An integer >= 0, or a generator to draw from.
+    **parameters
+        Those of the generator; None is its default.
+
+    Raises
+    ------
+    InputError
+        An unknown name or parameter, with the valid ones; a value of the wrong type or out of
+        range; values that contradict each other.
+    """
+    spec = _get(name)
+    values = {key: parameter.default for key, parameter in spec.parameters.items()}
+    for key, value in parameters.items():
+        parameter = _parameter(spec, key)
+        if value is not None:
+            values[key] = _checked(value, parameter, f"generate {name}: {key}")
+    label = name
+    if not isinstance(seed, Generator):
+        seed = _index(seed, f"generate {name}: seed")
+        label = f"{name}-seed{seed}"
+    return spec.draw(np.random.default_rng(seed), _Values(label, values))
+
+
+def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
+    """Return a generator's parameters from their texts, as on a command line.
+
+    Parameters
+    ----------
+    name : str
+        One of `generators`.
+    texts : mapping of str to str
+        ``"none"`` is the default.
+
+    Raises
+    ------
+    InputError
+        An unknown name or parameter, or a text that is no such value.
+    """
+    spec = _get(name)
+    values: dict[str, int | float | str | None] = {}
+    for key, text in texts.items():
+        parameter = _parameter(spec, key)
+        value: Any = text
+        if text.lower() in ("none", "null"):
+            values[key] = None
+            continue
+        if parameter.type != "text":
+            with suppress(ValueError):  # what stays a text is named by the check
+                value = int(text) if parameter.type == "int" else float(text)
+        values[key] = _checked(value, parameter, f"generate {name}: {key}")
+    return values
+
+
+class _Values:
+    """A generator's parameters as attributes, all checked, and the instance's name."""
+
+    def __init__(self, label: str, values: Mapping[str, Any]) -> None:
+        self.label = label
+        self._values = values
+
+    def __getattr__(self, key: str) -> Any:
+        return self._values[key]
+
+
+def _generator(
+    name: str, summary: str, **parameters: Parameter
+) -> Callable[[Callable[[Generator, Any], Instance]], Callable[[Generator, Any], Instance]]:
+    def register(draw: Callable[[Generator, Any], Instance]) -> Callable[..., Instance]:
+        _REGISTRY[name] = InstanceGenerator(name, summary, parameters, draw)
+        return draw
+
+    return register
+
+
+def _get(name: str) -> InstanceGenerator:
+    if name not in _REGISTRY:
+        raise InputError(f"generate: {name!r} is unknown; known are {', '.join(_REGISTRY)}")
+    return _REGISTRY[name]
+
+
+def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
+    if key not in spec.parameters:
+        known = ", ".join(spec.parameters)
+        raise InputError(f"generate {spec.name}: {key}: unknown parameter; known are {known}")
+    return spec.parameters[key]
+
+
+def _index(value: Any, place: str) -> int:
+    try:
+        number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InputError(f"{place}: {value!r} is not an integer >= 0")
+    return number
+
+
+def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if parameter.type == "text":
+        words = ", ".join(parameter.choices)
+        if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
+            raise InputError(f"{place}: {value!r:.80}; one of {words} is right")
+        return plain
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        kind = "an integer" if parameter.type == "int" else "a number"
+        raise InputError(f"{place}: {value!r:.80} is not {kind}")
+    if parameter.type == "int":
+        if isinstance(plain, float) and not plain.is_integer():
+            raise InputError(f"{place}: {value!r:.80} is not an integer")
+        if not parameter.low <= plain <= parameter.high:
+            raise InputError(
+                f"{place}: {value!r:.80} is out of range; "
+                f"{parameter.low:.0f} to {parameter.high:.0f} is right"
+            )
+        return int(plain)
+    if not parameter.low < plain <= parameter.high:
+        raise InputError(
+            f"{place}: {value!r:.80} is out of range; above {parameter.low:g}, "
+            f"at most {parameter.high:g} is right"
+        )
+    return float(plain)
+
+
+def _count(default: int | None, doc: str) -> Parameter:
+    return Parameter("int", default, doc, 1, MAX_REQUESTS)
+
+
+def _capacity(default: int | None, doc: str = "KV capacity, tokens") -> Parameter:
+    return Parameter("int", default, doc, 1, 2**53)
+
+
+@_generator(
+    "jaillet-model-1",
+    "MC-SF paper (002), section 5.1, arrival model 1: all at 0",
+    n=_count(None, "requests; none: uniform on 40..60"),
+    kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
+)
+def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
+    capacity, n = int(rng.integers(30, 51)), int(rng.integers(40, 61))
+    capacity, n = values.kv_capacity or capacity, values.n or n
+    return _jaillet(rng, values.label, np.zeros(n, dtype=np.int64), capacity)
+
+
+@_generator(
+    "jaillet-model-2",
+    "MC-SF paper (002), section 5.1, arrival model 2: Poisson over rounds 1..T",
+    n=_count(None, "requests: the first n arrivals of the process without an end; none: random"),
+    kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
+    horizon=Parameter("int", None, "T, rounds; none: uniform on 40..60; unused with n", 1, 10**7),
+    rate=Parameter("float", None, "arrivals per round; none: uniform on [0.5, 1.5]", 1e-6, 1e6),
+)
+def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
+    capacity, horizon = int(rng.integers(30, 51)), int(rng.integers(40, 61))
+    rate = float(rng.uniform(0.5, 1.5))
+    capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon
+    rate = rate if values.rate is None else values.rate
+    if values.n is not None:
+        # A Poisson process counted per round: exponential gaps, rounded up to rounds 1, 2, ...
+        arrival = np.ceil(np.cumsum(rng.exponential(1 / rate, size=values.n))).astype(np.int64)
+        return _jaillet(rng, values.label, np.maximum(arrival, 1), capacity)
+    if rate * horizon > MAX_REQUESTS:
+        raise InputError(
+            f"generate jaillet-model-2: rate: {rate:g} over {horizon} rounds makes more than "
+            f"{MAX_REQUESTS} requests; a smaller rate or horizon is right"
+        )
+    counts = rng.poisson(rate, size=horizon)
+    if not counts.any():
+        # An instance has at least one request, and redrawing would hang where that is unlikely.
+        counts[rng.integers(horizon)] = 1
+    return _jaillet(rng, values.label, np.repeat(np.arange(1, horizon + 1), counts), capacity)
+
+
+def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: int) -> Instance:
+    prompt = rng.integers(1, 6, size=len(arrival))
+    return Instance(
+        arrival=arrival,
+        prompt_tokens=prompt,
+        output_tokens=rng.integers(1, capacity - prompt + 1),
+        kv_capacity=capacity,
+        name=label,
+    )
+
+
+_ARRIVAL_PARAMETERS = {
+    "arrivals": Parameter("text", "all-at-once", "arrival process", choices=ARRIVALS),
+    "rate": Parameter("float", 1.0, "arrivals per unit of time; unused all at once", 0.0, 1e9),
+    "cv": Parameter(
+        "float", 2.0, "gamma: coefficient of variation of the gaps, 1 / sqrt(shape)", 0.0, 100.0
+    ),
+    "time_unit": Parameter(
+        "text", "round", "rounds floor the arrival times", choices=("round", "second")
+    ),
+    "kv_accounting": Parameter(
+        "text",
+        None,
+        "none: generated in rounds, cached in seconds",
+        choices=("generated", "cached"),
+    ),
+}
+
+
+@_generator(
+    "uniform",
+    "prompts and outputs uniform on ranges",
+    n=_count(50, "requests"),
+    prompt_min=Parameter("int", 1, "shortest prompt, tokens"),
+    prompt_max=Parameter("int", 5, "longest prompt, tokens"),
+    output_min=Parameter("int", 1, "shortest output, tokens"),
+    output_max=Parameter("int", 25, "longest output, tokens"),
+    kv_capacity=_capacity(40),
+    **_ARRIVAL_PARAMETERS,
+)
+def _uniform(rng: Generator, values: Any) -> Instance:
+    for kind in ("prompt", "output"):
+        low, high = getattr(values, f"{kind}_min"), getattr(values, f"{kind}_max")
+        if low > high:
+            raise InputError(
+                f"generate uniform: {kind}_min: {low} is above {kind}_max {high}; "
+                "at most that is right"
+            )
+    n = values.n
+    prompt = rng.integers(values.prompt_min, values.prompt_max + 1, size=n)
+    output = rng.integers(values.output_min, values.output_max + 1, size=n)
+    return _with_arrivals(rng, values, "uniform", prompt, output)
+
+
+@_generator(
+    "lognormal",
+    "lengths with the published mean, median and maximum of LMSYS-Chat-1M (001, 002)",
+    n=_count(1000, "requests"),
+    prompt_mean=Parameter("float", 40.62, "mean prompt after clipping, tokens", 0.0),
+    prompt_median=Parameter("float", 11.0, "median prompt, tokens", 0.0),
+    prompt_max=Parameter("int", 468, "longest prompt, tokens"),
+    output_mean=Parameter("float", 85.32, "mean output after clipping, tokens", 0.0),
+    output_median=Parameter("float", 45.0, "median output, tokens", 0.0),
+    output_max=Parameter("int", 883, "longest output, tokens"),
+    kv_capacity=_capacity(16492),
+    **{
+        **_ARRIVAL_PARAMETERS,
+        "arrivals": Parameter("text", "poisson", "arrival process", choices=ARRIVALS),
+        "rate": Parameter("float", 50.0, "arrivals per unit of time; unused all at once", 0.0, 1e9),
+        "time_unit": Parameter(
+            "text", "second", "rounds floor the arrival times", choices=("round", "second")
+        ),
+    },
+)
+def _lognormal(rng: Generator, values: Any) -> Instance:
+    # Mean, median and maximum fix the clipped lognormal; its variance comes out higher than the
+    # published one (6,600 for prompts instead of 4,961, 14,300 for outputs instead of 9,702).
+    columns = []
+    for kind in ("prompt", "output"):
+        mean, median, longest = (getattr(values, f"{kind}_{k}") for k in ("mean", "median", "max"))
+        sigma = _sigma(mean, median, longest, f"generate lognormal: {kind}")
+        drawn = np.exp(math.log(median) + sigma * rng.standard_normal(values.n))
+        columns.append(np.clip(np.rint(drawn), 1, longest).astype(np.int64))
+    return _with_arrivals(rng, values, "lognormal", *columns)
+
+
+def _sigma(mean: float, median: float, longest: int, place: str) -> float:
+    """Return the sigma of a lognormal of this median whose mean is ``mean`` once clipped.
+
+    The published figures are those of clipped data; the plain lognormal's sigma,
+    sqrt(2 ln(mean / median)), would give a mean of 33 instead of 40.62 for the prompts. The
+    clipped mean rises with sigma from the median to (1 + longest) / 2, so bisection finds it.
+    """
+    if not 1 <= median <= longest:
+        raise InputError(f"{place}_median: {median:g}; 1 to {place[-6:]}_max {longest} is right")
+    if mean == median:
+        return 0.0
+    low, high = 1e-6, 20.0
+    if not _clipped_mean(median, low, longest) < mean < _clipped_mean(median, high, longest):
+        raise InputError(
+            f"{place}_mean: {mean:g}; between the median {median:g} and "
+            f"{(1 + longest) / 2:g} is right for a lognormal clipped to 1..{longest}"
+        )
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _clipped_mean(median, middle, longest) < mean:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _clipped_mean(median: float, sigma: float, longest: int) -> float:
+    """Mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
+    mu = math.log(median)
+    bottom, top = -mu / sigma, (math.log(longest) - mu) / sigma
+
+    def cdf(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    inside = math.exp(mu + sigma**2 / 2) * (cdf(top - sigma) - cdf(bottom - sigma))
+    return cdf(bottom) + inside + longest * (1 - cdf(top))
+
+
+def _with_arrivals(
+    rng: Generator,
+    values: Any,
+    name: str,
+    prompt: NDArray[np.int64],
+    output: NDArray[np.int64],
+) -> Instance:
+    in_rounds = values.time_unit == "round"
+    accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")
+    need = values.prompt_max + values.output_max - (accounting == "cached")
+    if need > values.kv_capacity:
+        raise InputError(
+            f"generate {name}: kv_capacity: {values.kv_capacity}; at least {need} is right for "
+            f"prompt_max {values.prompt_max} and output_max {values.output_max}"
+        )
+    n = len(prompt)
+    if values.arrivals == "all-at-once":
+        arrival = np.zeros(n)
+    elif values.arrivals == "poisson":
+        arrival = np.cumsum(rng.exponential(1 / values.rate, size=n))
+    else:
+        # Gaps of mean 1 / rate and standard deviation cv / rate.
+        shape = values.cv**-2
+        arrival = np.cumsum(rng.gamma(shape, 1 / (shape * values.rate), size=n))
+    return Instance(
+        arrival=np.floor(arrival).astype(np.int64) if in_rounds else arrival,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        kv_capacity=values.kv_capacity,
+        time_unit=values.time_unit,
+        kv_accounting=accounting,
+        name=values.label,
+    )
+
+
+@_generator(
+    "infermax-fixed",
+    "InferMax paper (003): equal requests at 0, as in its CSP experiments",
+    n=_count(4, "B, requests"),
+    prompt=Parameter("int", 64, "I, tokens"),
+    output=Parameter("int", 4, "O, tokens"),
+    kv_capacity=_capacity(None, "M, tokens; none: max(2 I, I + O - 1)"),
+)
+def _infermax_fixed(rng: Generator, values: Any) -> Instance:
+    n, prompt, output = values.n, values.prompt, values.output
+    return Instance(
+        arrival=np.zeros(n),
+        prompt_tokens=np.full(n, prompt),
+        output_tokens=np.full(n, output),
+        kv_capacity=values.kv_capacity or max(2 * prompt, prompt + output - 1),
+        time_unit="second",
+        kv_accounting="cached",
+        name=f"infermax-b{n}-o{output}-i{prompt}",
+    )
+
+
+@_generator(
+    "infermax-mix",
+    "InferMax paper (003), appendix A.3: shuffled halves of two classes of requests at 0",
+    n=_count(64, "B, requests; the first class gets the odd one"),
+    mix=Parameter("text", "LILO+SISO", "classes: short or long input and output, joined by +"),
+    kv_capacity=_capacity(100_000, "M, tokens"),
+)
+def _infermax_mix(rng: Generator, values: Any) -> Instance:
+    classes = values.mix.split("+")
+    if not set(classes) <= set(_CLASSES) or len(set(classes)) < len(classes):
+        raise InputError(
+            f"generate infermax-mix: mix: {values.mix!r}; one or more of "
+            f"{', '.join(_CLASSES)} joined by + is right"
+        )
+    member = rng.permutation(np.arange(values.n) % len(classes))
+    pick = rng.integers(0, 2, size=(2, values.n))
+    inputs = np.array([_CLASSES[c][0] for c in classes])
+    outputs = np.array([_CLASSES[c][1] for c in classes])
+    return Instance(
+        arrival=np.zeros(values.n),
+        prompt_tokens=inputs[member, pick[0]],
+        output_tokens=outputs[member, pick[1]],
+        kv_capacity=values.kv_capacity,
+        time_unit="second",
+        kv_accounting="cached",
+        name=values.label,
+    )

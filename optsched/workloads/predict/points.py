@@ -1,0 +1,185 @@
+"""Predictors of points and intervals: from the truth, with an error, or from a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.workloads.predict import Columns, Guess, predictor
+
+COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
+"""Columns that a CSV file may hold."""
+
+
+@predictor("oracle", "the true output")
+def oracle() -> Guess:
+    """Points without error."""
+    return lambda instance, _: instance.output_tokens
+
+
+@predictor("interval", "one interval for every request")
+def interval(*, low: int = 1, high: int = 1000) -> Guess:
+    """[low, high] for all (001, experiment 1)."""
+    _ordered(low, high)
+
+    def guess(instance: Instance, _: Generator) -> Columns:
+        return np.full(instance.n, low), np.full(instance.n, high)
+
+    return guess
+
+
+@predictor("classes", "the class of width w that holds the output")
+def classes(*, width: int = 100) -> Guess:
+    """[k w + 1, (k + 1) w] (001, experiment 2)."""
+    if width < 1:
+        raise InputError(f"width: {width}; an integer >= 1 is right")
+
+    def guess(instance: Instance, _: Generator) -> Columns:
+        first = (instance.output_tokens - 1) // width * width
+        return first + 1, first + width
+
+    return guess
+
+
+@predictor("relative", "max(1, floor((1 - x) o)) to ceil((1 + x) o)")
+def relative(*, x: float = 0.1) -> Guess:
+    """An interval around each output (001, experiment 3)."""
+    if not 0 <= x <= 1:
+        raise InputError(f"x: {x}; 0 <= x <= 1 is right")
+
+    def guess(instance: Instance, _: Generator) -> Columns:
+        o = instance.output_tokens
+        # Whole numbers such as 0.9 * 10 must not be missed by a rounding error.
+        lower = np.floor(np.round((1 - x) * o, 9)).astype(np.int64)
+        upper = np.ceil(np.round((1 + x) * o, 9)).astype(np.int64)
+        return np.maximum(1, lower), upper
+
+    return guess
+
+
+@predictor("noisy", "a point with a given mean absolute error and bias")
+def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
+    """Truth plus a normal error, never below 1 token.
+
+    Notes
+    -----
+    The error's mean and spread are those at which, over the requests of the instance, the
+    predictions *after* the cut at 1 have expected mean absolute error ``mae`` and mean error
+    ``bias``. They are rounded to one of the two neighbouring integers at random, without bias;
+    absolute error and cut are linear between integers, so the rounding changes neither figure.
+    """
+    if not (mae >= 0 and mae >= abs(bias)):
+        raise InputError(f"mae: {mae:g}; at least the size of the bias {bias:g} is right")
+
+    def guess(instance: Instance, generator: Generator) -> Columns:
+        o = instance.output_tokens.astype(np.float64)
+        shift, spread = _calibrated(o, mae, bias)
+        real = np.maximum(1.0, o + shift + spread * generator.standard_normal(len(o)))
+        whole = np.floor(real)
+        return (whole + (generator.random(len(o)) < real - whole)).astype(np.int64)
+
+    return guess
+
+
+@predictor("column", "columns of a CSV file with a header: predicted, predicted_lower, ...")
+def column(*, file: str) -> Guess:
+    """One row per request, in the instance's order; other columns are ignored."""
+
+    def guess(instance: Instance, _: Generator) -> Columns:
+        try:
+            text = Path(file).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}: {error}") from None
+        rows = list(csv.DictReader(text.splitlines()))
+        names = [key for key in COLUMNS if rows and key in rows[0]]
+        if not names:
+            raise InputError(f"{file}: has no column of {', '.join(COLUMNS)}")
+        return {key: [_number(row[key], i, file, key) for i, row in enumerate(rows)]
+                for key in names}  # fmt: skip
+
+    return guess
+
+
+def _number(text: str | None, i: int, file: str, key: str) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        raise InputError(f"{file}: {key}: request {i}: {text!r} is not a number") from None
+
+
+def _ordered(low: int, high: int) -> None:
+    if not 1 <= low <= high:
+        raise InputError(f"low, high: {low}, {high}; 1 <= low <= high is right")
+
+
+_NODES = 64
+
+
+def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, float]:
+    """Return mean and spread of a normal error for which the cut predictions are as wanted.
+
+    For a given spread the mean error rises with the shift, and at that shift the mean absolute
+    error rises with the spread, from |bias| to below 2 (mean(o) - 1) + bias.
+
+    Raises
+    ------
+    InputError
+        Such errors cannot be: predictions are at least 1.
+    """
+    most = 2 * (float(o.mean()) - 1) + bias
+    if mae == abs(bias) == 0:
+        return 0.0, 0.0
+    if not (bias > 1 - o.mean() and mae < most):
+        raise InputError(
+            f"mae: {mae:g} with bias {bias:g}: predictions are at least 1 token and outputs "
+            f"{o.mean():g} on average; a bias above {1 - o.mean():g} and mae below {most:g} is "
+            "right"
+        )
+    lengths, counts = np.unique(o, return_counts=True)
+    weights, cuts = counts / counts.sum(), 1.0 - lengths  # errors are never below the cut
+
+    def errors(shift: float, spread: float) -> tuple[float, float]:
+        """Return mean and mean absolute error of max(1, o + shift + spread Z)."""
+        mean = float(weights @ (cuts + _mean_above(shift, spread, cuts)))
+        # |max(cut, e)| = 2 max(0, e) - max(cut, e) since cut <= 0
+        return mean, 2 * float(_mean_above(shift, spread, np.zeros(1))[0]) - mean
+
+    def shift_for(spread: float) -> float:
+        low, high = 1.0 - float(o.max()) - 20 * spread - 1, bias + 1.0
+        while errors(high, spread)[0] < bias:
+            high = 2 * high + 1
+        for _ in range(_NODES):
+            middle = (low + high) / 2
+            low, high = (middle, high) if errors(middle, spread)[0] < bias else (low, middle)
+        return (low + high) / 2
+
+    low, high = 0.0, 1.0
+    while errors(shift_for(high), high)[1] < mae:
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise InputError(f"mae: {mae:g}: too close to the limit {most:g}")
+    for _ in range(40):
+        middle = (low + high) / 2
+        if errors(shift_for(middle), middle)[1] < mae:
+            low = middle
+        else:
+            high = middle
+    spread = (low + high) / 2
+    return shift_for(spread), spread
+
+
+def _mean_above(shift: float, spread: float, cut: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return E max(0, X - cut) for X normal of this mean and spread."""
+    if spread <= 0:
+        return np.maximum(0.0, shift - cut)
+    d = np.clip((shift - cut) / spread, -30.0, None)
+    below = np.array([math.erfc(v) for v in (-d / math.sqrt(2)).tolist()]) / 2
+    density = np.exp(-d * d / 2) / math.sqrt(2 * math.pi)
+    return np.asarray((shift - cut) * below + spread * density)

@@ -1,0 +1,350 @@
+"""Traces of real serving systems as instances.
+
+A file of this package reads one format and registers it with `trace_format`; nothing else needs
+editing. What follows (the window of rows, a random sample, arrivals relative to the first, rounds,
+the KV capacity) is the same for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.files.measured import Measured
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance, KvAccounting
+from optsched.workloads.traces.base import FORMATS, PLACES, Block, Source, TraceFormat, Window
+from optsched.workloads.traces.rows import Rows
+
+DEFAULT_KV_CAPACITY = 100_000
+"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100 (003)."""
+
+UNITS = (*PLACES, "datetime")
+"""Units of times in a file with named columns."""
+
+
+class TraceWarning(UserWarning):
+    """What a trace does not say, or what of it was left out."""
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """What became of the rows of a trace.
+
+    Parameters
+    ----------
+    read : int
+        Rows read: at most ``limit``, after ``offset``.
+    dropped : int
+        Rows left out: failed requests, and those without a positive number of tokens.
+    failed : int
+        The failed requests among them.
+    first_dropped_line : int, optional
+        Line of the first of them.
+    backwards : int
+        Requests earlier than the one before them in the file, which were sorted.
+    first_backwards_line : int, optional
+        Line of the first of them.
+    arrivals : bool
+        Whether the trace carries arrivals.
+    measured : Measured, optional
+        The times that the trace's own server took, where it carries them and every row of the
+        file is read as it is.
+    notes : tuple of str
+        All of this in words, empty if there is nothing to say.
+    """
+
+    read: int
+    dropped: int = 0
+    failed: int = 0
+    first_dropped_line: int | None = None
+    backwards: int = 0
+    first_backwards_line: int | None = None
+    arrivals: bool = True
+    measured: Measured | None = None
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def _discover() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def trace_formats() -> dict[str, str]:
+    """Return every format by name, sorted, with a line on each."""
+    _discover()
+    return {name: FORMATS[name].summary for name in sorted(FORMATS)}
+
+
+class TraceOptions(TypedDict, total=False):
+    """Options of `read_trace_report` and `read_trace`, described there."""
+
+    offset: int
+    limit: int | None
+    sample: int | None
+    seed: int
+    kv_capacity: int | None
+    kv_accounting: KvAccounting | None
+    rate: float | None
+    rate_scale: float
+    round_seconds: float | None
+    columns: Mapping[str, str] | None
+    unit: str | None
+    tokenizer: str | Callable[[str], int] | None
+    strict: bool
+    name: str | None
+    progress: Callable[[int], None] | None
+
+
+def read_trace(format: str, path: str | Path, **options: Unpack[TraceOptions]) -> Instance:
+    """Return the instance of a trace; what was left out or is not known is a `TraceWarning`.
+
+    Parameters
+    ----------
+    format : str
+        One of `trace_formats`.
+    path : str or Path
+        The file; one that is compressed with gzip is read too.
+    **options
+        Those of `read_trace_report`.
+
+    Raises
+    ------
+    InputError, UsageError
+        See `read_trace_report`.
+    """
+    instance, report = read_trace_report(format, path, **options)
+    for note in report.notes:
+        warnings.warn(f"{path}: {note}", TraceWarning, stacklevel=2)
+    return instance
+
+
+def read_trace_report(
+    format: str,
+    path: str | Path,
+    *,
+    offset: int = 0,
+    limit: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    kv_capacity: int | None = None,
+    kv_accounting: KvAccounting | None = None,
+    rate: float | None = None,
+    rate_scale: float = 1.0,
+    round_seconds: float | None = None,
+    columns: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    tokenizer: str | Callable[[str], int] | None = None,
+    strict: bool = False,
+    name: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Instance, TraceReport]:
+    """Return the instance of a trace, or of some of its rows, and a report on the rows.
+
+    Requests are in the order of their arrivals, equal ones in the file's order. Arrivals count
+    from the first request. The file is read in blocks, and no further than the window reaches:
+    memory grows with the requests kept, not with the file.
+
+    Parameters
+    ----------
+    format : str
+        One of `trace_formats`.
+    path : str or Path
+        The file; one that is compressed with gzip is read too.
+    offset, limit : int
+        Rows to skip, and rows to read after them (None: all). Both count rows of the file, also
+        those that are dropped, so that windows side by side never share a request.
+    sample : int, optional
+        Keep this many requests of the window, drawn without replacement, each set equally
+        likely. The rate of arrivals falls by as much; ``rate_scale`` can make up for it.
+    seed : int
+        Of the sample and of drawn arrivals.
+    kv_capacity : int, optional
+        In tokens. None: `DEFAULT_KV_CAPACITY` in seconds; in rounds it must be given.
+    kv_accounting : {"generated", "cached"}, optional
+        None: cached in seconds, generated in rounds.
+    rate : float, optional
+        Draw Poisson arrivals of this many requests a second, in place of the trace's own;
+        infinity: all arrive at 0, as they do without it where the trace has no arrivals.
+    rate_scale : float
+        Requests come this many times as fast.
+    round_seconds : float, optional
+        Length of a round: arrivals become the rounds in which they fall, floor(t / length),
+        computed exactly. None: an instance in seconds.
+    columns : mapping, optional
+        For ``csv``: names of columns by field; see `optsched.workloads.traces.columns.FIELDS`.
+    unit : str, optional
+        For ``csv``: one of `UNITS`; None: seconds.
+    tokenizer : str or callable, optional
+        For texts; see `optsched.workloads.traces.tokenizer.token_counter`. None: words count.
+    strict : bool
+        Refuse a file with rows that would be dropped or sorted, or without arrivals if no
+        ``rate`` is given.
+    name : str, optional
+        Name of the instance; None: that of the file.
+    progress : callable, optional
+        Called with the number of rows read so far.
+
+    Raises
+    ------
+    InputError
+        A malformed row, with line, field and value; no request in the window; one that does not
+        fit into the KV capacity; or an option without meaning.
+    UsageError
+        An option that the format does not take.
+    """
+    chosen = _format(format)
+    _whole_option(offset, "offset", 0)
+    _whole_option(seed, "seed", 0)
+    for key, option in (("limit", limit), ("sample", sample)):
+        if option is not None:
+            _whole_option(option, key, 1)
+    scale = _positive(rate_scale, "rate_scale")
+    if rate is not None and rate != math.inf:
+        _positive(rate, "rate")
+    if kv_capacity is None:
+        if round_seconds is not None:
+            raise InputError("kv_capacity: missing; an instance in rounds needs one, in tokens")
+        kv_capacity = DEFAULT_KV_CAPACITY
+    _whole_option(kv_capacity, "kv_capacity", 1)
+    if unit is not None and unit not in UNITS:
+        raise InputError(f"unit: {unit!r}; one of {', '.join(UNITS)} is right")
+    for key, given in (("columns", columns), ("unit", unit), ("tokenizer", tokenizer)):
+        if given and key not in chosen.options:
+            able = ", ".join(sorted(f.name for f in FORMATS.values() if key in f.options))
+            raise UsageError(f"{key}: the format {format!r} takes none; {able} can")
+    from optsched.workloads.traces.tokenizer import token_counter
+
+    file = Path(path)
+    window = Window(offset, limit)
+    source = Source(file, window, columns or {}, unit or "s", token_counter(tokenizer))
+    # Two streams of one seed: the sample does not depend on whether arrivals are drawn.
+    draws = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    rows = Rows(file, window, sample, draws[0], strict, drawn=rate is not None)
+    rows.collect(chosen.read(source), progress)
+    kept = rows.kept()
+    notes = rows.notes()
+    if "tokenizer" in chosen.options and tokenizer is None:
+        notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
+    order = np.arange(len(kept.line))
+    if rate is None and kept.time_ns is not None:
+        time = kept.time_ns
+        if (np.diff(time) < 0).any():
+            order = np.argsort(time, kind="stable")
+        since = time[order] - time.min()
+    else:
+        if rate is None:
+            notes += (
+                "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
+                "Poisson arrivals of R requests a second",
+            )
+        since = _poisson(len(kept.line), rate, draws[1])
+    arrival: NDArray[Any]
+    if round_seconds is None:
+        arrival = since / 1e9 / float(scale)
+    else:
+        arrival = _rounds(since, scale * _positive(round_seconds, "round_seconds"))
+    instance = _instance(
+        file,
+        kept.line[order],
+        arrival=arrival,
+        prompt_tokens=kept.prompt_tokens[order],
+        output_tokens=kept.output_tokens[order],
+        kv_capacity=kv_capacity,
+        time_unit="second" if round_seconds is None else "round",
+        kv_accounting=kv_accounting or ("cached" if round_seconds is None else "generated"),
+        name=file.name.removesuffix(".gz").rpartition(".")[0] if name is None else name,
+    )
+    as_it_is = offset == 0 and limit is None and sample is None and rate is None
+    as_it_is = as_it_is and scale == 1 and round_seconds is None and rows.arrivals
+    report = TraceReport(
+        read=window.taken,
+        dropped=rows.dropped,
+        failed=rows.failed,
+        first_dropped_line=rows.first_dropped,
+        backwards=rows.backwards,
+        first_backwards_line=rows.first_backwards,
+        arrivals=rows.arrivals,
+        measured=_measured(file, kept, order, instance) if as_it_is else None,
+        notes=notes,
+    )
+    return instance, report
+
+
+def _measured(
+    file: Path, kept: Block, order: NDArray[np.int64], instance: Instance
+) -> Measured | None:
+    """Return the measured times of the instance's requests, in its order."""
+    if kept.latency_s is None:
+        return None
+    ttft = None if kept.ttft_s is None else kept.ttft_s[order]
+    try:
+        return Measured(kept.latency_s[order], ttft, instance_sha256=instance.sha256)
+    except InputError as error:
+        raise _at_line(file, error, kept.line[order]) from None
+
+
+def _format(name: str) -> TraceFormat:
+    _discover()
+    if name not in FORMATS:
+        known = ", ".join(sorted(FORMATS))
+        raise InputError(f"trace format: {name!r} is unknown; known are {known}")
+    return FORMATS[name]
+
+
+def _instance(file: Path, line: NDArray[np.int64], **fields: Any) -> Instance:
+    try:
+        return Instance(**fields)
+    except InputError as error:
+        hint = "; a larger kv_capacity is right" if "kv_capacity" in str(error) else ""
+        raise InputError(f"{_at_line(file, error, line)}{hint}") from None
+
+
+def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputError:
+    found = re.search(r"request (\d+)", str(error))
+    return InputError(f"{file}: {error}" + (f" (line {line[int(found[1])]})" if found else ""))
+
+
+def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return arrivals in nanoseconds, the first at 0."""
+    if rate is None or rate == math.inf:
+        return np.zeros(n, dtype=np.int64)
+    gaps = rng.exponential(1e9 / rate, n)
+    gaps[0] = 0.0
+    return np.rint(np.cumsum(gaps)).astype(np.int64)
+
+
+def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64]:
+    """Return floor(time / length), exactly: 0.3 s is round 3 of 0.1 s, not 2."""
+    step = length_s * 10**9
+    if int(since_ns.max()) * step.denominator < 2**63 and step.numerator < 2**63:
+        return since_ns * step.denominator // step.numerator
+    exact = [int(t) * step.denominator // step.numerator for t in since_ns]
+    return np.array(exact, dtype=object)
+
+
+def _positive(value: float, name: str) -> Fraction:
+    """Return a positive number as the decimal that it prints as."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise InputError(f"{name}: {value!r} is not a number")
+    if not 0 < value < float("inf"):
+        raise InputError(f"{name}: {value!r}; a finite number above 0 is right")
+    return Fraction(str(value))
+
+
+def _whole_option(value: int, name: str, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise InputError(f"{name}: {value!r}; an integer >= {low} is right")

@@ -1,0 +1,144 @@
+"""What every trace format shares: the window of rows, blocks of rows, and the registry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Consecutive rows of a trace, as they stand in the file.
+
+    Parameters
+    ----------
+    line : ndarray of int64, shape (n,)
+        Line of the file that each row is from, counted from 1.
+    prompt_tokens, output_tokens : ndarray of int64, shape (n,)
+        Possibly zero or negative: whoever collects blocks drops such rows and counts them.
+    time_ns : ndarray of int64, shape (n,), optional
+        Arrivals in nanoseconds, from any origin; None: the format carries none.
+    failed : ndarray of bool, shape (n,), optional
+        Requests that the trace marks as failed.
+    ttft_s, latency_s : ndarray of float64, shape (n,), optional
+        Measured times to the first and the last token in seconds.
+    """
+
+    line: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    time_ns: NDArray[np.int64] | None = None
+    failed: NDArray[np.bool_] | None = None
+    ttft_s: NDArray[np.float64] | None = None
+    latency_s: NDArray[np.float64] | None = None
+
+
+class Window:
+    """The rows ``offset`` .. ``offset + limit`` of a file, told as its rows go by.
+
+    Parameters
+    ----------
+    offset, limit : int
+        Rows to skip, and rows to take after them (None: all).
+    """
+
+    def __init__(self, offset: int, limit: int | None) -> None:
+        self.offset = offset
+        self.seen = self.taken = 0
+        self._end = None if limit is None else offset + limit
+
+    @property
+    def left(self) -> int:
+        """Rows until the end of the window, those to be skipped included."""
+        return sys.maxsize if self._end is None else max(self._end - self.seen, 0)
+
+    @property
+    def done(self) -> bool:
+        """Whether every row of the window has gone by."""
+        return not self.left
+
+    def take(self, rows: int) -> slice:
+        """Return which of the next ``rows`` rows are inside."""
+        begin = min(max(self.offset - self.seen, 0), rows)
+        end = rows if self._end is None else min(max(self._end - self.seen, 0), rows)
+        self.seen += rows
+        self.taken += max(0, end - begin)
+        return slice(begin, max(begin, end))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a format's reader is given.
+
+    Parameters
+    ----------
+    path : Path
+    window : Window
+        The reader passes every row by it, and reads no further once it is done.
+    columns : mapping
+        Names of columns by the fields they are for, where a user gave some.
+    unit : str
+        Unit of times, a key of `PLACES`, or ``"datetime"``.
+    count : callable, optional
+        Number of tokens of a text.
+    """
+
+    path: Path
+    window: Window
+    columns: Mapping[str, str] = field(default_factory=dict)
+    unit: str = "s"
+    count: Callable[[str], int] = lambda text: len(text.split())
+
+
+PLACES = {"s": 9, "ms": 6, "us": 3, "ns": 0}
+"""Decimal places of a nanosecond in each unit of time."""
+
+Reader = Callable[[Source], Iterator[Block]]
+
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """A registered format.
+
+    Parameters
+    ----------
+    name, summary : str
+    read : Reader
+    options : tuple of str
+        Options of `optsched.read_trace` that only some formats take, and this one does.
+    """
+
+    name: str
+    summary: str
+    read: Reader
+    options: tuple[str, ...] = ()
+
+
+FORMATS: dict[str, TraceFormat] = {}
+
+
+def trace_format(
+    name: str, summary: str, *, options: tuple[str, ...] = ()
+) -> Callable[[Reader], Reader]:
+    """Register the decorated function as the reader of trace format ``name``."""
+
+    def register(read: Reader) -> Reader:
+        FORMATS[name] = TraceFormat(name, summary, read, options)
+        return read
+
+    return register
+
+
+def refuse(path: Path, line: int, name: str, text: object, right: str) -> InputError:
+    """Return the error for a value of a trace, cut to a length that fits a line."""
+    shown = repr(text)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return InputError(f"{path}: line {line}: {name}: {shown} {right}")

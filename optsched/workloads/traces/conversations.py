@@ -1,0 +1,86 @@
+"""Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
+
+A conversation is one request: its first question is the prompt, the answer to it the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.objects import objects_in_blocks
+from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
+
+_USERS = ("human", "user")
+_MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
+
+
+@trace_format("sharegpt", "ShareGPT conversations (JSON or Parquet)", options=("tokenizer",))
+def read_sharegpt(source: Source) -> Iterator[Block]:
+    """Yield conversations of ``conversations``: turns of ``from`` and ``value``."""
+    return _read(source, ("conversations", "conversation", "items"))
+
+
+@trace_format("lmsys", "LMSYS-Chat-1M conversations (JSON or Parquet)", options=("tokenizer",))
+def read_lmsys(source: Source) -> Iterator[Block]:
+    """Yield conversations of ``conversation``: turns of ``role`` and ``content``."""
+    return _read(source, ("conversation", "conversations"))
+
+
+def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
+    """Yield one row per conversation; without a question and its answer it has no tokens."""
+    for rows in _conversations(source, names):
+        sizes = [_sizes(source, line, turns) for line, turns in rows]
+        yield Block(
+            line=np.array([line for line, _ in rows]),
+            prompt_tokens=np.array([prompt for prompt, _ in sizes], dtype=np.int64),
+            output_tokens=np.array([output for _, output in sizes], dtype=np.int64),
+        )
+
+
+def _conversations(source: Source, names: tuple[str, ...]) -> Iterator[list[tuple[int, Any]]]:
+    path = source.path
+    if is_parquet(path):
+        found = parquet_columns(path)
+        name = next((name for name in names if name in found), None)
+        if name is None:
+            raise InputError(f"{path}: {names[0]}: no such column; the file has {', '.join(found)}")
+        for first, batch in parquet_rows(path, source.window, [name], batch_rows=1024):
+            yield list(enumerate(batch.column(name).to_pylist(), start=first))
+        return
+    for rows in objects_in_blocks(path, source.window, rows=1024):
+        block = []
+        for line, row in rows:
+            name = next((name for name in names if name in row), None)
+            if name is None:
+                raise InputError(
+                    f"{path}: line {line}: {names[0]}: missing; the object has "
+                    f"{', '.join(row)[:200]}"
+                )
+            block.append((line, row[name]))
+        yield block
+
+
+def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
+    """Return the tokens of the first question and of the answer after it, 0 where there is none."""
+    where = f"{source.path}: line {line}"
+    if not isinstance(turns, (list, tuple)):
+        raise InputError(f"{where}: {str(turns)[:40]!r} is not a list of turns")
+    question: int | None = None
+    for turn in turns:
+        if not isinstance(turn, dict):
+            raise InputError(f"{where}: turn {str(turn)[:40]!r} is not an object with named fields")
+        role = str(turn.get("from", turn.get("role", ""))).lower()
+        if role not in (_USERS if question is None else _MODELS):
+            continue
+        text = turn.get("value", turn.get("content"))
+        if not isinstance(text, str):
+            raise InputError(f"{where}: turn of {role!r}: {str(text)[:40]!r} is no text")
+        if question is not None:
+            return question, source.count(text)
+        question = source.count(text)
+    return question or 0, 0

@@ -1,0 +1,135 @@
+"""JSON objects one by one, from JSON lines or from one long list, in little memory."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.delimited import open_bytes, without_mark
+
+_READ_BYTES = 1 << 20
+_MOST_CHARS = 1 << 28
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def objects_in_blocks(
+    path: Path, window: Window, rows: int = 16_384
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """Yield lists of the window's objects, each with the line that it begins in."""
+    stream = json_objects(path)
+    while not window.done:
+        block = list(islice(stream, min(rows, window.left)))
+        if not block:
+            return
+        inside = block[window.take(len(block))]
+        if inside:
+            yield inside
+
+
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield every object of a file of JSON lines or of a JSON list, with its first line.
+
+    Numbers with a fraction are `decimal.Decimal`, as exact as they are written.
+
+    Raises
+    ------
+    InputError
+        Text that is no JSON, an entry that is no object, a file that is cut short; with the
+        line.
+    """
+    with open_bytes(path) as stream:
+        text = _Text(path, stream)
+        in_list = text.peek() == "["
+        if in_list:
+            text.go(text.at + 1)
+        while (char := text.peek()) and not (in_list and char == "]"):
+            line, value = text.line, text.value()
+            if not isinstance(value, dict):
+                raise InputError(
+                    f"{path}: line {line}: {str(value)[:40]!r} is not an object with named fields"
+                )
+            yield line, value
+            if in_list and text.peek() == ",":
+                text.go(text.at + 1)
+            elif in_list and text.peek() not in ("", "]"):
+                text.fail(text.at, "a comma between objects is right")
+        if in_list and not char:
+            text.fail(text.at, "the file is cut short: the list never ends")
+
+
+class _Text:
+    """A stream of UTF-8 that is decoded as far as it is needed."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self.path, self.line, self.at, self.buffer = path, 1, 0, ""
+        self._stream, self._ended = stream, False
+        self._bytes = codecs.getincrementaldecoder("utf-8")()
+        self._json = json.JSONDecoder(parse_float=Decimal, parse_constant=self._no_constant)
+        self._more(without_mark(path, stream.read(_READ_BYTES)))
+
+    def _more(self, read: bytes | None = None) -> None:
+        if read is None:
+            read = self._stream.read(max(_READ_BYTES, len(self.buffer) - self.at))
+        self._ended = not read
+        try:
+            fresh = self._bytes.decode(read, final=self._ended)
+        except UnicodeDecodeError as error:
+            line = self.line + self.buffer.count("\n", self.at) + read.count(b"\n", 0, error.start)
+            raise InputError(
+                f"{self.path}: line {line}: is not UTF-8 text ({error.reason})"
+            ) from None
+        self.buffer, self.at = self.buffer[self.at :] + fresh, 0
+
+    def go(self, to: int) -> None:
+        self.line += self.buffer.count("\n", self.at, to)
+        self.at = to
+
+    def peek(self) -> str:
+        """Return the next character that is no space, or nothing at the end."""
+        while True:
+            found = _SPACE.match(self.buffer, self.at)
+            self.go(found.end() if found else self.at)
+            if self.at < len(self.buffer) or self._ended:
+                return self.buffer[self.at : self.at + 1]
+            self._more()
+
+    def value(self) -> Any:
+        while True:
+            try:
+                value, end = self._json.raw_decode(self.buffer, self.at)
+            except json.JSONDecodeError as error:
+                # What is wrong near the end of the text read so far may only be cut there.
+                cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
+                if cut and not self._ended and len(self.buffer) - self.at < _MOST_CHARS:
+                    self._more()
+                    continue
+                words = error.msg[0].lower() + error.msg[1:]
+                self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
+            except RecursionError:
+                self.fail(self.at, "nested too deeply")
+            except (ValueError, ArithmeticError):
+                self.fail(self.at, "holds a number of too many digits")
+            self.go(end)
+            return value
+
+    def fail(self, position: int, words: str) -> NoReturn:
+        line = self.line + self.buffer.count("\n", self.at, position)
+        raise InputError(f"{self.path}: line {line}: not JSON: {words}") from None
+
+    def _no_constant(self, word: str) -> NoReturn:
+        self.fail(self.at, f"{word} is no number of JSON")
+
+
+def number_text(value: Any) -> str:
+    """Return a number of a JSON file as its text, and anything else as what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return "" if value is None else f"<{value!r}>"
+    return str(value)

@@ -1,0 +1,62 @@
+"""Parquet files row by row; pyarrow is imported when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Window
+
+_BATCH_ROWS = 65_536
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a file is Parquet, by its first bytes."""
+    if not path.is_file():
+        return False  # reading from a pipe would take its first bytes away
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4) == b"PAR1"
+    except OSError:
+        return False  # whoever reads it says why
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Return the names of a file's columns."""
+    with _parquet_file(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def parquet_rows(
+    path: Path, window: Window, columns: Sequence[str], batch_rows: int = _BATCH_ROWS
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of the first row, from 1, and the record batch, of a window's rows."""
+    with _parquet_file(path) as file:
+        at = 1
+        for batch in file.iter_batches(batch_size=batch_rows, columns=list(columns)):
+            inside = window.take(batch.num_rows)
+            if inside.stop > inside.start:
+                yield at + inside.start, batch.slice(inside.start, inside.stop - inside.start)
+            at += batch.num_rows
+            if window.done:
+                return
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InputError(
+            f"{path}: is Parquet, which needs the package pyarrow; install it "
+            "(pip install 'optsched[parquet]'), or give a CSV file"
+        ) from None
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: is not a Parquet file ({error})") from None

@@ -1,0 +1,186 @@
+"""What is kept of a trace's rows: all usable ones or a random sample, and counts of the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Block, Window
+
+
+class Rows:
+    """The requests of the blocks that went by, or a random sample of them, and what was dropped.
+
+    A sample keeps the requests with the smallest of one random key each: it does not depend on
+    how rows are cut into blocks, and never holds much more than twice its size.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        window: Window,
+        sample: int | None,
+        rng: np.random.Generator,
+        strict: bool,
+        drawn: bool,
+    ) -> None:
+        self.file, self.window, self.strict, self.drawn = file, window, strict, drawn
+        self.dropped = self.failed = self.backwards = 0
+        self.first_dropped: int | None = None
+        self.first_backwards: int | None = None
+        self.arrivals = True
+        self._sample, self._rng = sample, rng
+        self._parts: list[Block] = []
+        self._keys: list[NDArray[np.float64]] = []
+        self._held = 0
+        self._highest = math.inf
+        self._last: int | None = None
+
+    def collect(self, blocks: Iterable[Block], progress: Callable[[int], None] | None) -> None:
+        """Take every block in."""
+        for block in blocks:
+            block = self._usable(block)
+            self._check_order(block)
+            if self._sample is not None:
+                keys = self._rng.random(len(block.line))
+                chosen = keys < self._highest
+                block, keys = _pick(block, chosen), keys[chosen]
+                self._keys.append(keys)
+            self._parts.append(block)
+            self._held += len(block.line)
+            if self._sample is not None and self._held > 2 * self._sample + 65_536:
+                self._thin(self._sample)
+            if progress is not None:
+                progress(self.window.taken)
+        if self._sample is not None and self._held > self._sample:
+            self._thin(self._sample)
+
+    def _usable(self, block: Block) -> Block:
+        good = (block.prompt_tokens > 0) & (block.output_tokens > 0)
+        if block.failed is not None:
+            good &= ~block.failed
+        if good.all():
+            return block
+        line = int(block.line[np.argmin(good)])
+        failed = 0 if block.failed is None else int(block.failed.sum())
+        if self.strict:
+            i = int(np.argmin(good))
+            what = (
+                "a failed request"
+                if block.failed is not None and block.failed[i]
+                else (
+                    f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens: "
+                    "zero or negative tokens"
+                )
+            )
+            raise InputError(
+                f"{self.file}: line {line}: {what}; at least 1 prompt and 1 output token is right"
+            )
+        if self.first_dropped is None:
+            self.first_dropped = line
+        self.dropped += int((~good).sum())
+        self.failed += failed
+        return _pick(block, good)
+
+    def _check_order(self, block: Block) -> None:
+        if block.time_ns is None:
+            self.arrivals = False
+            if self.strict and not self.drawn:
+                raise InputError(
+                    f"{self.file}: the trace has no arrivals; rate=R (--rate R) for Poisson "
+                    "arrivals of R requests a second, or inf for all at 0, is right"
+                )
+            return
+        if self.drawn or not len(block.time_ns):
+            return
+        before = block.time_ns[0] if self._last is None else self._last
+        back = np.diff(block.time_ns, prepend=before) < 0
+        self._last = int(block.time_ns[-1])
+        if not back.any():
+            return
+        line = int(block.line[np.argmax(back)])
+        if self.strict:
+            raise InputError(
+                f"{self.file}: line {line}: the time is before that of the row above; rows in the "
+                "order of their arrivals are right"
+            )
+        if self.first_backwards is None:
+            self.first_backwards = line
+        self.backwards += int(back.sum())
+
+    def _thin(self, size: int) -> None:
+        keys = np.concatenate(self._keys)
+        keep = np.sort(np.argpartition(keys, size - 1)[:size])
+        self._parts = [_pick(_join(self._parts), keep)]
+        self._keys = [keys[keep]]
+        self._held = size
+        self._highest = float(self._keys[0].max())
+
+    def kept(self) -> Block:
+        """Return the requests in the order of the file.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
+        if self._held:
+            return _join(self._parts)
+        offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
+        if offset and seen and not taken:
+            raise InputError(
+                f"{self.file}: offset {offset} leaves no request: the file has {seen} rows; "
+                f"an offset of at most {seen - 1} is right"
+            )
+        raise InputError(
+            f"{self.file}: no requests: {taken} rows"
+            + (f" after the first {offset}" if offset else "")
+            + (f", {self.dropped} of them failed or without tokens" if self.dropped else "")
+            + "; rows with at least 1 prompt and 1 output token are right"
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was dropped or sorted, in words."""
+        notes: tuple[str, ...] = ()
+        if self.dropped:
+            empty = self.dropped - self.failed
+            kinds = [f"{self.failed} failed"] if self.failed else []
+            kinds += [f"{empty} with zero or negative tokens"] if empty else []
+            notes += (
+                f"dropped {self.dropped} of {self.window.taken} rows ({', '.join(kinds)}), the "
+                f"first in line {self.first_dropped}",
+            )
+        if self.backwards:
+            notes += (
+                f"time goes backwards at {self.backwards} rows, the first in line "
+                f"{self.first_backwards}: sorted by arrival",
+            )
+        return notes
+
+
+def _pick(block: Block, index: NDArray[Any]) -> Block:
+    return _each(lambda column: column[index], vars(block))
+
+
+def _join(parts: Sequence[Block]) -> Block:
+    if len(parts) == 1:
+        return parts[0]
+    first = vars(parts[0])
+    columns = {
+        key: None if first[key] is None else [vars(part)[key] for part in parts] for key in first
+    }
+    return _each(np.concatenate, columns)
+
+
+def _each(change: Callable[[Any], Any], columns: Mapping[str, Any]) -> Block:
+    """Return a block of the columns that there are, each changed."""
+    changed: dict[str, Any] = {
+        key: None if column is None else change(column) for key, column in columns.items()
+    }
+    return Block(**changed)

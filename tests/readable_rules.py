@@ -1,0 +1,246 @@
+"""`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
+
+Slow and short; the tests demand the same schedule from both. It runs through the open path as
+any user's policy does, and is a model of how to write one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.policies.base import Batch, Rules, View, waiting_rank
+from optsched.policies.engine.simulate import effective
+from optsched.problem.instance import Instance
+from optsched.workloads.predict import estimates
+
+INFINITE = float("inf")
+
+
+class Readable:
+    """Answers batch by batch what the rules say.
+
+    Parameters
+    ----------
+    rules : Rules
+    instance : Instance
+        For its time unit and switches, and the order of waiting requests.
+    """
+
+    def __init__(self, rules: Rules, instance: Instance) -> None:
+        self.rules, self.evict_mode, self.hybrid, self.chunked = effective(rules, instance)
+        self.instance = instance
+        self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
+        self.place: NDArray[np.int64] | None = None
+        self.raised: dict[int, int] = {}  # estimates that have changed
+        self.promoted: set[int] = set()
+        self.turn = 0
+        self.after: dict[int, int] = {}  # KV of the last batch's requests after it
+        self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
+        self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
+        self.second = estimates(instance, "upper", self.rules.margin)[0]
+
+    def estimate(self, view: View, i: int) -> int:
+        """Return the predicted output tokens of a request."""
+        return self.raised.get(i, int(self.predicted[i]))
+
+    def batch(self, view: View) -> Batch:
+        """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
+        rules = self.rules
+        rank, place = self._ranks(view)
+        running = sorted(view.running, key=place.__getitem__)
+        waiting = list(view.waiting)
+        evicted: list[int] = []
+        lost: set[int] = set()  # evicted for want of KV: not in this batch
+        generated = {i: int(view.generated[i]) for i in running + waiting}
+
+        for i in waiting:
+            if rules.ties == "random" and i not in self.drawn:
+                self._draw(view, i)
+        allocated = {i: int(max(view.cached[i], self._input(view, i))) for i in running}
+        if rules.promote:  # 001, Algorithm 6
+            for i in running:
+                if generated[i] >= self.estimate(view, i) and i not in self.promoted:
+                    self.promoted.add(i)
+                    evicted.append(i)
+            running = [i for i in running if i not in evicted]
+            allocated = {i: allocated[i] for i in running}
+        promoted = list(evicted)
+        room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
+        if (
+            rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > room
+        ):  # 001, Algorithm 2
+            line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
+            for estimate, _, i in sorted(line):
+                needed = self._used(view, allocated) + len(allocated)
+                if needed <= room:
+                    break
+                if needed > view.kv_capacity or generated[i] >= estimate:
+                    del allocated[i]
+                    evicted.append(i)
+            running = [i for i in running if i not in evicted]
+        for i in evicted:
+            if i in promoted:
+                self.raised[i] = max(int(self.second[i]), generated[i] + 1)
+            else:
+                self.raised[i] = max(self.estimate(view, i), generated[i])
+            if view.evict_mode == "restart":
+                generated[i] = 0
+            if i in promoted:
+                self.turn += 1
+                self.drawn[i] = (INFINITE, self.turn)
+            elif rules.ties == "random":
+                self._draw(view, i)
+        waiting += evicted
+        if rules.overflow == "clear" and self._used(view, allocated) + len(running) > (
+            view.kv_capacity
+        ):
+            cleared = [
+                i for i in running if rules.beta >= 1 or view.generator.random() < rules.beta
+            ]
+            for i in cleared:
+                if generated[i] >= self.estimate(view, i):
+                    self.raised[i] = generated[i] + 1
+                if view.evict_mode == "restart":
+                    generated[i] = 0
+                if rules.ties == "random":
+                    self._draw(view, i)
+            running = [i for i in running if i not in cleared]
+            waiting += cleared
+            evicted += cleared
+            allocated = {i: allocated[i] for i in running}
+            if self._used(view, allocated) + len(running) > view.kv_capacity:
+                return Batch(evict=evicted, stall=True)
+
+        tokens: dict[int, int] = {}
+        decode: set[int] = set()
+        prefill: set[int] = set()
+        alone = False
+        limits = view.limits
+        own_batch = rules.max_batch_tokens or INFINITE
+        own_prefill = rules.max_prefill_tokens or INFINITE
+        hard_batch = limits.max_batch_tokens or INFINITE
+        hard_prefill = limits.max_prefill_tokens or INFINITE
+        max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
+        queue = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
+        if rules.ties == "random":
+            queue = sorted(waiting, key=self.drawn.__getitem__)
+        for group in rules.groups:
+            together = group == "all"
+            candidates = queue if group == "waiting" else list(running)
+            if together:
+                candidates = sorted([*queue, *running], key=rank.__getitem__)
+            refused = False  # among all, a waiting request was: the running ones go on
+            for i in candidates:
+                decoding = i in running and bool(view.decoding[i])
+                fresh = i in waiting
+                if alone or i in lost or (fresh and refused):
+                    continue
+                if (group == "running_decode" and not decoding) or (
+                    group == "running_prefill" and decoding
+                ):
+                    continue
+                if not self.hybrid and (prefill if decoding else decode):
+                    refused = refused or fresh
+                    continue
+                total = sum(tokens.values())
+                if decoding:
+                    if total + 1 > min(hard_batch, own_batch):
+                        break
+                    while self._used(view, allocated) + 1 > view.kv_capacity:
+                        others = [v for v in running if v != i and v not in tokens]
+                        victim = others[-1] if others else i
+                        running.remove(victim)
+                        evicted.append(victim)
+                        lost.add(victim)
+                        del allocated[victim]
+                        if victim == i:
+                            break
+                    if i not in running:
+                        continue
+                    allocated[i] += 1
+                    tokens[i] = 1
+                    decode.add(i)
+                    continue
+                whole = int(view.prompt_tokens[i]) + generated[i]
+                rest = whole - (int(view.cached[i]) if i in running else 0)
+                c: float = rest
+                hard = min(hard_batch - total, hard_prefill - sum(tokens[k] for k in prefill))
+                if self.chunked:
+                    c = min(rest, own_batch - total, own_prefill - total, hard)
+                    fits = c >= 1
+                else:
+                    fits = c <= hard and (total == 0 or total + c <= min(own_batch, own_prefill))
+                if fits and fresh:
+                    joined = running + [k for k in tokens if k not in running]
+                    fits = len(joined) + 1 <= max_running and self._fits(
+                        view, i, whole, joined, allocated, generated
+                    )
+                if not fits:
+                    if not together:
+                        break
+                    refused = refused or fresh
+                    continue
+                if fresh:
+                    allocated[i] = whole
+                tokens[i] = int(c)
+                prefill.add(i)
+                alone = total + c > min(own_batch, own_prefill)
+        if tokens:
+            self.after = {
+                i: int(view.prompt_tokens[i]) + generated[i] + view.kv_offset for i in tokens
+            }
+        return Batch(tokens=tokens, evict=evicted)
+
+    def _freed(self, view: View) -> int:
+        """Return the KV of the requests that the last batch completed."""
+        here = {*view.running, *view.waiting}
+        return sum(kv for i, kv in self.after.items() if i not in here)
+
+    def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if self.rank is None or self.place is None:
+            self.rank, self.place = (
+                waiting_rank(order, self.instance, self.predicted, view.cost)
+                for order in (self.rules.order, self.rules.running_order)
+            )
+        return self.rank, self.place
+
+    def _draw(self, view: View, i: int) -> None:
+        length = self.estimate(view, i) if self.rules.order == "output" else 0
+        self.drawn[i] = (length, view.generator.random())
+
+    def _input(self, view: View, i: int) -> int:
+        return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])
+
+    def _used(self, view: View, allocated: dict[int, int]) -> int:
+        return sum(allocated.values()) + view.kv_offset * len(allocated)
+
+    def _fits(
+        self,
+        view: View,
+        i: int,
+        whole: int,
+        joined: list[int],
+        allocated: dict[int, int],
+        generated: dict[int, int],
+    ) -> bool:
+        """Return whether a waiting request may join those running or just admitted."""
+        capacity, offset = view.kv_capacity, view.kv_offset
+        used = self._used(view, allocated) + whole + offset
+        admission = self.rules.admission
+        if used > capacity:
+            return False
+        if admission == "reserve":
+            peaks = [view.prompt_tokens[k] + self.estimate(view, k) - 1 for k in [*joined, i]]
+            return int(sum(peaks)) + offset * len(peaks) <= capacity
+        hard_batch = view.limits.max_batch_tokens or INFINITE
+        if admission == "protect":
+            return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
+        if admission == "lookahead":  # 002, inequality (5), at every predicted completion
+            left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
+            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 + offset for k in left}
+            return len(left) <= hard_batch and all(
+                sum(base[k] + at for k in left if left[k] >= at) <= capacity
+                for at in set(left.values())
+            )
+        return True

@@ -1,0 +1,181 @@
+"""`Windows` in plain Python, as paper 004 has it: the twin of the compiled loop.
+
+Slow and short; the tests demand the same schedule from both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from optsched.costs.cost import CostModel, batch_time
+from optsched.policies.base import Windows
+from optsched.problem.errors import LoopError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_batches
+from optsched.workloads.predict import estimates, forecast_of
+
+INFINITE = float("inf")
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker: its unfinished requests, the batch of the window that runs, and its end."""
+
+    requests: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    until: float | None = None
+
+
+class _Run:
+    """The state of one run: what every request has produced and cached, and the batches."""
+
+    def __init__(self, instance: Instance, rules: Windows, cost: CostModel) -> None:
+        self.instance, self.rules, self.cost = instance, rules, cost
+        self.forecast = forecast_of(instance)
+        self.predicted = estimates(instance)[0]
+        self.produced = [0] * instance.n
+        self.seen = [0] * instance.n  # most tokens ever produced
+        self.cached: dict[int, int] = {}
+        self.workers = [_Worker() for _ in range(rules.workers)]
+        self.rows: list[dict[int, int]] = []
+        self.evictions: list[list[int]] = []
+        self.places: list[int] = []
+
+    def priority(self, i: int) -> tuple[float, float, int]:
+        """Return what a worker's requests are sorted by."""
+        arrival = float(self.instance.arrival[i])
+        length = {
+            "arrival": 0.0,
+            "remaining": self.forecast.left(i, self.seen[i], self.produced[i]),
+            "total": float(self.predicted[i]),
+        }[self.rules.order]
+        return self.rules.aging * arrival + length, arrival, i
+
+    def input(self, i: int) -> int:
+        return int(self.instance.prompt_tokens[i]) + self.produced[i]
+
+    def finished(self, i: int) -> bool:
+        return self.produced[i] == self.instance.output_tokens[i]
+
+    def held(self, requests: list[int]) -> int:
+        offset = self.instance.kv_offset
+        return sum(self.cached[i] + offset for i in requests if i in self.cached)
+
+    def window(self, worker: _Worker, now: float) -> None:
+        """Choose a batch and run it for a window."""
+        instance, limits = self.instance, self.instance.limits
+        most_tokens = limits.max_batch_tokens or INFINITE
+        most_running = limits.max_running or INFINITE
+        line = sorted(worker.requests, key=self.priority)
+        batch: list[int] = []
+        need = 0
+        for i in line:
+            need += self.input(i) + instance.kv_offset
+            if len(batch) == min(self.rules.batch_size, most_tokens, most_running):
+                break
+            if need > instance.kv_capacity:
+                break
+            batch.append(i)
+        worker.batch = list(batch)
+        quota = dict.fromkeys(batch, self.rules.window)
+        prefills = [i for i in batch if i not in self.cached]
+        while not any(self.finished(i) for i in batch) and any(quota[i] for i in batch):
+            row: dict[int, int] = {}
+            for i in prefills:
+                if sum(row.values()) + self.input(i) > min(
+                    most_tokens, limits.max_prefill_tokens or INFINITE
+                ):
+                    break
+                row[i] = self.input(i)
+            if prefills and not row:
+                raise LoopError(f"request {prefills[0]}: its input is not split")
+            prefills = prefills[len(row) :]
+            fresh = bool(row)
+            leaving: list[int] = []  # members that cannot go on beside the others
+            if not fresh:
+                row = {i: 1 for i in batch if quota[i]}
+                staying = list(batch)
+                while self.held(staying) + len(row) > instance.kv_capacity:
+                    leaving.append(staying.pop())
+                    row.pop(leaving[-1], None)
+                if not row:
+                    break
+                batch = staying
+            grown = sum(row.values()) + instance.kv_offset * fresh * len(row)
+            evicted: list[int] = []
+            paused = [i for i in line if i in self.cached and i not in worker.batch]
+            while paused:
+                holders = [i for i in worker.requests if i in self.cached]
+                if (
+                    self.held(holders) + grown <= instance.kv_capacity
+                    and len(holders) + fresh * len(row) <= most_running
+                ):
+                    break
+                evicted.append(paused.pop())
+                del self.cached[evicted[-1]]
+            for victim in leaving:
+                evicted.append(victim)
+                del self.cached[victim]
+            for victim in evicted:
+                if instance.in_rounds:
+                    self.produced[victim] = 0
+            kv = sum(self.cached.get(i, 0) for i in row)
+            total, squares = sum(row.values()), sum(c * c for c in row.values())
+            sums = (
+                (total, 0, 0, len(row), total, squares, 0, 0)
+                if fresh
+                else (total, total, kv, 0, 0, 0, 0, 0)
+            )
+            now += batch_time(self.cost.array, *sums)
+            self.rows.append(row)
+            self.evictions.append(evicted)
+            self.places.append(self.workers.index(worker))
+            for i, c in row.items():
+                self.cached[i] = self.cached.get(i, 0) + c
+                self.produced[i] += 1
+                self.seen[i] = max(self.seen[i], self.produced[i])
+                quota[i] -= 1
+        worker.until = now
+        for i in batch:
+            if self.finished(i):
+                del self.cached[i]
+
+
+def simulate_windows(instance: Instance, rules: Windows, cost: CostModel) -> Schedule:
+    """Return the schedule of `optsched.simulate`, decided request by request.
+
+    Raises
+    ------
+    LoopError
+        An input that a batch cannot hold.
+    """
+    run = _Run(instance, rules, cost)
+    coming = sorted(range(instance.n), key=lambda i: (instance.arrival[i], i))
+    while coming or any(worker.requests for worker in run.workers):
+        times = [worker.until for worker in run.workers if worker.until is not None]
+        now = min([*times, *(float(instance.arrival[i]) for i in coming[:1])])
+        for worker in run.workers:
+            if worker.until == now:
+                worker.requests = [i for i in worker.requests if not run.finished(i)]
+                worker.batch, worker.until = [], None
+        while coming and instance.arrival[coming[0]] <= now:
+            fewest = min(run.workers, key=lambda worker: len(worker.requests))
+            fewest.requests.append(coming.pop(0))
+        for worker in run.workers:
+            if worker.until is None and worker.requests:
+                run.window(worker, now)
+    batch_offsets, evicted_offsets = [0], [0]
+    for row, evicted in zip(run.rows, run.evictions, strict=True):
+        batch_offsets.append(batch_offsets[-1] + len(row))
+        evicted_offsets.append(evicted_offsets[-1] + len(evicted))
+    return from_batches(
+        batch_offsets,
+        [i for row in run.rows for i in row],
+        [c for row in run.rows for c in row.values()],
+        instance=instance,
+        evicted_offsets=evicted_offsets,
+        evicted=[i for evicted in run.evictions for i in evicted],
+        worker=run.places if rules.workers > 1 else None,
+        evict_mode="restart" if instance.in_rounds else "recompute",
+        cost_model_sha256=cost.sha256,
+    )
