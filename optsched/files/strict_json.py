@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -24,6 +25,9 @@ FORMATS = ("instance", "schedule", "result", "comparison", "certificate", "measu
 
 VERSION = 1
 """Version of every format."""
+
+MAX_BYTES = 1 << 29
+"""Size of a file, decompressed, beyond which it is not read: parsing takes many times as much."""
 
 _MESSAGE_CHARS = 600
 _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})", re.ASCII)
@@ -203,7 +207,8 @@ def reason(error: OSError) -> str:
 
 def _read_text(file: Path) -> str:
     try:
-        content = file.read_bytes()
+        with open(file, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError("no such file") from None
     except IsADirectoryError:
@@ -213,12 +218,15 @@ def _read_text(file: Path) -> str:
         raise InputError(f"cannot be read: {words}") from None
     if file.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(MAX_BYTES + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise InputError(f"broken or truncated gzip file: {error}") from None
     elif content[:2] == b"\x1f\x8b":
         raise InputError("is compressed with gzip; a name that ends in .json.gz is right")
-    if not content.strip():
+    if len(content) > MAX_BYTES:
+        raise InputError(f"is too large: more than {MAX_BYTES >> 20} MiB of JSON")
+    if not content or content.isspace():
         raise InputError("is empty; a JSON object is right")
     try:
         return content.decode("utf-8-sig")
