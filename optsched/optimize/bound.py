@@ -98,7 +98,8 @@ def bound_within(
         found.bound, found.origin, found.schedule, found.objective, found.certificate(),
         found.proved, found.first_bound_s,
     )  # fmt: skip
-    over = stop is not None and stop.is_set()
+    left = time_limit_s - (time.perf_counter() - begin)
+    over = left <= 0 or (stop is not None and stop.is_set())
     if name is None or over or found.objective == found.proved:
         return best
 
@@ -110,7 +111,7 @@ def bound_within(
             progress(Progress(elapsed, min(values, default=None), max(bounds, default=None)))
 
     options = SolveOptions(
-        time_limit_s=max(0.0, time_limit_s - (time.perf_counter() - begin)),
+        time_limit_s=left,
         seed=seed,
         warm_start=best.schedule,
         progress=report,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations import Answer, Formulation, Task, check_method, get
@@ -38,6 +40,9 @@ _AGREEMENT = 1e-6
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
 _POLICY_REQUESTS = 20_000
+_POLICY_STEPS = 5_000_000_000
+"""Batches times longest output, beyond which the policies are left out: some look ahead in every
+batch as far as that, and none can be interrupted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +216,7 @@ def solve(
     objective : str or sequence of str, optional
         Names, the most important first; a string may hold several, separated by commas.
     time_limit_s : float or None
-        Seconds for the method.
+        Seconds in all: schedules to start from and quick bounds come out of it, too.
     mip_rel_gap : float
         Relative gap at which the method may stop; 0 demands a proof.
     threads : int, optional
@@ -245,6 +250,7 @@ def solve(
     ViolationError, InputError
         A warm start that is not feasible, or an option out of range.
     """
+    begin = time.perf_counter()
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
     names = _objectives(model, objective)
@@ -260,21 +266,26 @@ def solve(
         progress=progress,
         stop=stop,
     )
-    start = _warm_start(task, model, warm_start, seed)
+
+    def over() -> bool:
+        late = time.perf_counter() - begin >= options.time_limit
+        return late or (stop is not None and stop.is_set())
+
+    start = _warm_start(task, model, warm_start, seed, over)
     if start is not None:
         options = replace(options, warm_start=start[0])
     proved = _proved(task, model)
     history = History(progress)
     options = replace(options, progress=_informed(history, task, model, start, proved))
-    begin = time.perf_counter()
+    since = time.perf_counter()
     try:
-        answer = way.run(task, options)
+        answer = way.run(task, options.after(since - begin))
     except KeyboardInterrupt:
         if start is None:
             raise
         answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
     result = _judged(task, model, chosen, options, answer, start, proved)
-    spent = time.perf_counter() - begin
+    spent = time.perf_counter() - since
     return replace(result, progress=history.until(spent, result.objective, result.bound))
 
 
@@ -317,9 +328,15 @@ _Start = tuple[Schedule, Evaluation]
 
 
 def _warm_start(
-    task: Task, model: Formulation, given: Schedule | str | None, seed: int
+    task: Task,
+    model: Formulation,
+    given: Schedule | str | None,
+    seed: int,
+    over: Callable[[], bool],
 ) -> _Start | None:
     """Return a schedule to start from, in the formulation's terms, with its evaluation.
+
+    Once ``over()``, one of the policies' is good enough.
 
     Raises
     ------
@@ -349,14 +366,19 @@ def _warm_start(
     if task.instance.n > _POLICY_REQUESTS or _restricted(task):
         return None
     name = task.objective[0]
-    makers: list[Callable[[], Schedule]] = [
-        lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-        for spec in _STARTERS
-    ]
+    makers: list[Callable[[], Schedule]] = []
+    batches = task.instance.volume.sum(dtype=np.float64) / task.instance.kv_capacity
+    if batches * task.instance.output_tokens.max() <= _POLICY_STEPS:
+        makers += [
+            lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
+            for spec in _STARTERS
+        ]
     if task.instance.in_rounds:
         makers.append(lambda: serial_schedule(task.instance))
     best: _Start | None = None
     for make in makers:
+        if best is not None and over():
+            break
         try:
             start = _fitting(task, model, make())
         except OptschedError:
