@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from optsched.consistency import reconcile
 from optsched.errors import OptschedError
 from optsched.evaluate import evaluate
 from optsched.formulations import Task, get
@@ -81,6 +82,8 @@ def bound_within(
     ------
     UsageError
         The instance is in seconds.
+    SolverError
+        The bound contradicts the schedule.
     """
     begin = time.perf_counter()
     name = _exact(instance) if search else None
@@ -100,7 +103,7 @@ def bound_within(
     )  # fmt: skip
     over = stop is not None and stop.is_set()
     if name is None or over or found.objective == found.proved:
-        return best
+        return _consistent(instance, best, "search")
 
     def report(state: Progress) -> None:
         if progress is not None:
@@ -119,7 +122,8 @@ def bound_within(
     try:
         answer = get("hindsight").methods[name].run(Task(instance, objective=("tel",)), options)
     except OptschedError:
-        return best  # limits or sizes that the method does not take
+        # Limits or sizes that the method does not take.
+        return _consistent(instance, best, "search")
     return _better_of(instance, best, answer, name)
 
 
@@ -134,16 +138,24 @@ def _exact(instance: Instance) -> str | None:
 
 
 def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
-    schedule, objective = best.schedule, best.objective
+    schedule, objective, found_by = best.schedule, best.objective, "search"
     if answer.schedule is not None:
         value = evaluate(instance, answer.schedule).metrics["tel"]
         assert value is not None
         if objective is None or value < objective:
-            schedule, objective = answer.schedule, int(value)
+            schedule, objective, found_by = answer.schedule, int(value), name
     bound, origin = best.bound, best.origin
     if answer.bound is not None and round_up_bound(answer.bound) > bound:
         bound, origin = round_up_bound(answer.bound), name
     certificate, certified = best.certificate, best.certified
     if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
         certificate, certified = answer.certificate, int(answer.certificate["value"])
-    return Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
+    better = Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
+    return _consistent(instance, better, found_by)
+
+
+def _consistent(instance: Instance, best: Bounded, found_by: str) -> Bounded:
+    """Return what was found, whose bound must not exceed its schedule's value."""
+    known, bound = (best.objective, found_by), (best.bound, best.origin)
+    reconcile(instance, "tel", known, bound, integral=True)
+    return best
