@@ -16,6 +16,7 @@ from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
 from optsched.judge.evaluate import METRICS, Evaluation, evaluate, time_metrics
+from optsched.optimize.consistency import reconcile
 from optsched.optimize.solvers.base import Progress
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
@@ -144,7 +145,7 @@ class Comparison:
         """(best known - bound) / best known, None where one of them is unknown."""
         if self.best_known is None or self.bound is None:
             return None
-        return max(0.0, (self.best_known - self.bound) / self.best_known)
+        return (self.best_known - self.bound) / self.best_known
 
     @property
     def predictor(self) -> str:
@@ -297,6 +298,8 @@ def compare(
         A specification that cannot be read, or a cost model that does not fit.
     ViolationError
         The judge rejects a policy's schedule.
+    SolverError
+        A bound contradicts a schedule that it covers.
 
     Notes
     -----
@@ -374,6 +377,9 @@ def compare(
                     best_known = result.objective
                     best_origin = f"{result.formulation} ({result.method})"
                     best_schedule = result.schedule
+    value = reconcile(
+        instance, "tel", (best_known, best_origin), (value, origin), integral=instance.in_rounds
+    )
     return Comparison(
         instance=instance,
         rows=tuple(_with_ratios(row, best_known, value) for row in rows),
@@ -546,7 +552,7 @@ def _measured_row(
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
     metrics = time_metrics(
-        instance, instance.arrival + latency, latency, ttft, tpot,
+        instance, instance.arrival_since_first + latency, latency, ttft, tpot,
         slo_ttft=slo_ttft, slo_tpot=slo_tpot,
     )  # fmt: skip
     note = "its ratios hold if the cost model and the KV capacity are its server's"

@@ -32,7 +32,7 @@ def result_dict(
     """
     gap = None
     if objective and bound is not None:
-        gap = max(0.0, (objective - bound) / objective)
+        gap = (objective - bound) / objective
     if objective is None:
         status = "no_incumbent"
     else:

@@ -191,6 +191,7 @@ def bound(
     from optsched.analysis.compare import best_schedule
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
+    from optsched.optimize.consistency import reconcile
     from optsched.optimize.solvers.base import History, Progress, progress_columns
 
     begin = time.perf_counter()
@@ -242,6 +243,7 @@ def bound(
             )
             if best is not None:
                 tel, metrics, policy = best.tel, best.metrics, best.policy
+    value = reconcile(instance, "tel", (tel, policy), (value, origin), integral=instance.in_rounds)
     data = result_dict(
         instance,
         command="bound",

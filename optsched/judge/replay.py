@@ -14,8 +14,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.costs import cost
+from optsched.problem import schedule
 
 batch_time = njit(cache=True)(cost.batch_time)
+read_start = njit(cache=True)(schedule.read_start)
 
 # Rules of a schedule, in the order in which a batch is checked. The number is what a replay
 # returns; the words are in `optsched.evaluate`.
@@ -105,12 +107,19 @@ def replay(
     evicted_offsets: NDArray[np.int64],
     evicted: NDArray[np.int64],
     start: NDArray[np.float64],
+    origin: float,
+    blur: float,
     worker: NDArray[np.int64],
     workers: int,
     restart: bool,
     eviction_allowed: bool,
 ) -> Any:
-    """Replay every batch in order; see `Replay` for what comes back, as a flat tuple."""
+    """Replay every batch in order; see `Replay` for what comes back, as a flat tuple.
+
+    Times are counted from the first arrival. Starts are as written (see
+    `optsched.problem.schedule.read_start`); one that lies before the earliest start by no more than
+    ``blur``, what a clock that does not begin at the first arrival loses, is that start.
+    """
     n = arrival.shape[0]
     batches = batch_offsets.shape[0] - 1
     cached = np.zeros(n, dtype=np.int64)  # KV tokens stored
@@ -127,7 +136,7 @@ def replay(
     served = np.zeros(n, dtype=np.float64)
     evictions = np.zeros(n, dtype=np.int64)
     pauses = np.zeros(n, dtype=np.int64)
-    clock = np.zeros(workers, dtype=np.float64)
+    clock = np.full(workers, -np.inf)  # nothing has kept a worker busy yet
     turns = np.zeros(workers, dtype=np.int64)
     held = np.zeros(workers, dtype=np.int64)  # KV tokens on the worker, offset included
     running = np.zeros(workers, dtype=np.int64)
@@ -230,10 +239,15 @@ def replay(
 
         begin = max(clock[w], latest)
         if not np.isnan(start[j]):
-            if start[j] < clock[w]:
-                rule, at, value, limit = START_EARLY, j, start[j], clock[w]
+            earliest = begin
+            for p in range(batch_offsets[j], batch_offsets[j + 1]):
+                earliest = max(earliest, free_at[request[p]])
+            begin = read_start(start[j], earliest, origin)
+            if earliest - blur <= begin < earliest:
+                begin = earliest
+            if begin < clock[w]:
+                rule, at, value, limit = START_EARLY, j, begin, clock[w]
                 break
-            begin = start[j]
         end = begin + batch_time(
             cost, total, n_decode, decode_kv, n_prefill, prefill_tokens, prefill_square,
             prefill_cross, prefill_kv,

@@ -13,6 +13,7 @@ import numpy as np
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.consistency import float_noise, reconcile
 from optsched.optimize.formulations import Answer, Formulation, Task, check_method, get
 from optsched.optimize.solvers.base import (
     History,
@@ -35,8 +36,6 @@ from optsched.problem.markup import facts, number
 from optsched.problem.schedule import Schedule, from_starts
 from optsched.problem.version import __version__
 
-_AGREEMENT = 1e-6
-"""Relative difference allowed between a solver's objective and the judge's, in seconds."""
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
 _POLICY_REQUESTS = 20_000
@@ -110,9 +109,8 @@ class Result:
         """Relative distance of objective and bound (`gap_definition`), or None."""
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
-        distance = self.objective - self.bound
-        gap = float((-distance if self.maximized else distance) / self.objective)
-        return max(0.0, gap)  # a bound may pass the objective by float noise (`_consistent`)
+        ends = (self.bound, self.objective) if self.maximized else (self.objective, self.bound)
+        return float((ends[0] - ends[1]) / self.objective)
 
     @property
     def gap_definition(self) -> str:
@@ -325,6 +323,8 @@ def _objectives(model: Formulation, objective: str | Sequence[str] | None) -> tu
 
 
 _Start = tuple[Schedule, Evaluation]
+_Bound = tuple[float | int | None, str | None]
+"""A value and its origin."""
 
 
 def _warm_start(
@@ -388,17 +388,17 @@ def _warm_start(
     return best
 
 
-def _proved(task: Task, model: Formulation) -> float | None:
+def _proved(task: Task, model: Formulation) -> _Bound:
     """Return the best of the bounds that need no search, None where there is none."""
     name = task.objective[0]
     if name in model.maximized:
-        return None
+        return None, None
     from optsched.bounds import lower_bound
 
     try:
-        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)[0]
+        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)
     except InfeasibleError:
-        return None  # the method says why
+        return None, None  # the method says why
 
 
 def _informed(
@@ -406,7 +406,7 @@ def _informed(
     task: Task,
     model: Formulation,
     start: _Start | None,
-    proved: float | None,
+    proved: _Bound,
 ) -> Callable[[Progress], None]:
     """Return a progress call that also knows the warm start and the bound proved before."""
     name = task.objective[0]
@@ -417,7 +417,7 @@ def _informed(
         warm = start[1].metrics[name]
 
     def tell(state: Progress) -> None:
-        bound = _best_bound(state.bound, proved, integral)
+        bound, _ = _best_bound((state.bound, None), proved, integral)
         known = [v for v in (state.incumbent, warm) if v is not None]
         progress(Progress(state.elapsed_s, min(known, key=lambda v: sign * v, default=None), bound))
 
@@ -466,17 +466,18 @@ def _judged(
     options: SolveOptions,
     answer: Answer,
     start: _Start | None,
-    proved: float | None,
+    proved: _Bound,
 ) -> Result:
     instance, name = task.instance, task.objective[0]
     maximized = name in model.maximized
     integral = instance.in_rounds and name in model.integral
     schedule, evaluation, status = answer.schedule, None, answer.status
     objective: float | int | None = None
+    found_by = None
     if schedule is not None:
         evaluation = _replayed(task, method, schedule)
         objective = evaluation.metrics[name]
-        _agree(method, name, answer.objective, objective, integral)
+        _agree(instance, method, name, answer.objective, objective, integral)
     if start is not None and not _restricted(task) and len(task.objective) == 1:
         if status is Status.INFEASIBLE:
             raise SolverError(
@@ -485,10 +486,11 @@ def _judged(
             )
         if evaluation is None or _better(model, name, start[1], evaluation):
             schedule, evaluation = start
-            objective = evaluation.metrics[name]
+            objective, found_by = evaluation.metrics[name], "the warm start"
             status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
-    bound = _best_bound(answer.bound, proved, integral)
-    bound = _consistent(method, objective, bound, integral, maximized)
+    known = objective, method if found_by is None else found_by
+    best = _best_bound((answer.bound, method), proved, integral)
+    bound = reconcile(instance, name, known, best, integral=integral, maximized=maximized)
     sign = -1 if maximized else 1
     if status is not Status.ERROR:
         status = settle_status(
@@ -532,11 +534,16 @@ def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
 
 
 def _agree(
-    method: str, name: str, claimed: float | None, judged: float | int | None, integral: bool
+    instance: Instance,
+    method: str,
+    name: str,
+    claimed: float | None,
+    judged: float | int | None,
+    integral: bool,
 ) -> None:
     if claimed is None or judged is None:
         raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
-    slack = 0.01 if integral else _AGREEMENT * max(1.0, abs(judged))
+    slack = 0.01 if integral else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
         raise SolverError(
             f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
@@ -544,29 +551,10 @@ def _agree(
         )
 
 
-def _best_bound(claimed: float | None, proved: float | None, integral: bool) -> float | int | None:
-    bound = claimed
-    if bound is not None and integral:
-        bound = round_up_bound(bound)
-    if proved is not None and (bound is None or proved > bound):
-        bound = proved
-    return bound
-
-
-def _consistent(
-    method: str,
-    objective: float | int | None,
-    bound: float | int | None,
-    integral: bool,
-    maximized: bool,
-) -> float | int | None:
-    """Return the bound, which must not lie on the wrong side of the objective."""
-    if objective is None or bound is None:
-        return bound
-    excess = objective - bound if maximized else bound - objective
-    if excess > (0 if integral else _AGREEMENT * max(1.0, abs(objective))):
-        raise SolverError(
-            f"{method}: its bound {bound} contradicts a schedule of value {objective}; "
-            "the model or the solver is wrong"
-        )
-    return objective if excess > 0 else bound
+def _best_bound(claimed: _Bound, proved: _Bound, integral: bool) -> _Bound:
+    value, origin = claimed
+    if value is not None and integral:
+        value = round_up_bound(value)
+    if proved[0] is not None and (value is None or proved[0] > value):
+        return proved
+    return value, origin

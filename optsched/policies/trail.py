@@ -181,6 +181,7 @@ class Trail:
             limits.max_prefill_tokens or UNLIMITED,
             limits.max_running or UNLIMITED,
             cost.array,
+            instance.clock_origin,
             np.lexsort((np.arange(instance.n), arrival)),
             self.c,
             self.refine,

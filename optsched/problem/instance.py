@@ -229,19 +229,26 @@ class Instance:
                         f"exceeds {limit} and chunked_prefill is false; it can never be processed"
                     )
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
-        volume = (
-            sum(
-                int((column.astype(object) * self.output_tokens.astype(object)).sum())
-                for column in (self.prompt_tokens, self.output_tokens)
-            )
-            if self.output_tokens.max() > 2**20 or self.prompt_tokens.max() > 2**20
-            else 0
-        )
+        longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
+        volume = 0
+        if self.n * longest * (longest + largest) >= 2**62:
+            output = self.output_tokens.astype(object)
+            volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
         if last * self.n >= 2**62 or volume >= 2**62:
             raise InputError(
                 "requests: the sum of all completion times or KV volumes would not fit into "
                 "64-bit integers; use fewer or smaller requests, or earlier arrivals"
             )
+        # A batch holds at most kv_capacity tokens, so its sum of c^2 is at most the product.
+        size = longest + largest
+        if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
+            sizes = (self.prompt_tokens + self.output_tokens).astype(object)
+            squares = int((sizes * sizes).sum())
+            if min(squares, size * self.kv_capacity) >= 2**63:
+                raise InputError(
+                    f"requests: a batch's sum of squared prompts could reach {squares}, beyond "
+                    "64-bit integers; use fewer or smaller requests, or a smaller kv_capacity"
+                )
 
     def __repr__(self) -> str:
         return (
@@ -298,11 +305,40 @@ class Instance:
         return replace(self, **nothing)
 
     @cached_property
+    def first_arrival(self) -> float | int:
+        """The first arrival: the zero of every clock that computes something."""
+        first: float | int = self.arrival.min().item()
+        return first
+
+    @cached_property
+    def arrival_since_first(self) -> NDArray[Any]:
+        """Arrivals less the first one, shape (n,), read-only, in the type of `arrival`."""
+        since = self.arrival - self.first_arrival
+        since.setflags(write=False)
+        return since
+
+    @cached_property
     def release(self) -> NDArray[np.float64]:
-        """Arrivals as read-only float64, shape (n,): compiled code sees one type in both units."""
-        release = self.arrival.astype(np.float64)
+        """`arrival_since_first` as float64: compiled code sees one type in both units.
+
+        Kernels count time from the first arrival, so that a Unix time stamp costs no digits;
+        `at` turns their times into the instance's.
+        """
+        release = self.arrival_since_first.astype(np.float64)
         release.setflags(write=False)
         return release
+
+    @property
+    def clock_origin(self) -> float:
+        """What `read_start` takes from starts: 0 in rounds, which are exact."""
+        return 0.0 if self.in_rounds else float(self.first_arrival)
+
+    def at(self, since_first: ArrayLike) -> NDArray[Any]:
+        """Return times since the first arrival as times of the instance: int64 in rounds."""
+        times: NDArray[Any] = np.asarray(since_first)
+        if self.in_rounds:
+            times = np.rint(times).astype(np.int64)
+        return np.asarray(times + self.first_arrival)
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:

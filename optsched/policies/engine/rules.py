@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.judge.replay import batch_time
+from optsched.judge.replay import batch_time, read_start
 from optsched.policies.engine.common import DONE, LOOP, MAX_STALLED_BATCHES, STALLED, STUCK, grown
 
 # Codes of what `Rules` say in words.
@@ -94,6 +94,7 @@ def run(
     hard_prefill: int,
     hard_running: int,
     cost: NDArray[np.float64],
+    origin: float,
     by_arrival: NDArray[np.int64],
     priority: NDArray[np.int64],
     rank: NDArray[np.int64],
@@ -497,12 +498,14 @@ def run(
             n_partial += 1
 
         # Process it.
+        written = origin + now
+        now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
         if batches + 2 > batch_offsets.shape[0]:
             batch_offsets = grown(batch_offsets, batches + 2)
             evicted_offsets = grown(evicted_offsets, batches + 2)
             start = grown(start, batches + 2)
-        start[batches] = now
+        start[batches] = written
         batches += 1
         batch_offsets[batches] = entries
         evicted_offsets[batches] = n_evicted

@@ -23,7 +23,7 @@ from optsched.policies.base import (
 )
 from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule, from_batches
+from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
 from optsched.workloads.predict import Predictor, estimates, forecast_of, predict
 
 MAX_STALLED_BATCHES = 1_000_000
@@ -129,6 +129,7 @@ def _simulate_rules(
         limits.max_prefill_tokens or UNLIMITED,
         min(limits.max_running or UNLIMITED, rules.max_running or UNLIMITED),
         cost.array,
+        instance.clock_origin,
         by_arrival,
         waiting_rank(rules.running_order, instance, predicted, cost),
         waiting_rank(rules.order, instance, predicted, cost),
@@ -166,6 +167,8 @@ def _schedule_of(
 
     outcome, about, size, batches, now = (v for v in found[:5])
     offsets, request, tokens, evicted_offsets, evicted, start, late = found[5:]
+    if instance.in_rounds:
+        start = instance.at(start)
     if outcome != DONE:
         reason = {
             STUCK: "nothing runs and it can never be admitted",
@@ -231,7 +234,7 @@ def _simulate_windows(
 def _loop(
     instance: Instance, name: str, request: int, batch: int, now: float, reason: str
 ) -> LoopError:
-    where = f"batch {batch} at {now:.6g} {instance.time_unit}s"
+    where = f"batch {batch} at {now + instance.first_arrival:.6g} {instance.time_unit}s"
     about = f", request {request}" if request >= 0 else ""
     return LoopError(f"policy {name!r}: endless loop at {where}{about}: {reason}")
 
@@ -246,6 +249,7 @@ def _simulate_open(
         mode = "restart"
     predicted, _ = estimates(instance)
     arrival = instance.release
+    first, origin = instance.first_arrival, instance.clock_origin
     by_arrival = np.lexsort((np.arange(n), arrival)).tolist()
     place = waiting_rank("arrival", instance, predicted, cost)
     shown_arrival = np.full(n, -1.0)
@@ -291,7 +295,7 @@ def _simulate_open(
     while done < n:
         while arrived < n and arrival[by_arrival[arrived]] <= now:
             i = by_arrival[arrived]
-            shown_arrival[i] = arrival[i]
+            shown_arrival[i] = first + arrival[i]
             shown_prompt[i] = instance.prompt_tokens[i]
             shown_predicted[i] = predicted[i]
             shown_remaining[i] = forecast.left(i, 0, 0)
@@ -306,7 +310,7 @@ def _simulate_open(
             now = float(arrival[by_arrival[arrived]])
             continue
         view = View(
-            now=now,
+            now=first + now,
             waiting=list(waiting),
             running=list(running),
             arrival=public[0],
@@ -359,8 +363,10 @@ def _simulate_open(
                 raise _loop(instance, name, about, len(offsets) - 1, now, reason)
             continue
         latest = max(arrival[i] for i in batch.tokens)
+        written = origin + now
+        now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
-        start.append(now)
+        start.append(written)
         sums = _sums(batch, decoding, cached)
         request.extend(batch.tokens.keys())
         tokens.extend(batch.tokens.values())
@@ -390,7 +396,7 @@ def _simulate_open(
         instance=problem,
         evicted_offsets=evicted_offsets,
         evicted=evicted,
-        start=start if off_default else None,
+        start=None if not off_default else instance.at(start) if instance.in_rounds else start,
         evict_mode=mode,
         cost_model_sha256=cost.sha256,
     )

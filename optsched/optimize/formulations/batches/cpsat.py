@@ -520,7 +520,10 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 
 def _starts(prob: Problem, batches: list[Batch], starts: list[int]) -> list[float] | None:
-    """Return the chosen starts in seconds, or None where the earliest are as good."""
+    """Return the chosen starts in seconds since the first arrival.
+
+    None where the earliest are as good.
+    """
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
     if prob.levels(exact_times(prob, batches)) <= prob.levels(exact_times(prob, batches, chosen)):

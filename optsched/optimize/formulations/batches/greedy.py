@@ -112,7 +112,7 @@ def _greedy(
     ready = [False] * prob.n
     peak = [s + o - 1 + off for s, o in zip(prob.prompt, prob.output, strict=True)]
     unit = prob.exact.unit_s
-    arrival = [Fraction(float(a)) / unit for a in prob.instance.arrival]
+    arrival = [Fraction(float(a)) / unit for a in prob.instance.release]
     left, clock, plan = set(range(prob.n)), Fraction(0), []
     while left:
         queue = [i for i in order if i in left]

@@ -205,10 +205,30 @@ class Problem:
         return self.instance.chunked_prefill is True
 
     @cached_property
+    def first_arrival(self) -> Fraction:
+        """The first arrival in seconds, where the models' time begins."""
+        return Fraction(self.instance.first_arrival)
+
+    @cached_property
+    def since_first(self) -> list[Fraction]:
+        """Arrivals in seconds since the first: the judge's floats as short decimals.
+
+        0.3 s after 0.1 s is 0.2 s, although the floats differ by 0.19999999999999998. Where the
+        decimals' difference is another moment (time stamps with too few digits), the float is it.
+        """
+        first = _decimal(self.instance.first_arrival)
+        found = []
+        for arrival, judged in zip(self.instance.arrival, self.instance.release, strict=True):
+            since = _decimal(arrival) - first
+            near = abs(since - Fraction(float(judged))) <= _ARRIVAL_S
+            found.append(since if near or not first else _decimal(judged))
+        return found
+
+    @cached_property
     def exact(self) -> Costs:
         """The costs, exactly; in a unit that divides the arrivals, or nearly."""
         costs = exact_costs(self.model)
-        parts = [_decimal(a) / costs.unit_s for a in self.instance.arrival]
+        parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
         if factor > _FINEST:
             factor = max(1, math.ceil(costs.unit_s / _ARRIVAL_S))
@@ -233,14 +253,14 @@ class Problem:
 
     @cached_property
     def last_arrival(self) -> Fraction:
-        """The latest arrival in seconds."""
-        return Fraction(float(self.instance.arrival.max()))
+        """The latest arrival in seconds since the first."""
+        return max(self.since_first)
 
     @cached_property
     def arrival(self) -> list[int]:
-        """Arrivals in the models' unit, rounded down (a relaxation by less than a unit)."""
+        """`since_first` in the models' unit, rounded down (a relaxation by less than a unit)."""
         unit = self.costs.unit_s
-        return [math.floor(_decimal(v) / unit) for v in self.instance.arrival]
+        return [math.floor(v / unit) for v in self.since_first]
 
     @cached_property
     def rate_unit(self) -> int:
@@ -321,7 +341,7 @@ class Problem:
         limit = self.cutoff
         if best is not None:
             # What rounding of costs and arrivals may add to each request's times.
-            rounded = unit > 1 or bool((self.instance.arrival > 0).any())
+            rounded = unit > 1 or any(self.since_first)
             value = self.level(name, best) / unit + (self.n + 1 if rounded else 0)
             limit = value if limit is None else min(limit, value)
         if limit is None or name in ("mean_ttft", "mean_tpot", "max_tpot"):
@@ -339,12 +359,12 @@ class Problem:
     def level(self, name: str, times: Times) -> Fraction:
         """Return the quantity that stands for an objective, in exact units.
 
-        Latest finish (makespan, tps), sum of latencies (tel), of first tokens less arrivals
-        (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit` (mean_tpot) or the
-        largest of these (max_tpot).
+        Latest finish since the first arrival (makespan, tps), sum of latencies (tel), of first
+        tokens less arrivals (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit`
+        (mean_tpot) or the largest of these (max_tpot).
         """
         unit = self.exact.unit_s
-        arrival = [Fraction(float(a)) / unit for a in self.instance.arrival]
+        arrival = [Fraction(float(a)) / unit for a in self.instance.release]
         if name in ("makespan", "tps"):
             return max(times.finish)
         if name == "tel":
@@ -369,14 +389,15 @@ class Problem:
         """Return an objective's value for a level in the models' (or the exact) unit."""
         value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
         if name == "tps":
-            span = value - Fraction(float(self.instance.arrival.min()))
-            return float(sum(self.output) / span)
-        return float(value)
+            return float(sum(self.output) / value)
+        return float(value + self.first_arrival if name == "makespan" else value)
 
     def to_level(self, name: str, value: Fraction) -> Fraction:
         """Return the level in the models' unit for an objective's value."""
         if name == "tps":
-            value = sum(self.output) / value + Fraction(float(self.instance.arrival.min()))
+            value = sum(self.output) / value
+        if name == "makespan":
+            value -= self.first_arrival
         return value / self._scale(name, self.costs.unit_s)
 
     def levels(self, times: Times) -> tuple[Fraction, ...]:
@@ -462,7 +483,8 @@ def exact_times(
     prob : Problem
     batches : iterable of Batch
     start : iterable of float, optional
-        Start times in seconds; without them each batch starts as early as it may.
+        Starts in seconds since the first arrival; without them each batch starts as early as it
+        may.
     """
     c = prob.exact
     cached, produced, ready = [0] * prob.n, [0] * prob.n, [False] * prob.n
@@ -482,7 +504,7 @@ def exact_times(
                 work += c.prefill(tokens, cached[i])
                 prefills = True
         work += c.decode_base * decodes + c.prefill_base * prefills
-        latest = max(Fraction(float(prob.instance.arrival[i])) for i, _ in batch.entries)
+        latest = max(Fraction(float(prob.instance.release[i])) for i, _ in batch.entries)
         begin = max(clock, latest / c.unit_s)
         if starts is not None:
             begin = max(clock, Fraction(float(starts[j])) / c.unit_s)
@@ -513,7 +535,7 @@ def to_schedule(prob: Problem, batches: list[Batch], start: list[float] | None =
         instance=prob.instance,
         evicted_offsets=np.cumsum([0] + [len(batch.evicted) for batch in batches]),
         evicted=[i for batch in batches for i in batch.evicted],
-        start=start,
+        start=None if start is None else prob.instance.at(start),
         cost_model_sha256=prob.model.sha256,
     )
 
@@ -542,7 +564,7 @@ def answer(
         Bound on the first objective's level in the models' unit; where nothing was proved, the
         bound from own work and batches needed competes with it.
     start : list of float, optional
-        Start times in seconds, where they are not the earliest.
+        Starts in seconds since the first arrival, where they are not the earliest.
     claimed : int, optional
         The level that the method gives its incumbent, checked.
     fallback : list of Batch, optional
@@ -597,7 +619,7 @@ def _least_level(prob: Problem) -> int:
 
 def _near(prob: Problem, level: Fraction, claimed: int) -> bool:
     """Whether the models' integers agree with the exact level, up to what they round away."""
-    rounded = prob.shrink > 1 or bool((prob.instance.arrival > 0).any())
+    rounded = prob.shrink > 1 or any(prob.since_first)
     slack = max(1.0, 1e-9 * float(level)) * prob.n if rounded else 0
     return abs(level - claimed) <= slack
 
