@@ -17,6 +17,7 @@ from optsched.optimize.solvers.base import Progress, SolveOptions, round_up_boun
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -117,7 +118,9 @@ def bound_within(
         stop=stop,
     )
     try:
-        answer = get("hindsight").methods[name].run(Task(instance, objective=("tel",)), options)
+        answer = (
+            get("hindsight").methods[name].run(Task(instance, objective=(TOTAL_LATENCY,)), options)
+        )
     except OptschedError:
         return best  # limits or sizes that the method does not take
     return _better_of(instance, best, answer, name)
@@ -129,14 +132,14 @@ def _exact(instance: Instance) -> str | None:
         return None
     if instance.kv_capacity <= RAMP_CAPACITY:
         return "ramp"
-    chosen = get("hindsight").choose(Task(instance, objective=("tel",)))
+    chosen = get("hindsight").choose(Task(instance, objective=(TOTAL_LATENCY,)))
     return chosen if chosen == "cpsat" else None
 
 
 def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
     schedule, objective = best.schedule, best.objective
     if answer.schedule is not None:
-        value = evaluate(instance, answer.schedule).metrics["tel"]
+        value = TOTAL_LATENCY.of(evaluate(instance, answer.schedule))
         assert value is not None
         if objective is None or value < objective:
             schedule, objective = answer.schedule, int(value)

@@ -258,7 +258,8 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.bounds import ramp_graph, ramp_tracker
+        from optsched.optimize.ramp import graph as ramp_graph
+        from optsched.optimize.ramp import tracker as ramp_tracker
 
         self._kernels, self._trackers = ramp_graph, ramp_tracker
         jobs = self.jobs
