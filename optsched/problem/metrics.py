@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from optsched.problem.instance import Instance, TimeUnit
+    from optsched.problem.instance import Instance
 
 Unit = Literal["time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count"]
 """What a metric is measured in; times are in the instance's unit."""
@@ -78,7 +78,12 @@ class Metric:
         """Whether every value on an instance is an integer."""
         return self.whole == "always" or (self.whole == "rounds" and instance.in_rounds)
 
-    def unit_words(self, time_unit: TimeUnit | str | None) -> str:
+    def header(self, time_unit: str | None, between: str = "\n") -> str:
+        """Return its words and its unit in brackets, for the head of a column."""
+        unit = self.unit_words(time_unit)
+        return f"{self.words}{between}[{unit}]" if unit else self.words
+
+    def unit_words(self, time_unit: str | None) -> str:
         """Return the unit for people, empty for a count."""
         times, single = _SHORT.get(str(time_unit), ("", ""))
         if self.unit.startswith("time"):
@@ -161,7 +166,7 @@ _SLO = ("slo_ttft", "slo_tpot")
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
            _LATENCY, lambda judged: judged.latency.sum(), whole="rounds"),
-    Metric("mean_latency", "mean latency", "time", "", _LATENCY, _mean("latency")),
+    Metric("mean_latency", "mean latency", "time", "finish - arrival", _LATENCY, _mean("latency")),
     Metric("p50_latency", "p50 latency", "time", "", _LATENCY, _percentile("latency", 50)),
     Metric("p90_latency", "p90 latency", "time", "", _LATENCY, _percentile("latency", 90)),
     Metric("p99_latency", "p99 latency", "time", "", _LATENCY, _percentile("latency", 99)),

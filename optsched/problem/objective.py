@@ -129,6 +129,11 @@ def parse_objectives(
     return tuple(found)
 
 
+def first_metric(text: object) -> Metric | None:
+    """Return the metric of the first objective that a file names, None where there is no such."""
+    return TABLE.get(str(text).partition(",")[0].partition(":")[0])
+
+
 def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
     """Return the parameters of objectives by name, as `optsched.evaluate` takes them.
 
