@@ -665,7 +665,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
     def too_late(*args: Any, **options: Any) -> None:
         raise AssertionError("solved before the outputs were checked")
 
-    monkeypatch.setattr(import_module("optsched.solve"), "solve", too_late)
+    monkeypatch.setattr(import_module("optsched.optimize.solve"), "solve", too_late)
     one_line_error(run("solve", instance, option, target), 2)
     assert "two outputs" in one_line_error(
         run("solve", instance, "--json", "x", "--schedule-out", "./x"), 2

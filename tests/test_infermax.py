@@ -106,7 +106,7 @@ def run(instance, method, *objectives, cost=PAPER, limit=600.0, warm_start=None,
     answer = check_method(get("infermax"), method, task).run(task, options)
     if answer.schedule is not None:
         judged = evaluate(instance, answer.schedule, cost)
-        assert answer.objective == pytest.approx(judged.metrics[task.objective[0]], rel=1e-9)
+        assert answer.objective == pytest.approx(judged.metrics[task.names[0]], rel=1e-9)
     return answer
 
 

@@ -32,6 +32,7 @@ from optsched.cli.output import (
     write_requests,
 )
 from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -77,7 +78,7 @@ def simulate(
         method=policy,
         policy=policy,
         predictor=info.predictor,
-        objective=metrics["tel"],
+        objective=TOTAL_LATENCY.of(evaluation),
         metrics=metrics,
         cost_model=cost,
         seed=seed,
@@ -123,7 +124,7 @@ def evaluate(
         instance,
         command="evaluate",
         method=None,
-        objective=evaluation.metrics["tel"],
+        objective=TOTAL_LATENCY.of(evaluation),
         metrics=evaluation.metrics,
         cost_model=cost,
         schedule=schedule_file,
@@ -173,7 +174,7 @@ def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> s
     times = unit(instance)
     return (
         f"{file}: valid schedule of {instance.n} requests, "
-        f"tel {number(evaluation.metrics['tel'])} {times}, "
+        f"{TOTAL_LATENCY} {number(TOTAL_LATENCY.of(evaluation))} {times}, "
         f"makespan {number(evaluation.metrics['makespan'])} {times}"
     )
 

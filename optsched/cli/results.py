@@ -8,6 +8,7 @@ from typing import Any
 
 from optsched.costs.cost import CostModel
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 
 
@@ -46,7 +47,7 @@ def result_dict(
         "time_unit": instance.time_unit,
         "formulation": None,
         "method": method,
-        "objective_name": "tel",
+        "objective_name": TOTAL_LATENCY.name,
         "status": status,
         "objective": objective,
         "bound": bound,

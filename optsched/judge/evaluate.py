@@ -13,6 +13,7 @@ from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
+from optsched.problem.metrics import derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
@@ -20,70 +21,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-METRICS = (
-    "tel", "mean_latency", "p50_latency", "p90_latency", "p99_latency",
-    "mean_ttft", "p50_ttft", "p90_ttft", "p99_ttft",
-    "mean_tpot", "p99_tpot", "max_tpot",
-    "mean_queuing_delay", "p99_queuing_delay", "mean_waiting",
-    "makespan", "tps", "peak_kv", "mean_kv", "batches", "evictions",
-    "slo_attainment", "slo_goodput",
-)  # fmt: skip
-"""Names of `Evaluation.metrics`, in the order of tables."""
-
 MAX_WORKERS = 1_000_000
 """Most workers that a schedule may number."""
-
-
-def time_metrics(
-    instance: Instance,
-    finish: NDArray[Any],
-    latency: NDArray[Any],
-    ttft: NDArray[Any] | None,
-    tpot: NDArray[np.float64] | None,
-    *,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-) -> dict[str, float | int | None]:
-    """Return the metrics that follow from times alone; the others, and unknown ones, are None.
-
-    Parameters
-    ----------
-    instance : Instance
-    finish : ndarray, shape (n,)
-        Completions since the first arrival.
-    latency : ndarray, shape (n,)
-    ttft : ndarray, shape (n,), optional
-    tpot : ndarray of float64, shape (n,), optional
-        NaN for requests of one token.
-    slo_ttft, slo_tpot : float, optional
-    """
-    number = int if instance.in_rounds else float
-    out: dict[str, float | int | None] = dict.fromkeys(METRICS)
-    out["tel"] = number(latency.sum())
-    for name, column in (("latency", latency), ("ttft", ttft)):
-        if column is None:
-            continue
-        out[f"mean_{name}"] = float(column.mean())
-        for q in (50, 90, 99):
-            out[f"p{q}_{name}"] = float(np.percentile(column, q))
-    if tpot is not None and not np.isnan(tpot).all():
-        known = tpot[~np.isnan(tpot)]
-        out["mean_tpot"] = float(known.mean())
-        out["p99_tpot"] = float(np.percentile(known, 99))
-        out["max_tpot"] = float(known.max())
-    out["makespan"] = number(finish.max()) + instance.first_arrival
-    span = float(finish.max())
-    out["tps"] = float(instance.output_tokens.sum() / span)
-    unknown = (slo_ttft is not None and ttft is None) or (slo_tpot is not None and tpot is None)
-    if (slo_ttft is not None or slo_tpot is not None) and not unknown:
-        good = np.ones(instance.n, dtype=bool)
-        if slo_ttft is not None and ttft is not None:
-            good &= ttft <= slo_ttft
-        if slo_tpot is not None and tpot is not None:
-            good &= ~(tpot > slo_tpot)  # one token has no TPOT to miss
-        out["slo_attainment"] = float(good.mean())
-        out["slo_goodput"] = float(good.sum() / span)
-    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +101,7 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        unit = "rounds" if self.instance.in_rounds else "s"
-        metrics = self.metrics
+        unit, metrics = time_words(self.instance.time_unit), self.metrics
         rows: list[tuple[Any, ...]] = [
             (name, metrics[f"mean_{key}"], *(metrics[f"p{q}_{key}"] for q in (50, 90, 99)))
             for name, key in ((f"latency [{unit}]", "latency"), (f"TTFT [{unit}]", "ttft"))
@@ -203,6 +141,11 @@ class Evaluation:
     def batch_end(self) -> NDArray[Any]:
         """When each batch (or interval) ended, shape (batches,)."""
         return self.instance.at(self.clock.batch_end)
+
+    @property
+    def span(self) -> Any:
+        """Time from the first arrival to the last completion."""
+        return self.clock.finish.max()
 
     @cached_property
     def latency(self) -> NDArray[Any]:
@@ -263,26 +206,15 @@ class Evaluation:
 
     @cached_property
     def metrics(self) -> dict[str, float | int | None]:
-        """Every metric by name (`METRICS`), None where unknown.
+        """Every metric of `optsched.problem.metrics.TABLE` by name, None where unknown.
 
         ``tel`` is the sum of latencies, ``makespan`` the last completion, ``tps`` output tokens
         per time unit from the first arrival to the last completion, ``mean_waiting`` the time in
         no batch (the queuing delay and later interruptions), percentiles interpolate linearly,
         ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
-        requests that meet both objectives given, ``slo_goodput`` their number per time unit.
+        requests that meet both limits given, ``slo_goodput`` their number per time unit.
         """
-        out = time_metrics(
-            self.instance, self.clock.finish, self.latency, self.ttft, self.tpot,
-            slo_ttft=self.slo_ttft, slo_tpot=self.slo_tpot,
-        )  # fmt: skip
-        out["mean_queuing_delay"] = float(self.queuing_delay.mean())
-        out["p99_queuing_delay"] = float(np.percentile(self.queuing_delay, 99))
-        out["mean_waiting"] = float(self.waiting.mean())
-        out["peak_kv"] = int(self.batch_kv.max())
-        out["mean_kv"] = self.mean_kv
-        out["batches"] = self.busy_batches
-        out["evictions"] = int(self.evictions.sum())
-        return out
+        return derive(self)
 
     def table(self) -> pd.DataFrame:
         """Return one row per request: sizes, times, latency, TTFT, TPOT, delays, evictions."""

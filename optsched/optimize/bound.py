@@ -18,6 +18,7 @@ from optsched.optimize.solvers.base import Progress, SolveOptions, round_up_boun
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -121,7 +122,9 @@ def bound_within(
         stop=stop,
     )
     try:
-        answer = get("hindsight").methods[name].run(Task(instance, objective=("tel",)), options)
+        answer = (
+            get("hindsight").methods[name].run(Task(instance, objective=(TOTAL_LATENCY,)), options)
+        )
     except OptschedError:
         # Limits or sizes that the method does not take.
         return _consistent(instance, best, "search")
@@ -134,14 +137,14 @@ def _exact(instance: Instance) -> str | None:
         return None
     if instance.kv_capacity <= RAMP_CAPACITY:
         return "ramp"
-    chosen = get("hindsight").choose(Task(instance, objective=("tel",)))
+    chosen = get("hindsight").choose(Task(instance, objective=(TOTAL_LATENCY,)))
     return chosen if chosen == "cpsat" else None
 
 
 def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
     schedule, objective, found_by = best.schedule, best.objective, "search"
     if answer.schedule is not None:
-        value = evaluate(instance, answer.schedule).metrics["tel"]
+        value = TOTAL_LATENCY.of(evaluate(instance, answer.schedule))
         assert value is not None
         if objective is None or value < objective:
             schedule, objective, found_by = answer.schedule, int(value), name
@@ -158,5 +161,5 @@ def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> 
 def _consistent(instance: Instance, best: Bounded, found_by: str) -> Bounded:
     """Return what was found, whose bound must not exceed its schedule's value."""
     known, bound = (best.objective, found_by), (best.bound, best.origin)
-    reconcile(instance, "tel", known, bound, integral=True)
+    reconcile(instance, TOTAL_LATENCY, known, bound)
     return best

@@ -6,6 +6,7 @@ import numpy as np
 
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import Objective
 
 AGREEMENT = 1e-6
 """Relative difference allowed between two computations of one value in seconds."""
@@ -36,26 +37,18 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
 
 def reconcile(
     instance: Instance,
-    name: str,
+    objective: Objective,
     known: tuple[float | int | None, str | None],
     bound: tuple[float | int | None, str | None],
-    *,
-    integral: bool,
-    maximized: bool = False,
 ) -> float | int | None:
     """Return the bound, or the schedule's value where the bound passes it by float noise.
 
     Parameters
     ----------
     instance : Instance
-    name : str
-        The objective.
+    objective : Objective
     known, bound : tuple
         A value with its origin: of a schedule that the bound covers, and of the bound.
-    integral : bool
-        Whether both are exact, so that there is no noise.
-    maximized : bool
-        Whether more is better, so that the bound lies above.
 
     Raises
     ------
@@ -65,10 +58,12 @@ def reconcile(
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:
         return limit
-    excess = value - limit if maximized else limit - value
-    if excess > (0 if integral else float_noise(instance, name, value)):
+    excess = objective.signed(limit) - objective.signed(value)
+    exact = objective.integral(instance)
+    if excess > (0 if exact else float_noise(instance, objective.name, value)):
         raise SolverError(
-            f"the {name} bound {limit} ({proved_by}) contradicts a schedule of {name} {value} "
+            f"the {objective} bound {limit} ({proved_by}) contradicts a schedule of "
+            f"{objective} {value} "
             f"({found_by}); one of the two is wrong, which is an internal error"
         )
     return value if excess > 0 else limit

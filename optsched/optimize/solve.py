@@ -33,6 +33,7 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.objective import Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule, from_starts
 from optsched.problem.version import __version__
 
@@ -185,7 +186,7 @@ def solve(
     formulation: str | None = None,
     method: str = "auto",
     cost_model: CostModel | str | Path | None = None,
-    objective: str | Sequence[str] | None = None,
+    objective: str | Objective | Sequence[str | Objective] | None = None,
     time_limit_s: float | None = 60.0,
     mip_rel_gap: float = 0.0,
     threads: int | None = None,
@@ -212,7 +213,7 @@ def solve(
     cost_model : BatchCost or str, optional
         Needed for an instance in seconds.
     objective : str or sequence of str, optional
-        Names, the most important first; a string may hold several, separated by commas.
+        Metrics, the most important first; a string may hold several, separated by commas.
     time_limit_s : float or None
         Seconds in all: schedules to start from and quick bounds come out of it, too.
     mip_rel_gap : float
@@ -251,8 +252,9 @@ def solve(
     begin = time.perf_counter()
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
-    names = _objectives(model, objective)
-    task = Task(instance, cost, names, extras)
+    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    goals = model.default_objective if objective is None else objective
+    task = Task(instance, cost, parse_objectives(goals, known, f"formulation {model.name}"), extras)
     chosen = model.choose(task) if method == "auto" else method
     way = check_method(model, chosen, task)
     options = SolveOptions(
@@ -272,9 +274,9 @@ def solve(
     start = _warm_start(task, model, warm_start, seed, over)
     if start is not None:
         options = replace(options, warm_start=start[0])
-    proved = _proved(task, model)
+    proved = _proved(task)
     history = History(progress)
-    options = replace(options, progress=_informed(history, task, model, start, proved))
+    options = replace(options, progress=_informed(history, task, start, proved))
     since = time.perf_counter()
     try:
         answer = way.run(task, options.after(since - begin))
@@ -301,25 +303,6 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
             f"formulation: {name} is for instances in seconds, this one is in rounds; use hindsight"
         )
     return found
-
-
-def _objectives(model: Formulation, objective: str | Sequence[str] | None) -> tuple[str, ...]:
-    if objective is None:
-        return (model.default_objective,)
-    names = objective.split(",") if isinstance(objective, str) else list(objective)
-    names = [name.strip() for name in names]
-    known = sorted({name for way in model.methods.values() for name in way.objectives})
-    for i, name in enumerate(names):
-        if name not in known:
-            raise UsageError(
-                f"objective: {name!r} is unknown to formulation {model.name}; known are "
-                + ", ".join(known)
-            )
-        if name in names[:i]:
-            raise UsageError(f"objective: {name!r} is given twice")
-    if not names:
-        raise UsageError(f"objective: none is given; known are {', '.join(known)}")
-    return tuple(names)
 
 
 _Start = tuple[Schedule, Evaluation]
@@ -365,7 +348,7 @@ def _warm_start(
         return start
     if task.instance.n > _POLICY_REQUESTS or _restricted(task):
         return None
-    name = task.objective[0]
+    goal = task.objective[0]
     makers: list[Callable[[], Schedule]] = []
     batches = task.instance.volume.sum(dtype=np.float64) / task.instance.kv_capacity
     if batches * task.instance.output_tokens.max() <= _POLICY_STEPS:
@@ -383,20 +366,20 @@ def _warm_start(
             start = _fitting(task, model, make())
         except OptschedError:
             continue  # a policy that loops, or that the instance rules out
-        if start is not None and (best is None or _better(model, name, start[1], best[1])):
+        if start is not None and (best is None or goal.better(goal.of(start[1]), goal.of(best[1]))):
             best = start
     return best
 
 
-def _proved(task: Task, model: Formulation) -> _Bound:
+def _proved(task: Task) -> _Bound:
     """Return the best of the bounds that need no search, None where there is none."""
-    name = task.objective[0]
-    if name in model.maximized:
+    goal = task.objective[0]
+    if goal.maximized:
         return None, None
     from optsched.bounds import lower_bound
 
     try:
-        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)
+        return lower_bound(task.instance, cost_model=task.cost_model, objective=goal)
     except InfeasibleError:
         return None, None  # the method says why
 
@@ -404,22 +387,20 @@ def _proved(task: Task, model: Formulation) -> _Bound:
 def _informed(
     progress: Callable[[Progress], None],
     task: Task,
-    model: Formulation,
     start: _Start | None,
     proved: _Bound,
 ) -> Callable[[Progress], None]:
     """Return a progress call that also knows the warm start and the bound proved before."""
-    name = task.objective[0]
-    sign = -1 if name in model.maximized else 1
-    integral = task.instance.in_rounds and name in model.integral
+    goal = task.objective[0]
+    integral = goal.integral(task.instance)
     warm = None
     if start is not None and not _restricted(task) and len(task.objective) == 1:
-        warm = start[1].metrics[name]
+        warm = goal.of(start[1])
 
     def tell(state: Progress) -> None:
         bound, _ = _best_bound((state.bound, None), proved, integral)
         known = [v for v in (state.incumbent, warm) if v is not None]
-        progress(Progress(state.elapsed_s, min(known, key=lambda v: sign * v, default=None), bound))
+        progress(Progress(state.elapsed_s, min(known, key=goal.signed, default=None), bound))
 
     tell(Progress(0.0, None, None))
     return tell
@@ -430,11 +411,9 @@ def _restricted(task: Task) -> bool:
     return any(value not in (None, False) for value in task.extras.values())
 
 
-def _better(model: Formulation, name: str, one: Evaluation, other: Evaluation) -> bool:
-    a, b = one.metrics[name], other.metrics[name]
-    if a is None or b is None:
-        return b is None and a is not None
-    return a > b if name in model.maximized else a < b
+def _judge(task: Task, schedule: Schedule) -> Evaluation:
+    """Judge a schedule with the limits of service that the objectives are about."""
+    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
 
 
 def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | None:
@@ -445,7 +424,7 @@ def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | Non
     seconds: any schedule that splits no prefill, unless the instance says that it may.
     """
     instance = task.instance
-    evaluation = evaluate(instance, schedule, task.cost_model)
+    evaluation = _judge(task, schedule)
     if model.time_unit != "round":
         # An absent chunked_prefill means off to models, while schedulers are free.
         split = evaluation.split_prefill and instance.chunked_prefill is not True
@@ -454,7 +433,7 @@ def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | Non
         return schedule, evaluation
     starts = from_starts(evaluation.finish - instance.output_tokens, instance)
     try:
-        return starts, evaluate(instance, starts)
+        return starts, _judge(task, starts)
     except ViolationError:
         return None
 
@@ -468,35 +447,33 @@ def _judged(
     start: _Start | None,
     proved: _Bound,
 ) -> Result:
-    instance, name = task.instance, task.objective[0]
-    maximized = name in model.maximized
-    integral = instance.in_rounds and name in model.integral
+    instance, goal = task.instance, task.objective[0]
+    integral = goal.integral(instance)
     schedule, evaluation, status = answer.schedule, None, answer.status
     objective: float | int | None = None
     found_by = None
     if schedule is not None:
         evaluation = _replayed(task, method, schedule)
-        objective = evaluation.metrics[name]
-        _agree(instance, method, name, answer.objective, objective, integral)
+        objective = goal.of(evaluation)
+        _agree(instance, method, goal.name, answer.objective, objective, integral)
     if start is not None and not _restricted(task) and len(task.objective) == 1:
         if status is Status.INFEASIBLE:
             raise SolverError(
                 f"{method}: says infeasible ({answer.native_status}), but the warm start is "
                 "feasible; the model or the solver is wrong"
             )
-        if evaluation is None or _better(model, name, start[1], evaluation):
+        if evaluation is None or goal.better(goal.of(start[1]), goal.of(evaluation)):
             schedule, evaluation = start
-            objective, found_by = evaluation.metrics[name], "the warm start"
+            objective, found_by = goal.of(evaluation), "the warm start"
             status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
     known = objective, method if found_by is None else found_by
     best = _best_bound((answer.bound, method), proved, integral)
-    bound = reconcile(instance, name, known, best, integral=integral, maximized=maximized)
-    sign = -1 if maximized else 1
+    bound = reconcile(instance, goal, known, best)
     if status is not Status.ERROR:
         status = settle_status(
             status,
-            None if objective is None else sign * objective,
-            None if bound is None else sign * bound,
+            None if objective is None else goal.signed(objective),
+            None if bound is None else goal.signed(bound),
             integral_objective=integral,
         )
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
@@ -506,7 +483,7 @@ def _judged(
         instance=instance,
         formulation=model.name,
         method=method,
-        objective_name=",".join(task.objective),
+        objective_name=",".join(map(str, task.objective)),
         status=status,
         objective=objective,
         bound=bound,
@@ -517,18 +494,18 @@ def _judged(
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
-        maximized=maximized,
+        maximized=goal.maximized,
         certificate=answer.certificate,
         versions=answer.versions,
         objectives=(
-            None if evaluation is None else tuple(evaluation.metrics[o] for o in task.objective)
+            None if evaluation is None else tuple(o.of(evaluation) for o in task.objective)
         ),
     )
 
 
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
-        return evaluate(task.instance, schedule, task.cost_model)
+        return _judge(task, schedule)
     except OptschedError as error:
         raise SolverError(f"{method}: its schedule does not verify: {error}") from error
 

@@ -80,6 +80,20 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     return name, texts
 
 
+def split_specs(text: str) -> list[str]:
+    """Split a list of specifications at its commas: ``a:x=1,y=2,b`` is ``a:x=1,y=2`` and ``b``.
+
+    A part that is a parameter (``key=value``) belongs to the specification before it.
+    """
+    specs: list[str] = []
+    for part in text.split(","):
+        if specs and re.match(r"\s*[^:=]+=", part):
+            specs[-1] += f",{part.strip()}"
+        else:
+            specs.append(part.strip())
+    return specs
+
+
 def convert_all(
     texts: Mapping[str, str], known: Mapping[str, Parameter], where: str
 ) -> dict[str, Any]:

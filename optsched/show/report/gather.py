@@ -14,6 +14,8 @@ from optsched.files.sources import cost_model_like, named_file, read_source
 from optsched.files.strict_json import Place
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
+from optsched.problem.metrics import time_words
+from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
@@ -85,13 +87,15 @@ class Section:
     @property
     def unit(self) -> str:
         """Unit of times, empty where it is not known."""
-        units = {"round": "rounds", "second": "s"}
+        return time_words(self.time_unit)
+
+    @property
+    def time_unit(self) -> str | None:
+        """The instance's time unit, None where it is not known."""
         if self.instance is not None:
-            return units[self.instance.time_unit]
-        for data in (*self.results, *self.comparisons):
-            if str(data.get("time_unit")) in units:
-                return units[data["time_unit"]]
-        return ""
+            return self.instance.time_unit
+        units = (data.get("time_unit") for data in (*self.results, *self.comparisons))
+        return next((unit for unit in units if unit), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,14 +256,15 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
     rows = [row for row in data["policies"] if row.get("metrics")]
     lost = 0
-    for row in sorted(rows, key=lambda row: row["metrics"].get("tel") or 0):
+    for row in sorted(rows, key=lambda row: row["metrics"].get(TOTAL_LATENCY.name) or 0):
         place = named_file(row.get("schedule"), file)
         if place is not None:
             label = str(row["policy"])
             drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
             if drawn is not None:
-                claimed = row["metrics"].get("tel")
-                verdicts[f"schedule of {label}"] = _replayed(section, drawn, "tel", claimed)
+                verdicts[f"schedule of {label}"] = _replayed(
+                    section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
+                )
         elif row.get("schedule"):
             lost += 1
     if lost:
@@ -353,12 +358,13 @@ def _check_results(section: Section) -> None:
     for entry in section.results:
         label = entry.get("label")
         if label is not None:
-            name = str(entry.get("objective_name") or "tel").partition(",")[0]
+            metric = first_metric(entry.get("objective_name") or TOTAL_LATENCY)
+            name = str(entry.get("objective_name")) if metric is None else metric.name
             found = _replayed(section, label, name, entry.get("objective"))
             entry["verdicts"]["schedule"] = found
     for entry in (*section.results, *section.comparisons):
         bound = entry.get("bound")
-        if bound is None or entry.get("objective_name", "tel") != "tel":
+        if bound is None or entry.get("objective_name", TOTAL_LATENCY.name) != TOTAL_LATENCY.name:
             continue
         proved = section.certified
         if proved is not None and proved >= bound:

@@ -425,7 +425,7 @@ def problem(task: Task) -> Problem:
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: infermax needs a cost model of batches")
-    objectives = task.objective or ("makespan",)
+    objectives = task.names or ("makespan",)
     for name in objectives:
         if name in ("mean_tpot", "max_tpot") and not (instance.output_tokens > 1).any():
             raise UsageError(
@@ -635,10 +635,10 @@ def _choose(task: Task) -> str:
     """
     instance = task.instance
     large = instance.n * int(instance.output_tokens.sum()) > _EXACT
-    if large and len(task.objective) == 1 and task.objective[0] in ("makespan", "tel", "mean_ttft"):
+    if large and len(task.names) == 1 and task.names[0] in ("makespan", "tel", "mean_ttft"):
         return "search"
     together = bool((instance.arrival == instance.arrival[0]).all())
-    searched = len(task.objective) == 1 and task.objective[0] != "max_tpot"
+    searched = len(task.names) == 1 and task.names[0] != "max_tpot"
     if together and searched and instance.chunked_prefill is not True:
         return "astar"
     return "cpsat"
@@ -658,6 +658,5 @@ FORMULATION = Formulation(
     methods={},
     choose=_choose,
     switches=SWITCHES,
-    maximized=frozenset({"tps"}),
     export=_export,
 )
