@@ -29,7 +29,7 @@ from optsched.measured import Measured, read_measured
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
 from optsched.schedule import Schedule
-from optsched.simulate import effective, simulate
+from optsched.simulate import effective, quick_to_simulate, simulate
 from optsched.solvers.base import Progress
 from optsched.version import __version__
 
@@ -615,9 +615,12 @@ def best_of_policies(
     """Return the policy with the least total latency inside the bound's model, or None.
 
     Every policy that the instance allows runs; none is started after the time limit, or once
-    ``stop`` is set, and Ctrl-C keeps the best so far.
+    ``stop`` is set, and Ctrl-C keeps the best so far. None runs where one could take very long
+    (`optsched.simulate.quick_to_simulate`).
     """
     cost = cost_for(instance, cost_model)
+    if not quick_to_simulate(instance):
+        return None
     best: PolicyRow | None = None
     begin = time.perf_counter()
     try:

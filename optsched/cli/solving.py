@@ -289,7 +289,7 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
     from optsched.io import read_schedule
     from optsched.simulate import simulate
 
-    if Path(text).is_file():
+    if Path(text).exists() and not Path(text).is_dir():  # a pipe is no regular file
         schedule = read_schedule(text, instance)
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: no such file")

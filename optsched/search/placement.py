@@ -141,9 +141,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     begin = room.arrival if since is None else np.minimum(since, room.deadline)
     # From `since`, everything placed ends by the last `since` or deadline plus all that follows.
     use = np.zeros(2 * int(room.deadline.max()) + longest + 2, dtype=np.int64)
-    place_in_order(
-        grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts
-    )
+    place_in_order(grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts)
     if since is not None and (starts + room.output > room.deadline).any():
         return place(room, order)
     return starts
