@@ -37,7 +37,7 @@ from optsched.problem.errors import (
     ViolationError,
 )
 
-solving = import_module("optsched.optimize.solve")  # the package's attribute is the function
+solving = import_module("optsched.optimize.solve")
 
 TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
 """Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):

@@ -20,7 +20,7 @@ from optsched.optimize.consistency import reconcile
 from optsched.optimize.solvers.base import Progress
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
-from optsched.policies.engine.simulate import effective, simulate
+from optsched.policies.engine.simulate import effective, quick_to_simulate, simulate
 from optsched.problem.errors import (
     InfeasibleError,
     LoopError,
@@ -621,9 +621,12 @@ def best_of_policies(
     """Return the policy with the least total latency inside the bound's model, or None.
 
     Every policy that the instance allows runs; none is started after the time limit, or once
-    ``stop`` is set, and Ctrl-C keeps the best so far.
+    ``stop`` is set, and Ctrl-C keeps the best so far. None runs where one could take very long
+    (`optsched.policies.engine.simulate.quick_to_simulate`).
     """
     cost = cost_for(instance, cost_model)
+    if not quick_to_simulate(instance):
+        return None
     best: PolicyRow | None = None
     begin = time.perf_counter()
     try:

@@ -66,7 +66,7 @@ def plot(
     if Path(source).is_dir():
         drawn = _experiment(source, kind)
     else:
-        form, data = read_source(source, tuple(_DRAWERS))
+        form, data, _ = read_source(source, tuple(_DRAWERS))
         drawn = _DRAWERS[form](source, data, kind, instance_file, cost_model)
     style.save(drawn, out)
     print(out)
@@ -140,7 +140,7 @@ def _schedule(
 ) -> Figure:
     kind = _pick(kind, SCHEDULE_KINDS, "a schedule")
     instance = instance_for(data.get("instance_sha256"), given, source)
-    schedule, model = schedule_of(source, instance, cost)
+    schedule, model = schedule_of(source, instance, cost, data=data)
     if kind in DISTRIBUTIONS:
         from optsched.judge.evaluate import evaluate
 

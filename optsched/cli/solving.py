@@ -292,7 +292,7 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
 
-    if Path(text).is_file():
+    if Path(text).exists() and not Path(text).is_dir():  # a pipe is no regular file
         schedule = read_schedule(text, instance)
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: no such file")

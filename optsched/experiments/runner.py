@@ -20,7 +20,7 @@ from optsched.experiments.engines import in_processes, in_this_process, on_dask
 from optsched.experiments.figures import write_figures
 from optsched.experiments.isolation import Answer
 from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
-from optsched.files.strict_json import json_text, reason, write_bytes
+from optsched.files.strict_json import csv_cell, json_text, reason, write_bytes
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_TRIALS = 1_000_000
@@ -289,14 +289,14 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 def csv_text(rows: Sequence[Row]) -> str:
     """Return rows as CSV: columns in order of first appearance, floats with all their digits.
 
-    A column ``failed`` comes last.
+    A column ``failed`` comes last. Texts are safe in spreadsheets (`optsched.files.csv_cell`).
     """
     columns = columns_of(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(["" if row.get(c) is None else row[c] for c in columns])
+        writer.writerow(["" if row.get(c) is None else csv_cell(row[c]) for c in columns])
     return text.getvalue()
 
 

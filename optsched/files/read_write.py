@@ -69,26 +69,39 @@ def read_instance(path: str | Path) -> Instance:
             shipped = ", ".join(example_instances())
             raise InputError(f"{path}: no such file; shipped instances are {shipped}")
     data = read_json(file, expect="instance")
-    requests = data["requests"]
     with Place(file):
-        return Instance(
-            arrival=requests["arrival"],
-            prompt_tokens=requests["prompt_tokens"],
-            output_tokens=requests["output_tokens"],
-            kv_capacity=data["kv_capacity"],
-            time_unit=data["time_unit"],
-            kv_accounting=data["kv_accounting"],
-            limits=Limits(**(data.get("limits") or {})),
-            hybrid_batching=data.get("hybrid_batching"),
-            chunked_prefill=data.get("chunked_prefill"),
-            predicted=requests.get("predicted"),
-            predicted_lower=requests.get("predicted_lower"),
-            predicted_upper=requests.get("predicted_upper"),
-            forecast=Forecast(**forecast) if (forecast := requests.get("forecast")) else None,
-            name=stem(file) if data.get("name") is None else data["name"],
-            id=requests.get("id"),
-            known=data.get("known"),
-        )
+        return instance_from_dict(data, name=stem(file))
+
+
+def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
+    """Return the instance of a JSON object of the format "instance", checked (`check_format`).
+
+    ``name`` is for an instance that has none.
+
+    Raises
+    ------
+    InputError
+        See `read_instance`.
+    """
+    requests = data["requests"]
+    return Instance(
+        arrival=requests["arrival"],
+        prompt_tokens=requests["prompt_tokens"],
+        output_tokens=requests["output_tokens"],
+        kv_capacity=data["kv_capacity"],
+        time_unit=data["time_unit"],
+        kv_accounting=data["kv_accounting"],
+        limits=Limits(**(data.get("limits") or {})),
+        hybrid_batching=data.get("hybrid_batching"),
+        chunked_prefill=data.get("chunked_prefill"),
+        predicted=requests.get("predicted"),
+        predicted_lower=requests.get("predicted_lower"),
+        predicted_upper=requests.get("predicted_upper"),
+        forecast=Forecast(**forecast) if (forecast := requests.get("forecast")) else None,
+        name=name if data.get("name") is None else data["name"],
+        id=requests.get("id"),
+        known=data.get("known"),
+    )
 
 
 def write_instance(instance: Instance, path: str | Path) -> None:
@@ -291,9 +304,10 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
         ) from None
     try:
         content = file.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold what the system takes for its end
+        words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"columns: {file.name!r} cannot be read beside this file ({reason(error)})"
+            f"columns: {file.name!r} cannot be read beside this file ({words})"
         ) from None
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise InputError(

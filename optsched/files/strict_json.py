@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -30,6 +31,7 @@ MAX_BYTES = 1 << 29
 """Size of a file, decompressed, beyond which it is not read: parsing takes many times as much."""
 
 _MESSAGE_CHARS = 600
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})", re.ASCII)
 
 
@@ -53,14 +55,31 @@ def read_json(
     InputError
         One line that begins with the file.
     """
-    file = Path(path)
-    with Place(file):
-        data = _parse(_read_text(file))
-        if not isinstance(data, dict):
-            raise InputError(f"holds a JSON {type(data).__name__}; an object is right")
-        if expect is not None:
+    data, _ = read_json_and_digest(path)
+    if expect is not None:
+        with Place(Path(path)):
             check_format(data, expect, version=version)
     return data
+
+
+def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
+    """Return the JSON object in a file, unchecked, and the SHA-256 of the file.
+
+    A pipe can be read only once, and a file may change: who needs to know the format first
+    dispatches on this object.
+
+    Raises
+    ------
+    InputError
+        See `read_json`.
+    """
+    file = Path(path)
+    with Place(file):
+        content = _read_bytes(file)
+        data = _parse(_decoded(file, content))
+        if not isinstance(data, dict):
+            raise InputError(f"holds a JSON {type(data).__name__}; an object is right")
+    return data, hashlib.sha256(content).hexdigest()
 
 
 def check_format(
@@ -165,6 +184,15 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 temporary.unlink()
 
 
+def csv_cell(value: Any) -> Any:
+    """Return a value as it may stand in a CSV file: text that a spreadsheet would run is quoted.
+
+    Texts that begin with ``=``, ``+``, ``-``, ``@``, a tab or an end of line get a leading
+    apostrophe, so that no spreadsheet takes them for a formula. Numbers stay as they are.
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
 def descriptor(path: str | Path) -> int | None:
     """Return the descriptor that a path like ``/dev/stdout`` names, or None for any other."""
     found = _DESCRIPTOR.fullmatch(str(path))
@@ -205,10 +233,9 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _read_text(file: Path) -> str:
+def _read_bytes(file: Path) -> bytes:
     try:
-        with open(file, "rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+        return file.read_bytes()
     except FileNotFoundError:
         raise InputError("no such file") from None
     except IsADirectoryError:
@@ -216,6 +243,9 @@ def _read_text(file: Path) -> str:
     except (OSError, ValueError) as error:
         words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot be read: {words}") from None
+
+
+def _decoded(file: Path, content: bytes) -> str:
     if file.suffix == ".gz":
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import float_noise, reconcile
@@ -40,9 +38,6 @@ from optsched.problem.version import __version__
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
 _POLICY_REQUESTS = 20_000
-_POLICY_STEPS = 5_000_000_000
-"""Batches times longest output, beyond which the policies are left out: some look ahead in every
-batch as far as that, and none can be interrupted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,7 +330,7 @@ def _warm_start(
             )
         return start
     from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import simulate
+    from optsched.policies.engine.simulate import quick_to_simulate, simulate
 
     if given is not None:
         schedule = simulate(task.instance, given, task.cost_model, seed=seed)
@@ -350,8 +345,7 @@ def _warm_start(
         return None
     goal = task.objective[0]
     makers: list[Callable[[], Schedule]] = []
-    batches = task.instance.volume.sum(dtype=np.float64) / task.instance.kv_capacity
-    if batches * task.instance.output_tokens.max() <= _POLICY_STEPS:
+    if quick_to_simulate(task.instance):
         makers += [
             lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
             for spec in _STARTERS

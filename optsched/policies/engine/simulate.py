@@ -30,6 +30,21 @@ MAX_STALLED_BATCHES = 1_000_000
 """Batches without a completion (beyond the longest output) that count as an endless loop."""
 
 
+_LONG_OUTPUT, _QUICK_STEPS = 1 << 15, 5_000_000_000
+"""Tokens of an output, and batches times the longest output: see `quick_to_simulate`."""
+
+
+def quick_to_simulate(instance: Instance) -> bool:
+    """Whether policies may be run that nobody asked for, given that none can be interrupted.
+
+    Some look ahead as far as the longest output in every batch, or start long runs over and over:
+    with outputs of 10^5 tokens that takes minutes, whatever the time limit is.
+    """
+    longest = int(instance.output_tokens.max())
+    batches = instance.volume.sum(dtype=np.float64) / instance.kv_capacity
+    return bool(longest <= _LONG_OUTPUT or batches * longest <= _QUICK_STEPS)
+
+
 def simulate(
     instance: Instance,
     policy: str | Scheduler,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.files.sources import cost_model_like, named_file, read_source
-from optsched.files.strict_json import Place
+from optsched.files.strict_json import Place, stem
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import time_words
@@ -126,19 +125,20 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
     if not files:
         raise UsageError("report: no file is given; results, comparisons, certificates, "
                          "schedules and instances are right")  # fmt: skip
-    from optsched.files.read_write import example_instances, read_instance
+    from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
     instances: dict[str, Instance] = {}
     origins = []
     for file in files:
         text = str(file)
-        if not Path(text).is_file() and text in example_instances():
+        if not Path(text).exists() and text in example_instances():
             text = str(example_instances()[text])
-        form, data = read_source(text, FORMATS)
-        origins.append(_origin(text, form, data))
+        form, data, digest = read_source(text, FORMATS)
+        origins.append(_origin(text, form, data, digest))
         if form == "instance":
-            one = read_instance(text)
+            with Place(Path(text)):
+                one = instance_from_dict(data, name=stem(Path(text)))
             instances[one.sha256] = one
         else:
             read.append((text, form, data))
@@ -166,13 +166,13 @@ def _digest(form: str, data: Mapping[str, Any]) -> str:
     return str(data.get("instance_sha256"))
 
 
-def _origin(file: str, form: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(file: str, form: str, data: Mapping[str, Any], digest: str) -> dict[str, Any]:
     names = ("command", "optsched", "method", "policy", "seed", "threads", "build_s", "solve_s")
     cost = data.get("cost_model")
     return {
         "file": Path(file).name,
         "format": form,
-        "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        "sha256": digest,
         **{name: data.get(name) for name in names},
         "cost_model": cost.get("name") if isinstance(cost, dict) else None,
         "versions": data.get("versions") if isinstance(data.get("versions"), dict) else {},
