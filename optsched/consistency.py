@@ -68,7 +68,7 @@ def reconcile(
     excess = value - limit if maximized else limit - value
     if excess > (0 if integral else float_noise(instance, name, value)):
         raise SolverError(
-            f"the {name} bound {limit} ({proved_by}) contradicts a schedule of {name} {value} "
+            f"{proved_by}: its {name} bound {limit} contradicts a schedule of {name} {value} "
             f"({found_by}); one of the two is wrong, which is an internal error"
         )
     return value if excess > 0 else limit
