@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.strict_json import (
@@ -33,7 +32,7 @@ from optsched.files.strict_json import (
 from optsched.problem.columns import real_column, whole_column
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
-from optsched.problem.instance import MAX_ROUND, Instance, Limits
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import COLUMNS, EvictMode, Schedule, check_columns
 
 __all__ = [
@@ -43,6 +42,8 @@ __all__ = [
 ]  # fmt: skip
 
 _COLUMNS = ("starts", *COLUMNS, "start", "worker")
+_LARGEST = 2**60
+"""Largest number in a schedule's columns: starts may lie beyond the latest arrival allowed."""
 
 INLINE_ENTRIES = 2_000_000
 """Entries of a schedule up to which its columns belong inside the JSON file."""
@@ -179,7 +180,7 @@ def schedule_from_dict(
             raise InputError("evict_mode: missing; 'restart' or 'recompute' is right")
         mode = "restart" if kind == "starts" else "recompute"
     whole = {
-        name: whole_column(column, name, -MAX_ROUND, MAX_ROUND, item="entry")
+        name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
         for name, column in columns.items()
         if name != "start"
     }
@@ -262,12 +263,9 @@ def json_schema(name: str) -> dict[str, Any]:
 def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None:
     if values is None:
         return None
-    if instance is not None and instance.in_rounds:
-        return whole_column(values, "start", -MAX_ROUND, MAX_ROUND, item="batch")
-    column = real_column(values, "start", -float(MAX_ROUND), float(MAX_ROUND), item="batch")
-    if instance is None and all(type(v) is int for v in values):
-        return column.astype(np.int64)
-    return column
+    if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
+        return whole_column(values, "start", -_LARGEST, _LARGEST, item="batch")
+    return real_column(values, "start", -float(_LARGEST), float(_LARGEST), item="batch")
 
 
 def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:

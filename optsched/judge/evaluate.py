@@ -453,6 +453,7 @@ def _judge_batches(
             *columns,
             start,
             instance.clock_origin,
+            -float(instance.first_arrival),
             blur,
             worker,
             workers,

@@ -108,6 +108,7 @@ def replay(
     evicted: NDArray[np.int64],
     start: NDArray[np.float64],
     origin: float,
+    zero: float,
     blur: float,
     worker: NDArray[np.int64],
     workers: int,
@@ -116,9 +117,9 @@ def replay(
 ) -> Any:
     """Replay every batch in order; see `Replay` for what comes back, as a flat tuple.
 
-    Times are counted from the first arrival. Starts are as written (see
-    `optsched.problem.schedule.read_start`); one that lies before the earliest start by no more than
-    ``blur``, what a clock that does not begin at the first arrival loses, is that start.
+    Times are counted from the first arrival, and ``zero`` is the instance's time 0. Starts are as
+    written (see `read_start`); one that lies before the earliest start by no more than ``blur``,
+    what a clock that begins elsewhere loses, is that start.
     """
     n = arrival.shape[0]
     batches = batch_offsets.shape[0] - 1
@@ -136,7 +137,7 @@ def replay(
     served = np.zeros(n, dtype=np.float64)
     evictions = np.zeros(n, dtype=np.int64)
     pauses = np.zeros(n, dtype=np.int64)
-    clock = np.full(workers, -np.inf)  # nothing has kept a worker busy yet
+    clock = np.full(workers, zero)
     turns = np.zeros(workers, dtype=np.int64)
     held = np.zeros(workers, dtype=np.int64)  # KV tokens on the worker, offset included
     running = np.zeros(workers, dtype=np.int64)

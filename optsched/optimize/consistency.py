@@ -62,7 +62,7 @@ def reconcile(
     exact = objective.integral(instance)
     if excess > (0 if exact else float_noise(instance, objective.name, value)):
         raise SolverError(
-            f"the {objective} bound {limit} ({proved_by}) contradicts a schedule of "
+            f"{proved_by}: its {objective} bound {limit} contradicts a schedule of "
             f"{objective} {value} "
             f"({found_by}); one of the two is wrong, which is an internal error"
         )

@@ -31,6 +31,9 @@ MAX_ROUND = 2**53
 """Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
 
 
+MAX_SECOND = 2.0**42
+"""Largest arrival time in seconds: beyond it a float64 no longer tells single milliseconds."""
+
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that are predictions."""
 
@@ -141,7 +144,7 @@ class Instance:
         if self.time_unit == "round":
             put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
         else:
-            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, float(MAX_ROUND)))
+            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, MAX_SECOND))
         put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
         put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
         if self.predicted is not None:
@@ -239,14 +242,14 @@ class Instance:
                 "requests: the sum of all completion times or KV volumes would not fit into "
                 "64-bit integers; use fewer or smaller requests, or earlier arrivals"
             )
-        # A batch holds at most kv_capacity tokens, so its sum of c^2 is at most the product.
-        size = longest + largest
+        # The batch model squares what a batch prefills, and a batch holds kv_capacity at most.
+        size = longest + largest - 1
         if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
-            sizes = (self.prompt_tokens + self.output_tokens).astype(object)
-            squares = int((sizes * sizes).sum())
-            if min(squares, size * self.kv_capacity) >= 2**63:
+            sizes = (self.prompt_tokens + self.output_tokens - 1).astype(object)
+            squares = min(int((sizes * sizes).sum()), int(sizes.max()) * self.kv_capacity)
+            if squares >= 2**63:
                 raise InputError(
-                    f"requests: a batch's sum of squared prompts could reach {squares}, beyond "
+                    f"requests: the squared prefills of one batch could sum to {squares}, beyond "
                     "64-bit integers; use fewer or smaller requests, or a smaller kv_capacity"
                 )
 

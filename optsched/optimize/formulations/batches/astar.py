@@ -200,11 +200,10 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     start, times = best_start(prob, options.warm_start)
     net = network(prob)
     tables = _Tables(net)
-    shift = min(prob.arrival)
-    best = _ceiling(prob, None if times is None else prob.level(prob.objectives[0], times), shift)
+    best = _ceiling(prob, None if times is None else prob.level(prob.objectives[0], times))
     search = _Search(tables, best)
     built_s = time.perf_counter() - begin
-    native = search.run(options.after(built_s), prob, shift, begin)
+    native = search.run(options.after(built_s), prob, begin)
     solve_s = time.perf_counter() - begin - built_s
     steps = search.steps()
     batches = start if steps is None else net.plan(steps)
@@ -214,12 +213,12 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         status = Status.OPTIMAL if batches is not None else Status.INFEASIBLE
         bound = best if steps is None else search.best
     solved = native == "solved" and steps is not None
-    claimed = _level(prob, search.best, shift) if solved else None
+    claimed = search.best if solved else None
     return answer(
         prob,
         status,
         batches,
-        None if bound is None else _level(prob, bound, shift),
+        bound,
         claimed=claimed,
         native_status=f"{native}, {search.expanded} states expanded",
         build_s=built_s,
@@ -227,19 +226,14 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     )
 
 
-def _level(prob: Problem, cost: int, shift: int) -> int:
-    return cost + shift if prob.objectives[0] in ("makespan", "tps") else cost
-
-
-def _ceiling(prob: Problem, level: Fraction | None, shift: int) -> int:
+def _ceiling(prob: Problem, level: Fraction | None) -> int:
     """Return the least cost that the search need not find."""
     values = [Fraction(2**62)]
     if level is not None:
         values.append(level / prob.shrink)
     if prob.cutoff is not None:
         values.append(prob.cutoff)
-    value = math.ceil(min(values))
-    return value - shift if prob.objectives[0] in ("makespan", "tps") else value
+    return math.ceil(min(values))
 
 
 class _Search:
@@ -288,7 +282,7 @@ class _Search:
         lowest = int(self.heap[0][0]) if self.numbers[self.core.HEAP] else self.best
         return min(max(self.floor, lowest), self.best)
 
-    def run(self, options: SolveOptions, prob: Problem, shift: int, begin: float) -> str:
+    def run(self, options: SolveOptions, prob: Problem, begin: float) -> str:
         """Search until it is done or a limit comes; return why it ended."""
         core = self.core
         end = time.perf_counter() + options.time_limit
@@ -319,8 +313,8 @@ class _Search:
                     options.progress(
                         Progress(
                             time.perf_counter() - begin,
-                            prob.to_value(name, _level(prob, self.best, shift)) if found else None,
-                            prob.to_value(name, _level(prob, self.bound() or 0, shift)),
+                            prob.to_value(name, self.best) if found else None,
+                            prob.to_value(name, self.bound() or 0),
                         )
                     )
         except KeyboardInterrupt:

@@ -281,9 +281,9 @@ class _Model:
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans = {"mean_tpot", "max_tpot"} & wanted
-        origin = max(prob.arrival) if spans == wanted else min(prob.arrival)
+        origin = max(prob.arrival) if spans == wanted else 0
         apart = origin != max(prob.arrival)
-        self.late = origin != min(prob.arrival)
+        self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
         if prob.chunked:
             pairs = zip(prob.prompt, prob.output, strict=True)

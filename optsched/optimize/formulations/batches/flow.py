@@ -173,7 +173,7 @@ def flow_model(prob: Problem, start: list[Batch] | None, most_batches: int) -> F
     cost = ([arc.work for arc in arcs] + [c.base, c.decode_base, c.prefill_base]) * most_batches
     low, high = net.least_makespan(), None
     if prob.cutoff is not None:
-        high = math.ceil(prob.cutoff) - 1 - min(prob.arrival)
+        high = math.ceil(prob.cutoff) - 1
     n = [net.counts[net.nodes[arc.source].cls] for arc in arcs]
     top = [
         min(count, prob.capacity // arc.kv) if arc.kv else count
@@ -310,7 +310,7 @@ def _finish(
     claimed = None
     if raw.values is not None and raw.status is Status.OPTIMAL:
         counts = np.rint(raw.values).astype(np.int64).tolist()
-        claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True)) + min(prob.arrival)
+        claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
     return answer(
         prob,
         status,
@@ -329,12 +329,12 @@ def scaled_progress(options: SolveOptions, prob: Problem, unit: Fraction) -> Sol
     tell = options.progress
     if tell is None:
         return options
-    name, shift = prob.objectives[0], min(prob.arrival)
+    name = prob.objectives[0]
 
     def value(number: float | None) -> float | None:
         if number is None or not math.isfinite(number) or number < 0:
             return None
-        return prob.to_value(name, Fraction(number) / unit + shift)
+        return prob.to_value(name, Fraction(number) / unit)
 
     def scaled(progress: Progress) -> None:
         tell(Progress(progress.elapsed_s, value(progress.incumbent), value(progress.bound)))
@@ -358,7 +358,7 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     options = scaled_progress(options, prob, unit)
     built_s = time.perf_counter() - begin
     raw = solve_linear_model(flow.model, options.after(built_s), start_values=flow.start)
-    level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
+    level = None if raw.bound is None else Fraction(raw.bound) / unit
     raw = replace(raw, build_s=built_s + raw.build_s)
     versions = {"highspy": highs_version()}
     return _finish(prob, flow, raw, level, fallback=start, versions=versions)
@@ -409,7 +409,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     raw = solve_cp_model(
         model, options.after(built_s), read=variables, integral_objective=False, build_s=built_s
     )
-    level = None if raw.bound is None else math.ceil(raw.bound) + min(prob.arrival)
+    level = None if raw.bound is None else math.ceil(raw.bound)
     versions = {"ortools": cpsat_version()}
     return _finish(prob, flow, raw, level, fallback=start, versions=versions)
 

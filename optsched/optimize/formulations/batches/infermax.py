@@ -329,7 +329,7 @@ class Problem:
             c = self.costs
             per = min(self.prefill_tokens, self.capacity)
             prefills = -(-sum(self.prompt) // per)
-            spare = last - min(self.arrival) - self.total_work
+            spare = last - self.total_work
             spare -= prefills * max(0, c.prefill_base - c.decode_base)
             if c.least_batch > 0:
                 most = min(most, max(0, math.floor(spare / c.least_batch)))
@@ -610,10 +610,10 @@ def _least_level(prob: Problem) -> int:
     """Return the bound on the first objective's level that needs no search."""
     from optsched.optimize.formulations.batches.network import outline
 
-    name, first = prob.objectives[0], min(prob.arrival)
+    name = prob.objectives[0]
     if name in ("makespan", "tps"):
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
-        return max(first + outline(prob).least_makespan(), *ends)
+        return max(outline(prob).least_makespan(), *ends)
     return sum(prob.least_latency) if name == "tel" else 0
 
 

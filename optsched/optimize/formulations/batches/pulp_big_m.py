@@ -146,7 +146,7 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.total.items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
-            below = float((prob.cutoff - Fraction(1, 2) - min(prob.arrival)) * c.unit_s * 1000)
+            below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(scaled <= below, "below")
 
     def _tokens(self, pulp: Any, i: int) -> None:
@@ -432,7 +432,7 @@ def _by_highs(
     except OutOfTime as why:
         status = Status.NO_INCUMBENT if start is None else Status.FEASIBLE
         raw, batches = RawOutcome(status, None, None, None, str(why)), start
-    level = None if raw.bound is None else Fraction(raw.bound) / unit + min(prob.arrival)
+    level = None if raw.bound is None else Fraction(raw.bound) / unit
     return _answer(
         prob, program, raw.status, batches, level,
         native_status=raw.native_status, build_s=built_s, solve_s=raw.solve_s,
@@ -458,7 +458,6 @@ def _by_other(
     level = None
     if status is Status.OPTIMAL:
         level = Fraction(pulp.value(program.problem.objective)) / (prob.costs.unit_s * 1000)
-        level += min(prob.arrival)
     return _answer(
         prob, program, status, batches, level,
         native_status=f"{name}: {pulp.LpSolution[program.problem.sol_status]}",
