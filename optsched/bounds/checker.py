@@ -46,13 +46,14 @@ class Rejected(ValueError):
 class Budget:
     """The steps that a check may still take."""
 
-    def __init__(self, steps: int = MAX_STEPS) -> None:
-        self.left = steps
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
 
     def spend(self, steps: int) -> None:
         """Take that many steps, or refuse to."""
         self.left -= steps
-        expect(self.left >= 0, f"more than {MAX_STEPS} steps; too large to check")
+        if self.left < 0:
+            raise Rejected(f"more than {MAX_STEPS} steps; too large to check")
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
 def _check(instance: Any, certificate: Any) -> int:
     expect(isinstance(certificate, dict), "the certificate is no JSON object")
     claim = certificate.get("claim")
-    expect(claim in ("bound", "optimal"), f"claim: {claim!r} is neither 'bound' nor 'optimal'")
+    expect(claim in ("bound", "optimal"), f"claim: {claim!r:.60} is neither 'bound' nor 'optimal'")
     fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
-    wrong = sorted(map(str, fields ^ set(certificate)))
-    expect(not wrong, f"fields missing or unknown: {', '.join(wrong)}")
+    wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
+    expect(not wrong, f"fields missing or unknown: {wrong:.200}")
     right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
              "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
     for name, value in right.items():

@@ -19,7 +19,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker import Budget, Columns, expect, integer, integers
+from optsched.bounds.checker import Budget, Columns, Rejected, expect, integer, integers
 
 MAX_LEVELS = 1000
 """Levels of one period beyond which a leaf is refused."""
@@ -29,7 +29,11 @@ MAX_ARCS = 40_000_000
 """Arcs of one level, of 8 bytes, beyond which a leaf is refused."""
 MAX_CELLS = 100_000_000
 """Cells of 8 bytes, for states and labels of one level, beyond which a leaf is refused."""
-_LARGE = "too large to check"
+
+
+def _limit(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise Rejected(f"a level of more than {most} {what}; too large to check")
 
 
 class _Label(NamedTuple):
@@ -65,7 +69,7 @@ class _Graph:
     def add_node(self, arcs: list[tuple[int, int]], loop: int) -> None:
         """Add a node that comes after all others, with its arcs: targets and labels."""
         total = len(self.target) + len(arcs)
-        expect(total <= MAX_ARCS, f"a level of more than {MAX_ARCS} arcs; {_LARGE}")
+        _limit(total, MAX_ARCS, "arcs")
         for target, label in arcs:
             self.target.append(target)
             self.label.append(label)
@@ -357,7 +361,8 @@ def _product(
         if mine is None:
             mine = buckets[u] = {}
         if s not in mine:
-            expect(len(cost) < MAX_NODES, f"a level of more than {MAX_NODES} nodes; {_LARGE}")
+            _limit(len(cost) + 1, MAX_NODES, "nodes")
+            _limit(states.cells + out.cells, MAX_CELLS, "cells")
             mine[s] = len(cost)
             cost.append(None)
             place.append(-1)
@@ -393,8 +398,6 @@ def _product(
                     cost[y] = then if before is None else min(before, then)
                     arcs.append((y, out.number(part)))
             out.add_node(arcs, -1 if moves else loop)
-            cells = states.cells + out.cells
-            expect(cells <= MAX_CELLS, f"a level of more than {MAX_CELLS} cells; {_LARGE}")
         buckets[u] = None
     if not mine:  # of the end, the last one
         return _Graph()
