@@ -113,14 +113,14 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet, by the suffix."""
     if target is None:
         return
-    from optsched.files.strict_json import csv_cell, write_bytes
+    from optsched.files.strict_json import csv_text, write_bytes
 
     table = evaluation.table()
     if target.endswith(".parquet"):
         content = table.to_parquet(None, index=False)
     else:
-        table["id"] = table["id"].map(csv_cell)
-        content = table.to_csv(index=False).encode()
+        cells = table.astype(object).where(table.notna(), None)
+        content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
     write_bytes(content, target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import io
@@ -11,9 +12,10 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,13 +186,25 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 temporary.unlink()
 
 
-def csv_cell(value: Any) -> Any:
-    """Return a value as it may stand in a CSV file: text that a spreadsheet would run is quoted.
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV that a spreadsheet shows and does not run.
 
     Texts that begin with ``=``, ``+``, ``-``, ``@``, a tab or an end of line get a leading
-    apostrophe, so that no spreadsheet takes them for a formula. Numbers stay as they are.
+    apostrophe, so that no spreadsheet takes them for a formula; numbers stay as they are, floats
+    with all their digits, and None is an empty cell. Lines end with a line feed.
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    lines: list[str] = []
+    # The writer only quotes the ends of lines that it writes itself: cells may hold both kinds.
+    end = SimpleNamespace(write=lambda line: lines.append(line[:-2] + "\n"))
+    writer = csv.writer(end, lineterminator="\r\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_harmless(cell) for cell in row])
+    return "".join(lines)
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def descriptor(path: str | Path) -> int | None:
