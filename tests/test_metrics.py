@@ -37,9 +37,9 @@ def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
 
 
 def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
-    finish, latency = np.array([3, 4]), np.array([3, 2])
+    latency = np.array([3, 2])  # from arrivals at 0 and 2: the last completion is at 4
     ttft, tpot = np.array([1, 2]), np.array([1.0, np.nan])
-    times = derive(Times(INSTANCE, finish, latency, ttft, tpot, slo_ttft=1.0))
+    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0))
     known = {name for name, value in times.items() if value is not None}
     assert set(METRICS) - known == {
         "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
@@ -49,15 +49,13 @@ def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
         name: EVALUATION.metrics[name] for name in known
     }
     # Without first tokens nothing is known of TTFT and TPOT, nor of a limit on TTFT.
-    bare = derive(Times(INSTANCE, finish, latency, slo_ttft=1.0))
+    bare = derive(Times(INSTANCE, latency, slo_ttft=1.0))
     lost = {name for name in known if bare[name] is None}
     assert lost == {name for name in METRICS if re.search("ttft|tpot|slo", name)}
 
 
 def test_times_per_token_of_requests_of_one_token_are_unknown() -> None:
-    times = Times(
-        INSTANCE, np.array([1, 3]), np.array([1, 1]), np.array([1, 1]), np.full(2, np.nan)
-    )
+    times = Times(INSTANCE, np.array([1, 1]), np.array([1, 1]), np.full(2, np.nan))
     assert derive(times)["mean_tpot"] is None
 
 

@@ -67,7 +67,7 @@ def test_a_text_that_means_nothing_is_refused(text: str | list[str], words: str)
     [
         ("tel:slo_ttft=1", "objective 'tel': parameter 'slo_ttft' is unknown; known are none"),
         ("slo_goodput:slo_ttft=soon", "parameter slo_ttft: 'soon' is not a number"),
-        ("slo_goodput:slo_ttft", "'slo_ttft' is no parameter"),
+        ("slo_goodput:slo_ttft", "'slo_ttft'; key=value is right"),
     ],
 )
 def test_a_parameter_that_cannot_be_read_is_named(text: str, words: str) -> None:

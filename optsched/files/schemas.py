@@ -89,9 +89,7 @@ class InstanceFile(BaseModel):
     """An instance: requests, the KV capacity and the limits of the machine."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
+        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"time_unit": {"const": "round"}}},
             "then": {
@@ -120,9 +118,7 @@ class ScheduleFile(BaseModel):
     """A schedule: start times (kind "starts") or flat columns of batches (kind "batches")."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
+        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"kind": {"const": "starts"}}},
             "then": {"anyOf": [{"required": ["starts"]}, {"required": ["columns"]}]},

@@ -285,11 +285,7 @@ def evaluate(
     """
     cost = cost_for(instance, cost_model)
     columns = check_columns(schedule)
-    if schedule.instance_sha256 not in (None, instance.sha256):
-        raise InputError(
-            f"schedule.instance_sha256: {schedule.instance_sha256} is another instance's; "
-            f"this one's is {instance.sha256}"
-        )
+    instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
     if schedule.cost_model_sha256 not in (None, cost.sha256):
         raise InputError(
             f"schedule.cost_model_sha256: {schedule.cost_model_sha256} is another cost model's; "

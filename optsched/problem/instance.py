@@ -354,6 +354,19 @@ class Instance:
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
 
+    def check_digest(self, digest: str | None, field: str) -> None:
+        """Check that a digest in some file, if there is one, is this instance's.
+
+        Raises
+        ------
+        InputError
+            It is another instance's.
+        """
+        if digest not in (None, self.sha256):
+            raise InputError(
+                f"{field}: {digest} is another instance's; {self.name!r} has {self.sha256}"
+            )
+
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
         """Return the instance of the requests at ``index``, in that order."""
         pick = np.asarray(index)

@@ -83,7 +83,7 @@ class Schedule:
             "instance_sha256": self.instance_sha256,
             "kind": self.kind,
         }
-        for name in ("starts", *COLUMNS, "start", "worker"):
+        for name in ALL_COLUMNS:
             column = getattr(self, name)
             if column is not None:
                 data[name] = plain_numbers(column)
@@ -115,6 +115,9 @@ def read_start(start: float, earliest: float, origin: float) -> float:
 
 COLUMNS = ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted")
 """The flat columns that every schedule of batches has."""
+
+ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
+"""Every column of either kind of schedule, in the order of files."""
 
 
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
