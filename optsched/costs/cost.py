@@ -14,23 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import COEFFICIENTS
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, canonical_json
-
-COEFFICIENTS = (
-    "token",
-    "base",
-    "decode_kv",
-    "decode_request",
-    "decode_base",
-    "prefill_square",
-    "prefill_cross",
-    "prefill_kv",
-    "prefill_token",
-    "prefill_request",
-    "prefill_base",
-)
-"""Coefficients of a batch's time in the order of `BatchCost.array`, after ``layers``."""
 
 MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
 """Largest number of layers, largest coefficient in ms per layer, and least seconds of a batch.
@@ -162,51 +148,6 @@ def _short(value: object) -> str:
     except ValueError:  # Python writes no integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
-
-
-def batch_time(
-    cost: NDArray[np.float64],
-    tokens: int,
-    decode_requests: int,
-    decode_kv: int,
-    prefill_requests: int,
-    prefill_tokens: int,
-    prefill_square: int,
-    prefill_cross: int,
-    prefill_kv: int,
-) -> float:
-    """Return the time of one batch from its integer sums: seconds, or 1 in rounds.
-
-    The only place where a batch's time is computed: the judge and the engine compile it.
-
-    Parameters
-    ----------
-    cost : ndarray of float64, shape (12,)
-        `BatchCost.array` or `UnitCost.array`.
-    tokens : int
-        Sum of c over the batch; a batch of none costs nothing.
-    decode_requests, decode_kv : int
-        Number of decode requests and the sum of their m.
-    prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
-        Over the prefill requests: number, sum of c, of c^2, of c m, of m.
-    """
-    if tokens == 0:
-        return 0.0
-    if cost[0] == 0.0:
-        return 1.0
-    ms = cost[1] * tokens + cost[2]
-    if decode_requests > 0:
-        ms += cost[3] * decode_kv + cost[4] * decode_requests + cost[5]
-    if prefill_requests > 0:
-        ms += (
-            cost[6] * prefill_square
-            + cost[7] * prefill_cross
-            + cost[8] * prefill_kv
-            + cost[9] * prefill_tokens
-            + cost[10] * prefill_requests
-            + cost[11]
-        )
-    return float(cost[0] * ms / 1000.0)
 
 
 def models_folder() -> Path:

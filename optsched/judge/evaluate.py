@@ -417,6 +417,7 @@ def _judge_batches(
     slo_tpot: float | None,
 ) -> Evaluation:
     from optsched.judge import replay as judge
+    from optsched.judge.life import UNLIMITED
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
@@ -438,23 +439,21 @@ def _judge_batches(
             instance.release,
             instance.prompt_tokens,
             instance.output_tokens,
-            instance.kv_capacity,
-            instance.kv_offset,
-            limits.max_batch_tokens or judge.UNLIMITED,
-            limits.max_prefill_tokens or judge.UNLIMITED,
-            limits.max_running or judge.UNLIMITED,
-            instance.hybrid_batching is not False,
-            instance.chunked_prefill is not False,
+            judge.Limits(
+                instance.kv_capacity,
+                instance.kv_offset,
+                limits.max_batch_tokens or UNLIMITED,
+                limits.max_prefill_tokens or UNLIMITED,
+                limits.max_running or UNLIMITED,
+                instance.hybrid_batching is not False,
+                instance.chunked_prefill is not False,
+                schedule.evict_mode == "restart" or not instance.in_rounds,
+                schedule.evict_mode == "restart",
+            ),
             cost.array,
-            *columns,
-            start,
-            instance.clock_origin,
-            -float(instance.first_arrival),
-            blur,
-            worker,
+            judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
+            judge.Origin(instance.clock_origin, -float(instance.first_arrival), blur),
             workers,
-            schedule.evict_mode == "restart",
-            schedule.evict_mode == "restart" or not instance.in_rounds,
         )
     )
     if found.rule != judge.OK:

@@ -161,7 +161,7 @@ class Trail:
 
     def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
         """Run to the end as `batch` would; see `optsched.policies.engine.rerank.run`."""
-        from optsched.judge.replay import UNLIMITED
+        from optsched.judge.life import UNLIMITED
         from optsched.policies.engine import rerank
 
         forecast = forecast_of(instance)

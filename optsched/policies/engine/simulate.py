@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel, batch_time, cost_for
+from optsched.costs.batch import EMPTY, Sums, add_decode, add_prefill, batch_time
+from optsched.costs.cost import CostModel, cost_for
 from optsched.policies import make_policy
 from optsched.policies.base import (
     Batch,
@@ -123,7 +124,7 @@ def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool,
 def _simulate_rules(
     instance: Instance, rules: Rules, cost: CostModel, name: str, seed: int, problem: Instance
 ) -> Schedule:
-    from optsched.judge.replay import UNLIMITED
+    from optsched.judge.life import UNLIMITED
     from optsched.policies.engine import rules as engine
 
     rules, mode, hybrid, chunked = effective(rules, instance)
@@ -212,7 +213,7 @@ def _schedule_of(
 def _simulate_windows(
     instance: Instance, rules: Windows, cost: CostModel, name: str, problem: Instance
 ) -> Schedule:
-    from optsched.judge.replay import UNLIMITED
+    from optsched.judge.life import UNLIMITED
     from optsched.policies.engine import windows
 
     mode: EvictMode = "restart" if instance.in_rounds else "recompute"
@@ -364,10 +365,10 @@ def _simulate_open(
             raise _loop(instance, name, about, len(offsets) - 1, now, reason)
         if not batch.tokens:
             if batch.stall:
-                count = len(running)
-                now += batch_time(
-                    cost.array, count, count, int(cached[running].sum()), 0, 0, 0, 0, 0
-                )
+                sums = EMPTY
+                for i in running:
+                    sums = add_decode(sums, int(cached[i]))
+                now += batch_time(cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
             elif arrived < n:
@@ -382,12 +383,12 @@ def _simulate_open(
         now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
         start.append(written)
-        sums = _sums(batch, decoding, cached)
+        sums = _sums(batch.tokens, decoding, cached)
         request.extend(batch.tokens.keys())
         tokens.extend(batch.tokens.values())
         offsets.append(len(request))
         evicted_offsets.append(len(evicted))
-        end = now = now + batch_time(cost.array, *sums)
+        end = now = now + batch_time(cost.array, sums)
         for i, c in batch.tokens.items():
             if cached[i] == 0:
                 waiting.remove(i)
@@ -454,17 +455,10 @@ def _check(
             raise PolicyError(f"{where}: request {i}: {c!r} tokens; an integer >= 1 is right")
 
 
-def _sums(batch: Batch, decoding: NDArray[Any], cached: NDArray[Any]) -> tuple[int, ...]:
-    """Return the integer sums of a batch in the order of `optsched.costs.cost.batch_time`."""
-    decode = [i for i in batch.tokens if decoding[i]]
-    prefill = [(c, int(cached[i])) for i, c in batch.tokens.items() if not decoding[i]]
-    return (
-        sum(batch.tokens.values()),
-        len(decode),
-        sum(int(cached[i]) for i in decode),
-        len(prefill),
-        sum(c for c, _ in prefill),
-        sum(c * c for c, _ in prefill),
-        sum(c * m for c, m in prefill),
-        sum(m for _, m in prefill),
-    )
+def _sums(tokens: Mapping[int, int], decoding: NDArray[Any], cached: NDArray[Any]) -> Sums:
+    """Return what a batch holds, from the tokens that each of its requests processes."""
+    sums = EMPTY
+    for i, c in tokens.items():
+        m = int(cached[i])
+        sums = add_decode(sums, m) if decoding[i] else add_prefill(sums, int(c), m)
+    return sums

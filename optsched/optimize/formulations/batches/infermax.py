@@ -39,7 +39,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.cost import COEFFICIENTS, BatchCost
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Formulation, Task
 from optsched.optimize.solvers.base import Status
 from optsched.problem.errors import InfeasibleError, InputError, SolverError, UsageError
