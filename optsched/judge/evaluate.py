@@ -433,62 +433,68 @@ def _judge_batches(
             blur = batches * float(np.spacing(np.abs(start).max()))
         start = start.astype(np.float64)
     limits = instance.limits
-    compiled: Any = judge.replay
-    found = judge.Replay(
-        *compiled(
-            instance.release,
-            instance.prompt_tokens,
-            instance.output_tokens,
-            judge.Limits(
-                instance.kv_capacity,
-                instance.kv_offset,
-                limits.max_batch_tokens or UNLIMITED,
-                limits.max_prefill_tokens or UNLIMITED,
-                limits.max_running or UNLIMITED,
-                instance.hybrid_batching is not False,
-                instance.chunked_prefill is not False,
-                schedule.evict_mode == "restart" or not instance.in_rounds,
-                schedule.evict_mode == "restart",
-            ),
-            cost.array,
-            judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
-            judge.Origin(instance.clock_origin, -float(instance.first_arrival), blur),
-            workers,
-        )
+    requests, machines = judge.new_state(
+        instance.release,
+        instance.prompt_tokens,
+        instance.output_tokens,
+        workers,
+        -float(instance.first_arrival),
     )
-    if found.rule != judge.OK:
-        raise _violation(found, instance)
+    found = np.zeros(batches, dtype=judge.BATCH)
+    breach, at, split = judge.replay(
+        requests,
+        machines,
+        judge.Limits(
+            instance.kv_capacity,
+            instance.kv_offset,
+            limits.max_batch_tokens or UNLIMITED,
+            limits.max_prefill_tokens or UNLIMITED,
+            limits.max_running or UNLIMITED,
+            instance.hybrid_batching is not False,
+            instance.chunked_prefill is not False,
+            schedule.evict_mode == "restart" or not instance.in_rounds,
+            schedule.evict_mode == "restart",
+        ),
+        cost.array,
+        judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
+        judge.Origin(instance.clock_origin, blur),
+        found,
+    )
+    if breach.rule != judge.OK:
+        raise _violation(breach, int(at), instance)
     times: list[NDArray[Any]] = [
-        found.first_start, found.first_token, found.finish, found.batch_start, found.batch_end,
-        found.served,
+        requests["first_start"], requests["first_token"], requests["finish"], found["start"],
+        found["end"], requests["served"],
     ]  # fmt: skip
     if isinstance(cost, UnitCost):
         times = [np.rint(column).astype(np.int64) for column in times]
-    length = (found.batch_end - found.batch_start).astype(np.float64)
+    else:
+        times = [np.ascontiguousarray(column) for column in times]
+    length = found["end"] - found["start"]
     return Evaluation(
         instance=instance,
         kind="batches",
         clock=Clock(*times[:5]),
         served=times[5],
-        evictions=found.evictions,
-        pauses=found.pauses,
-        batch_kv=found.batch_kv,
+        evictions=requests["evictions"].copy(),
+        pauses=requests["pauses"].copy(),
+        batch_kv=found["kv"].copy(),
         workers=workers,
-        mean_kv=float((found.batch_kv * length).sum() / length.sum()),
+        mean_kv=float((found["kv"] * length).sum() / length.sum()),
         busy_batches=batches,
-        split_prefill=bool(found.chunked),
+        split_prefill=bool(split),
         slo_ttft=slo_ttft,
         slo_tpot=slo_tpot,
     )
 
 
-def _violation(found: Any, instance: Instance) -> ViolationError:
+def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
     from optsched.judge import replay as judge
 
-    i, j = int(found.request), int(found.batch)
+    i, j = int(found.request), batch
     value, limit = _number(found.value), _number(found.limit)
     if int(found.rule) in (judge.START_EARLY, judge.ARRIVAL, judge.STILL_BUSY):
-        value, limit = (_number(float(v + instance.first_arrival)) for v in found[3:5])
+        value, limit = (_number(float(v + instance.first_arrival)) for v in found[2:])
     words: dict[int, tuple[str, str]] = {
         judge.BAD_REQUEST: ("request", f"does not exist; 0 to {instance.n - 1} is right"),
         judge.BAD_WORKER: ("worker", f"worker {value} does not exist; 0 to {limit} is right"),

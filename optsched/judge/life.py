@@ -7,7 +7,8 @@ this module lazily: it loads numba.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -24,63 +25,65 @@ UNLIMITED = np.iinfo(np.int64).max
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
-class Life(NamedTuple):
-    """Where every request stands, as arrays of shape (n,) that change in place.
+def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
+    """Return the type of a record whose fields are attributes, compiled or interpreted."""
+    return np.dtype((np.record, np.dtype(list(fields), align=True)))
+
+
+LIFE = (
+    ("prompt", np.int64),  # what it asks for, in tokens
+    ("output", np.int64),
+    ("cached", np.int64),  # KV tokens that it holds
+    ("produced", np.int64),  # output tokens that it has
+    ("decoding", np.bool_),  # whether its whole input is cached
+)
+"""Fields of a request's record that `advance` and `evict` change; loops add fields of their own.
+
+A loop keeps its requests in one structured array, of which compiled code sees each as a record.
+"""
+
+
+def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] = ()) -> Any:
+    """Return requests of which nothing has been processed.
 
     Parameters
     ----------
-    prompt, output : ndarray of int64
-        What it asks for, in tokens.
-    cached, produced : ndarray of int64
-        KV tokens that it holds, and output tokens that it has.
-    decoding : ndarray of bool
-        Whether its whole input is cached.
+    prompt, output : ndarray of int64, shape (n,)
+    fields : sequence of (str, dtype)
+        Further fields of a loop's own, 0 at first.
+
+    Returns
+    -------
+    ndarray of records, shape (n,)
     """
-
-    prompt: Ints
-    output: Ints
-    cached: Ints
-    produced: Ints
-    decoding: Flags
+    requests = np.zeros(len(prompt), dtype=record(*LIFE, *fields))
+    requests["prompt"], requests["output"] = prompt, output
+    return requests
 
 
 @njit(cache=True)
-def new_life(prompt: Ints, output: Ints) -> Life:
-    """Return the state in which nothing has been processed."""
-    n = prompt.shape[0]
-    return Life(
-        prompt,
-        output,
-        np.zeros(n, dtype=np.int64),
-        np.zeros(n, dtype=np.int64),
-        np.zeros(n, dtype=np.bool_),
-    )
-
-
-@njit(cache=True)
-def rest_of(life: Life, i: int) -> int:
+def rest_of(r: Any) -> int:
     """Return the input tokens of a request that are still to be prefilled."""
-    return life.prompt[i] + life.produced[i] - life.cached[i]
+    return r.prompt + r.produced - r.cached
 
 
 @njit(cache=True)
-def advance(life: Life, i: int, tokens: int) -> bool:
+def advance(r: Any, tokens: int) -> bool:
     """Process tokens of a request; return whether it produced one."""
-    life.cached[i] += tokens
-    if life.cached[i] < life.prompt[i] + life.produced[i]:
+    r.cached += tokens
+    if r.cached < r.prompt + r.produced:
         return False
-    life.decoding[i] = True
-    life.produced[i] += 1
+    r.decoding = True
+    r.produced += 1
     return True
 
 
 @njit(cache=True)
-def evict(life: Life, i: int, restart: bool) -> None:
+def evict(r: Any, restart: bool) -> None:
     """Take a request's KV away; under ``restart`` its tokens are lost with it."""
-    life.cached[i] = 0
-    life.decoding[i] = False
+    r.cached = 0
+    r.decoding = False
     if restart:
-        life.produced[i] = 0
+        r.produced = 0
