@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke, one_line_error
+from command_line import run as checked
 
-from optsched.cli import app
+from instances import MODEL
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -32,7 +32,6 @@ BASE: dict[str, Any] = {
         "output_tokens": [5, 2, 3, 4, 1],
     },
 }
-MODEL = "llama2-7b-a100-infermax"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -59,12 +58,7 @@ def in_seconds() -> dict[str, Any]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the command line in an empty folder and return its result."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-
-    def call(*words: str) -> Any:
-        return runner.invoke(app, [str(word) for word in words])
-
-    return call
+    return invoke
 
 
 @pytest.fixture
@@ -79,15 +73,6 @@ def seconds(tmp_path: Path) -> Path:
     path = tmp_path / "seconds.json"
     path.write_text(json.dumps(in_seconds()))
     return path
-
-
-def one_line_error(result: Any, status: int) -> str:
-    assert result.exit_code == status, (result.stdout, result.stderr)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    assert result.stdout == ""
-    return lines[0]
 
 
 def test_help_and_version(run) -> None:
@@ -535,7 +520,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
     def broken(*args: Any, **options: Any) -> None:
         raise kind(0)
 
-    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
+    monkeypatch.setattr("optsched.policies.engine.simulate.simulate", broken)
     result = run("simulate", instance, "--policy", "mc-sf")
     assert result.exit_code == 1
     assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
@@ -595,7 +580,7 @@ def test_export_into_a_pipe(tmp_path: Path, instance: Path, kind: str) -> None:
         command(*words, "-o", "/dev/stdout"), cwd=tmp_path, capture_output=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    assert CliRunner().invoke(app, ["export", str(instance), *words[2:], "-o", f"{tmp_path}/m"])
+    checked("export", instance, *words[2:], "-o", tmp_path / "m")
     assert result.stdout == (tmp_path / "m").read_bytes()
 
 
@@ -717,7 +702,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
     def too_late(*args: Any, **options: Any) -> None:
         raise AssertionError("solved before the outputs were checked")
 
-    monkeypatch.setattr(import_module("optsched.optimize.solve"), "solve", too_late)
+    monkeypatch.setattr("optsched.optimize.solve.solve", too_late)
     one_line_error(run("solve", instance, option, target), 2)
     assert "two outputs" in one_line_error(
         run("solve", instance, "--json", "x", "--schedule-out", "./x"), 2
@@ -730,7 +715,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
+    monkeypatch.setattr("optsched.policies.engine.simulate.simulate", broken)
     words = ("simulate", instance, "--policy", "mc-sf")
     result = run(*words)
     assert result.exit_code == 1
@@ -763,35 +748,16 @@ def test_a_policy_that_loops_exits_4(run) -> None:
     assert fine["metrics"]["tel"] > 0
 
 
-def hard_instance(folder: Path) -> Path:
-    """An instance that is not solved to the optimum in seconds."""
-    result = CliRunner().invoke(
-        app, ["generate", "jaillet-model-1", "--set", "n=50", "-o", str(folder / "hard.json")]
-    )
-    assert result.exit_code == 0, result.stderr
-    return folder / "hard.json"
-
-
 def command(*words: str) -> list[str]:
     return [sys.executable, "-c", "from optsched.cli import main; main()", *words]
 
 
 def test_ctrl_c_keeps_the_incumbent_and_the_bound(tmp_path: Path) -> None:
-    hard_instance(tmp_path)
-    words = (
-        "solve",
-        "hard.json",
-        "--method",
-        "highs",
-        "--warm-start",
-        "mc-sf",
-        "--time-limit",
-        "300",
-        "--json",
-        "r.json",
-    )
+    # Fifty requests are not solved to the optimum in seconds.
+    checked("generate", "jaillet-model-1", "--set", "n=50", "-o", tmp_path / "hard.json")
+    words = "solve hard.json --method highs --warm-start mc-sf --time-limit 300 --json r.json"
     process = subprocess.Popen(
-        command(*words, "--log", "solver.log"),
+        command(*words.split(), "--log", "solver.log"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

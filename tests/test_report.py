@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
 import optsched
-from optsched.cli import app
+from instances import MODEL, in_seconds
 from optsched.files.read_write import write_instance, write_json, write_schedule
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
@@ -26,15 +26,8 @@ go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra 
 from optsched.show import report  # noqa: E402
 from optsched.show.report import figures, gather, page  # noqa: E402
 
-MODEL = "llama2-7b-a100-infermax"
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 EVIL = '<script>alert("x")</script>'
-
-
-def run(*words: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == status, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -222,12 +215,7 @@ def test_schedules_of_files_come_before_those_of_comparisons(folder: Path) -> No
 
 
 def test_figures_are_valid_to_plotly() -> None:
-    rng = np.random.default_rng(3)
-    instance = Instance(
-        rng.uniform(0, 30, 1500), rng.integers(1, 300, 1500), rng.integers(1, 100, 1500),
-        kv_capacity=9000, time_unit="second",
-    )  # fmt: skip
-    many = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    many = in_seconds("vllm", 1500, 9000, span=30.0, most=(300, 100))
     tiny = optsched.read_instance("tiny")
     few = optsched.timeline(tiny, optsched.simulate(tiny, "vllm"))
     for found in (many, few):
