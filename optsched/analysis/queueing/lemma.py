@@ -1,4 +1,6 @@
-"""SPRPT with limited preemption in M/G/1 by quadrature (000, Lemma 1 and Appendices C and D).
+"""SPRPT with limited preemption in M/G/1 by quadrature.
+
+Shahout et al. 2024, Lemma 1 and Appendices C and D, corrected.
 
 A job of size x with prediction r has rank r - a at age a while a < C r, then minus infinity: it
 can no longer be preempted. The least rank is served, ties by arrival. The derivation is in
@@ -45,7 +47,7 @@ def mean_response_time(jobs: Jobs, *, rate: float, c: float, printed: bool = Fal
 def response_time(
     x: ArrayLike, r: ArrayLike, jobs: Jobs, *, rate: float, c: float, printed: bool = False
 ) -> Floats:
-    """Return E[T(x, r)] of jobs of size x with prediction r (000, Lemma 1).
+    """Return E[T(x, r)] of jobs of size x with prediction r (Shahout et al. 2024, Lemma 1).
 
     Parameters
     ----------
@@ -82,7 +84,7 @@ def response_time(
 def mean_memory(jobs: Jobs, *, rate: float, c: float) -> float:
     """Return the mean over time of the summed ages of all jobs in the system.
 
-    Appendix D of 000 takes a job's memory as its age and simulates the peak. The mean has a
+    Appendix D of the paper takes a job's memory as its age and simulates the peak. The mean has a
     formula: by Little's law it is rate times the expected integral of a job's age over its time
     in the system, and at age a < min(x, C r) a job stays 1 / (1 - rho'(r - a)) per unit of age.
 

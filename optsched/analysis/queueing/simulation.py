@@ -151,7 +151,7 @@ def simulate_refined(
     arrivals: int = 200_000,
     replications: int = 10,
 ) -> Measured:
-    """Simulate SPRPT with refined predictions (000, Appendix E).
+    """Simulate SPRPT with refined predictions (Shahout et al. 2024, Appendix E).
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from optsched.problem.instance import Instance
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
-    """Return what the adversary of 002, Theorem 4.1 asks of a policy.
+    """Return what the adversary of Jaillet et al. 2025, Theorem 4.1 asks of a policy.
 
     One request with s = 1 and o = M - 1 comes at 0. The adversary watches the policy start it,
     at b, and then sends M / 2 requests with s = 1 and o = 1 at b + M - sqrt(M) / 2, when the
@@ -125,7 +125,7 @@ def from_shares(
 def two_point(
     short: int, long: int, share: float, n: int, *, kv_capacity: int, prompt: int = 1
 ) -> Instance:
-    """Return outputs l or u, a share of them l (001, section 5.1)."""
+    """Return outputs l or u, a share of them l (Chen et al. 2025, section 5.1)."""
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
             f"short, long, share: {short}, {long}, {share}; 1 <= short < long and a share in "
@@ -147,7 +147,7 @@ def geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of G(1 - q), cut at ``longest`` (001, section 5.2)."""
+    """Return outputs of G(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.2)."""
     shares = geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"geometric-{q:g}"
@@ -163,7 +163,7 @@ def weighted_geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of LG(1 - q), cut at ``longest`` (001, section 5.3)."""
+    """Return outputs of LG(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.3)."""
     shares = weighted_geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"weighted-{q:g}"
@@ -171,7 +171,7 @@ def weighted_geometric(
 
 
 def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance:
-    """Return equal requests at 0 (002, Theorem 4.3)."""
+    """Return equal requests at 0 (Jaillet et al. 2025, Theorem 4.3)."""
     return _rounds([0] * n, [prompt] * n, [output] * n, kv_capacity, "identical")
 
 

@@ -260,7 +260,7 @@ def competitive_ratio(
         What total latency is divided by. ``"optimum"``: the hindsight program's (rounds only);
         where it is not proved within the limit, the ratio lies between policy / best known and
         policy / bound. ``"bound"``: the largest of `optsched.bounds`, so that the ratio is at
-        most ``high``, and ``low`` is 1. ``"h-sf"``: MC-SF with the true lengths (001).
+        most ``high``, and ``low`` is 1. ``"h-sf"``: MC-SF with the true lengths (Chen et al. 2025).
         ``"best-known"``: the instance's known optimum, or the best of all policies and those
         measured.
     cost_model : BatchCost, str or path, optional

@@ -232,7 +232,7 @@ def plot_ratios(
     published: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot the histogram of a policy's ratios to the optimum (002, Figure 2).
+    """Plot the histogram of a policy's ratios to the optimum (Jaillet et al. 2025, Figure 2).
 
     Parameters
     ----------
