@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from typer.testing import CliRunner
@@ -19,6 +20,13 @@ def run(*words: object, status: int = 0) -> str:
     result = invoke(*words)
     assert result.exit_code == status, result.output
     return str(result.output)
+
+
+def answer(*words: object, status: int = 0) -> dict[str, Any]:
+    """Run the command line, which must end with a status; return its JSON."""
+    result = invoke(*words, "--json", "-")
+    assert result.exit_code == status, (result.stdout, result.stderr)
+    return dict(json.loads(result.stdout))
 
 
 def one_line_error(result: Any, status: int = 2) -> str:

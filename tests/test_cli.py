@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import invoke, one_line_error
+from command_line import answer, invoke, one_line_error
 from command_line import run as checked
 
 from instances import MODEL
@@ -100,7 +100,7 @@ def test_simulate_says_which_predictor_a_policy_names(run, instance: Path) -> No
     assert "predictor: noisy:mae=1 (the policy's own)" in noisy.stdout
     assert "oracle" not in noisy.stdout
     spec = "trail:predictor=trail:noise=2"
-    data = json.loads(run("simulate", instance, "--policy", spec, "--json", "-").stdout)
+    data = answer("simulate", instance, "--policy", spec)
     assert data["predictor"] == "trail:noise=2"
 
 
@@ -110,13 +110,11 @@ def test_a_negative_seed_is_bad_usage(run, instance: Path) -> None:
 
 
 def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
-    made = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json", "--json", "-")
-    assert made.exit_code == 0, made.stderr
-    data = json.loads(made.stdout)
+    data = answer("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json")
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
     assert data["schedule"] == "s.json"
-    judged = json.loads(run("evaluate", instance, "s.json", "--json", "-").stdout)
+    judged = answer("evaluate", instance, "s.json")
     assert judged["metrics"] == data["metrics"]
     checked = run("verify", instance, "s.json")
     assert checked.exit_code == 0
@@ -199,7 +197,7 @@ def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Pa
 def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     sha = "0" * 64
     Path("c.json").write_text(json.dumps({"format": "optsched-certificate", "version": 1}))
-    assert run("verify", instance, "c.json").exit_code in (2, 5)
+    assert "missing" in one_line_error(run("verify", instance, "c.json"), 2)
     Path("other.json").write_text(json.dumps({"format": "recipe"}))
     assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
@@ -230,20 +228,18 @@ def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path)
     assert data["gap"] == 0
     assert data["schedule"] == "s.json"
     assert run("verify", instance, "s.json").exit_code == 0
-    again = run("solve", instance, "--warm-start", "s.json", "--method", "cpsat", "--json", "-")
-    assert json.loads(again.stdout)["objective"] == data["objective"]
-    warm = run("solve", instance, "--warm-start", "mc-sf", "--eviction-free", "--json", "-")
-    assert json.loads(warm.stdout)["objective"] == data["objective"]
+    again = answer("solve", instance, "--warm-start", "s.json", "--method", "cpsat")
+    assert again["objective"] == data["objective"]
+    warm = answer("solve", instance, "--warm-start", "mc-sf", "--eviction-free")
+    assert warm["objective"] == data["objective"]
 
 
 def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> None:
-    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
-    simulated = run("simulate", instance, "--policy", "fcfs", "--json", "-")
-    tel = json.loads(simulated.stdout)["objective"]
-    phi = str((optimum + 0.5) / tel)
-    yes = run("solve", instance, "--below", phi, "--than", "fcfs", "--json", "-")
-    assert yes.exit_code == 0, yes.stderr
-    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
+    optimum = answer("solve", instance)["objective"]
+    tel = answer("simulate", instance, "--policy", "fcfs")["objective"]
+    phi = (optimum + 0.5) / tel
+    yes = answer("solve", instance, "--below", phi, "--than", "fcfs")
+    assert yes["below"]["answer"] == "yes"
     no = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs", "--json", "-")
     assert no.exit_code == 3
     data = json.loads(no.stdout)
@@ -259,8 +255,8 @@ def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> No
 
 
 def test_bound_is_below_the_optimum(run, instance: Path) -> None:
-    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
-    data = json.loads(run("bound", instance, "--json", "-").stdout)
+    optimum = answer("solve", instance)["objective"]
+    data = answer("bound", instance)
     assert data["command"] == "bound"
     assert data["certificate"] is None
     assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
@@ -300,8 +296,7 @@ def test_compare_alone_on_standard_output_is_json(run, instance: Path) -> None:
 
 
 def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
-    result = run("compare", seconds, "--cost-model", MODEL, "--policy", "vllm", "--json", "-")
-    data = json.loads(result.stdout)
+    data = answer("compare", seconds, "--cost-model", MODEL, "--policy", "vllm")
     assert data["cost_model"]["name"] == MODEL
     assert data["time_unit"] == "second"
     assert MODEL in one_line_error(run("compare", seconds), 2)
@@ -452,8 +447,7 @@ def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -
         Path("m.py").write_text(
             f"from optsched import Rules\nRULES = Rules(order='prompt', max_running={limit})\n"
         )
-        result = run("simulate", instance, "--policy", "m.py:RULES", "--json", "-")
-        tel = json.loads(result.stdout)["objective"]
+        tel = answer("simulate", instance, "--policy", "m.py:RULES")["objective"]
 
         if limit == 1:
             alone = tel
@@ -464,9 +458,7 @@ def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     run, instance: Path, mine: str
 ) -> None:
     def tel(name: str) -> int:
-        result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)["objective"]
+        return answer("simulate", instance, "--policy", f"{mine}:{name}")["objective"]
 
     assert tel("BY_PROMPT") == tel("by_prompt") <= tel("by_prompt:max_running=1")
     wrong = run("simulate", instance, "--policy", f"{mine}:BY_PROMPT:order=prompt")
@@ -491,8 +483,7 @@ def test_only_what_says_so_is_called_clairvoyant(run, instance: Path, mine: str)
     assert "true output lengths" not in said("BY_PROMPT")
     assert "mine.py:BY_OUTPUT is clairvoyant: it uses" in said("BY_OUTPUT")
     words = [w for name in ("OneByOne", "Blind", "Seer") for w in ("--policy", f"{mine}:{name}")]
-    result = run("compare", instance, *words, "--no-bound", "--json", "-")
-    rows = json.loads(result.stdout)["policies"]
+    rows = answer("compare", instance, *words, "--no-bound")["policies"]
     assert [row["clairvoyant"] for row in rows] == [True, False, True]
     assert [bool(row["notes"]) for row in rows] == [True, False, False]
 
@@ -599,36 +590,34 @@ def test_an_export_that_fails_leaves_the_old_file(
 
 
 BAD_FILES = {
-    "not JSON": ("{", "not JSON"),
-    "a list": ("[]", "object"),
-    "NaN": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("nan")])), "NaN"),
-    "infinity": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("inf")])), "Infinity"),
-    "wrong format": (json.dumps(changed("format", "optsched-recipe")), "optsched-instance"),
-    "wrong version": (json.dumps(changed("version", 2)), "version"),
-    "unequal columns": (json.dumps(changed("requests.arrival", [0, 0, 1])), "prompt_tokens"),
-    "negative": (json.dumps(changed("requests.prompt_tokens", [2, 3, 1, 2, -1])), "request 4"),
-    "fraction": (json.dumps(changed("requests.output_tokens", [2, 3, 1.5, 2, 1])), "request 2"),
-    "boolean": (json.dumps(changed("requests.output_tokens", [2, True, 1, 2, 1])), "request 1"),
-    "string": (json.dumps(changed("requests.output_tokens", ["2", 3, 1, 2, 1])), "request 0"),
-    "overflow": (json.dumps(changed("requests.prompt_tokens", [2, 3, 2**70, 2, 1])), "request 2"),
-    "capacity overflow": (json.dumps(changed("kv_capacity", 2**70)), "kv_capacity"),
-    "zero outputs": (json.dumps(changed("requests.output_tokens", [2, 3, 0, 2, 1])), "request 2"),
-    "too large": (json.dumps(changed("requests.prompt_tokens", [2, 9, 1, 2, 1])), "request 1"),
-    "empty": (
-        json.dumps(changed("requests", {"arrival": [], "prompt_tokens": [], "output_tokens": []})),
-        "at least one",
-    ),
-    "duplicate ids": (json.dumps(changed("requests.id", ["a", "b", "c", "d", "a"])), "'a'"),
-    "missing field": (json.dumps(changed("kv_capacity", ...)), "kv_capacity"),
-    "unknown field": (json.dumps(changed("requests.colour", [])), "colour"),
+    "not JSON": ("", "{", "not JSON"),
+    "a list": ("", "[]", "object"),
+    "NaN": ("requests.arrival", [0, 0, 1, 2, float("nan")], "NaN"),
+    "infinity": ("requests.arrival", [0, 0, 1, 2, float("inf")], "Infinity"),
+    "wrong format": ("format", "optsched-recipe", "optsched-instance"),
+    "wrong version": ("version", 2, "version"),
+    "unequal columns": ("requests.arrival", [0, 0, 1], "prompt_tokens"),
+    "negative": ("requests.prompt_tokens", [2, 3, 1, 2, -1], "request 4"),
+    "fraction": ("requests.output_tokens", [2, 3, 1.5, 2, 1], "request 2"),
+    "boolean": ("requests.output_tokens", [2, True, 1, 2, 1], "request 1"),
+    "string": ("requests.output_tokens", ["2", 3, 1, 2, 1], "request 0"),
+    "overflow": ("requests.prompt_tokens", [2, 3, 2**70, 2, 1], "request 2"),
+    "capacity overflow": ("kv_capacity", 2**70, "kv_capacity"),
+    "zero outputs": ("requests.output_tokens", [2, 3, 0, 2, 1], "request 2"),
+    "too large": ("requests.prompt_tokens", [2, 9, 1, 2, 1], "request 1"),
+    "empty": ("requests", {key: [] for key in BASE["requests"]}, "at least one"),
+    "duplicate ids": ("requests.id", ["a", "b", "c", "d", "a"], "'a'"),
+    "missing field": ("kv_capacity", ..., "kv_capacity"),
+    "unknown field": ("requests.colour", [], "colour"),
 }
+"""What is wrong with a file: a field of BASE, its value, and words of the error; or all text."""
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.parametrize("command", ["solve", "simulate", "compare", "bound"])
 def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: str) -> None:
-    text, expected = BAD_FILES[name]
-    Path("bad.json").write_text(text)
+    field, value, expected = BAD_FILES[name]
+    Path("bad.json").write_text(json.dumps(changed(field, value)) if field else value)
     before = sorted(Path().iterdir())
     words = ["--json", "out.json"]
     if command == "simulate":
@@ -737,12 +726,8 @@ def test_a_policy_that_loops_exits_4(run) -> None:
     assert "loop" in line
     result = run("compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--no-bound")
     assert result.exit_code == 4
-    both = run(
-        "compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--policy", "mc-sf",
-        "--no-bound", "--json", "-",
-    )  # fmt: skip
-    assert both.exit_code == 0
-    looped, fine = json.loads(both.stdout)["policies"]
+    words = ("--policy", "alpha-protection:alpha=0", "--policy", "mc-sf", "--no-bound")
+    looped, fine = answer("compare", "loop.json", *words)["policies"]
     assert "loop" in looped["error"]
     assert looped["metrics"] is None
     assert fine["metrics"]["tel"] > 0
