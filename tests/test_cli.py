@@ -264,9 +264,10 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert "known are auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 
 
-def test_bound_exits_4_where_none_is_known(run, seconds: Path) -> None:
-    result = run("bound", seconds, "--cost-model", MODEL)
-    assert result.exit_code == (0 if "total latency of any" in result.stdout else 4)
+def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
+    assert "total latency of any schedule >=" in checked("bound", seconds, "--cost-model", MODEL)
+    data = answer("bound", seconds, "--cost-model", MODEL)
+    assert 0 < data["bound"] <= data["objective"]
 
 
 def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
@@ -341,16 +342,6 @@ def test_import_a_trace(run) -> None:
     one_line_error(run(*words, "--strict"), 2)
     one_line_error(run("import", "nothing", "trace.csv"), 2)
     one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
-
-
-def test_an_offset_beyond_a_trace_names_the_file_and_its_rows(run) -> None:
-    Path("trace.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:03.0,3,4\n2023-11-16 18:17:03.5,2,2\n"
-    )
-    line = one_line_error(run("import", "azure", "trace.csv", "--offset", "2"), 2)
-    assert "trace.csv: offset 2 leaves no request: the file has 2 rows" in line
-    assert "at most 1 is right" in line
 
 
 POLICY = """
@@ -790,22 +781,12 @@ def test_it_works_from_any_folder_and_prints_nothing_but_json(tmp_path: Path) ->
 def test_below_is_answered_in_seconds_too(run) -> None:
     question = [
         "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
-        "--than", "vllm", "--json", "-",
+        "--than", "vllm",
     ]  # fmt: skip
     # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
-    yes = run(*question, "--below", "0.97")
-    assert yes.exit_code == 0
-    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
-    no = run(*question, "--below", "0.96")
-    assert no.exit_code == 3
-    assert json.loads(no.stdout)["status"] == "infeasible"
-    tps = run(*question, "--below", "0.96", "--objective", "tps")
-    assert tps.exit_code == 2
-
-
-def test_an_experiment_without_a_trial_that_succeeds_is_an_error(run, tmp_path: Path) -> None:
-    words = ["experiment", "infermax-csp", "--set", "method=nosuch", "--set", "prompt=1"]
-    assert "nosuch" in one_line_error(run(*words, "--out", str(tmp_path / "out")), 2)
+    assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
+    assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
+    one_line_error(run(*question, "--below", "0.96", "--objective", "tps"), 2)
 
 
 def test_tokens_per_second_are_no_seconds(run) -> None:
