@@ -455,10 +455,7 @@ def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     wrong = run("simulate", instance, "--policy", f"{mine}:BY_PROMPT:order=prompt")
     assert wrong.exit_code == 2
     assert "'order' is unknown" in wrong.stderr
-    for name, words in (
-        ("nothing", "makes None"),
-        ("gone", "and no Rules or Windows"),
-    ):
+    for name, words in (("nothing", "makes None"), ("gone", "and no Rules or Windows")):
         result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
         assert result.exit_code == 2
         assert words in result.stderr
@@ -636,10 +633,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "five.json", "--threads", "0"), "threads"),
         (("solve", "five.json", "--mip-rel-gap", "-1"), "--mip-rel-gap"),
         (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
-        (
-            ("solve", "five.json", "--nothing"),
-            "`optsched solve --help` says what is right",
-        ),
+        (("solve", "five.json", "--nothing"), "`optsched solve --help` says what is right"),
         (("solve",), "Missing argument 'INSTANCE'; `optsched solve --help`"),
         (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
         (("solve", "seconds.json", "--formulation", "hindsight"), "import --rounds"),

@@ -33,9 +33,7 @@ def fit(
     against: Annotated[
         list[str] | None,
         option(
-            "--against",
-            "NAME|FILE.toml",
-            "Judge another cost model on the same rows (repeatable).",
+            "--against", "NAME|FILE.toml", "Judge another cost model on the same rows (repeatable)."
         ),
     ] = None,
     seed: Seed = 0,

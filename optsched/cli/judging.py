@@ -23,14 +23,7 @@ from optsched.cli.options import (
     read_checked,
     required,
 )
-from optsched.cli.output import (
-    emit_json,
-    number,
-    save_schedule,
-    show_metrics,
-    unit,
-    write_requests,
-)
+from optsched.cli.output import emit_json, number, save_schedule, show_metrics, unit, write_requests
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 

@@ -17,12 +17,7 @@ from optsched.cli.options import (
     option,
     required,
 )
-from optsched.files.sources import (
-    instance_for,
-    named_file,
-    read_source,
-    schedule_of,
-)
+from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric

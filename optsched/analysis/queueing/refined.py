@@ -68,10 +68,7 @@ class RefinedJobs:
 def _choose(cumulative: Floats, uniform: Floats) -> Ints:
     """Return the index that each uniform number falls on; one row of probabilities, or one each."""
     return np.asarray(
-        np.minimum(
-            (uniform[:, None] >= cumulative).sum(axis=-1),
-            cumulative.shape[-1] - 1,
-        )
+        np.minimum((uniform[:, None] >= cumulative).sum(axis=-1), cumulative.shape[-1] - 1)
     )
 
 

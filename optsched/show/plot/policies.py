@@ -29,9 +29,7 @@ _POINTS = 2000
 
 
 def plot_distribution(
-    evaluations: Mapping[str, Evaluation],
-    metric: str = "latency",
-    ax: Axes | None = None,
+    evaluations: Mapping[str, Evaluation], metric: str = "latency", ax: Axes | None = None
 ) -> Axes:
     """Plot which share of the requests has at most a latency, TTFT or TPOT, by policy.
 
