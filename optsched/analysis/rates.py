@@ -17,8 +17,8 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import Predictor
 
-MAX_DOUBLINGS = 40
-"""Most times that a rate is doubled or halved to find where the peak lies between."""
+MAX_DOUBLINGS = 30
+"""How often a rate is doubled or halved at most; arrivals then stay within an instance's range."""
 
 
 def alone_latency(
