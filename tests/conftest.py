@@ -1,9 +1,33 @@
-"""What every test process needs."""
+"""What every test process needs, and files that several tests read."""
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
+from command_line import run
 
 # A shell starts background jobs with interrupts ignored; the tests of Ctrl-C need them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tables are as wide as they are, whatever the shell says of a terminal.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a solve, a comparison with schedules, and a proved optimum of ``tiny``."""
+    import optsched
+    from optsched.files.read_write import write_json
+
+    place = tmp_path_factory.mktemp("answers")
+    run("solve", "tiny", "--schedule-out", place / "best.json", "--json", place / "result.json")
+    run(
+        "compare", "tiny", "--policy", "mc-sf", "--policy", "vllm", "--policy", "sarathi",
+        "--policy", "alpha-protection:alpha=0.3", "--schedules-out", place / "all",
+        "--json", place / "comparison.json",
+    )  # fmt: skip
+    proved = optsched.solve(optsched.read_instance("tiny"), method="ramp", time_limit_s=600)
+    write_json(proved.certificate, place / "certificate.json")
+    bound = {**proved.to_dict(), "command": "bound", "certificate": "certificate.json"}
+    write_json(bound, place / "bound.json")
+    return place

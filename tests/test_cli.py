@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import answer, invoke, one_line_error
+from command_line import run as checked
 
-from optsched.cli import app
+from instances import MODEL
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -32,7 +32,6 @@ BASE: dict[str, Any] = {
         "output_tokens": [5, 2, 3, 4, 1],
     },
 }
-MODEL = "llama2-7b-a100-infermax"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -59,12 +58,7 @@ def in_seconds() -> dict[str, Any]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the command line in an empty folder and return its result."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-
-    def call(*words: str) -> Any:
-        return runner.invoke(app, [str(word) for word in words])
-
-    return call
+    return invoke
 
 
 @pytest.fixture
@@ -79,15 +73,6 @@ def seconds(tmp_path: Path) -> Path:
     path = tmp_path / "seconds.json"
     path.write_text(json.dumps(in_seconds()))
     return path
-
-
-def one_line_error(result: Any, status: int) -> str:
-    assert result.exit_code == status, (result.stdout, result.stderr)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    assert result.stdout == ""
-    return lines[0]
 
 
 def test_help_and_version(run) -> None:
@@ -115,7 +100,7 @@ def test_simulate_says_which_predictor_a_policy_names(run, instance: Path) -> No
     assert "predictor: noisy:mae=1 (the policy's own)" in noisy.stdout
     assert "oracle" not in noisy.stdout
     spec = "trail:predictor=trail:noise=2"
-    data = json.loads(run("simulate", instance, "--policy", spec, "--json", "-").stdout)
+    data = answer("simulate", instance, "--policy", spec)
     assert data["predictor"] == "trail:noise=2"
 
 
@@ -125,13 +110,11 @@ def test_a_negative_seed_is_bad_usage(run, instance: Path) -> None:
 
 
 def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
-    made = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json", "--json", "-")
-    assert made.exit_code == 0, made.stderr
-    data = json.loads(made.stdout)
+    data = answer("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json")
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
     assert data["schedule"] == "s.json"
-    judged = json.loads(run("evaluate", instance, "s.json", "--json", "-").stdout)
+    judged = answer("evaluate", instance, "s.json")
     assert judged["metrics"] == data["metrics"]
     checked = run("verify", instance, "s.json")
     assert checked.exit_code == 0
@@ -214,7 +197,7 @@ def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Pa
 def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     sha = "0" * 64
     Path("c.json").write_text(json.dumps({"format": "optsched-certificate", "version": 1}))
-    assert run("verify", instance, "c.json").exit_code in (2, 5)
+    assert "missing" in one_line_error(run("verify", instance, "c.json"), 2)
     Path("other.json").write_text(json.dumps({"format": "recipe"}))
     assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
@@ -245,20 +228,18 @@ def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path)
     assert data["gap"] == 0
     assert data["schedule"] == "s.json"
     assert run("verify", instance, "s.json").exit_code == 0
-    again = run("solve", instance, "--warm-start", "s.json", "--method", "cpsat", "--json", "-")
-    assert json.loads(again.stdout)["objective"] == data["objective"]
-    warm = run("solve", instance, "--warm-start", "mc-sf", "--eviction-free", "--json", "-")
-    assert json.loads(warm.stdout)["objective"] == data["objective"]
+    again = answer("solve", instance, "--warm-start", "s.json", "--method", "cpsat")
+    assert again["objective"] == data["objective"]
+    warm = answer("solve", instance, "--warm-start", "mc-sf", "--eviction-free")
+    assert warm["objective"] == data["objective"]
 
 
 def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> None:
-    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
-    simulated = run("simulate", instance, "--policy", "fcfs", "--json", "-")
-    tel = json.loads(simulated.stdout)["objective"]
-    phi = str((optimum + 0.5) / tel)
-    yes = run("solve", instance, "--below", phi, "--than", "fcfs", "--json", "-")
-    assert yes.exit_code == 0, yes.stderr
-    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
+    optimum = answer("solve", instance)["objective"]
+    tel = answer("simulate", instance, "--policy", "fcfs")["objective"]
+    phi = (optimum + 0.5) / tel
+    yes = answer("solve", instance, "--below", phi, "--than", "fcfs")
+    assert yes["below"]["answer"] == "yes"
     no = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs", "--json", "-")
     assert no.exit_code == 3
     data = json.loads(no.stdout)
@@ -274,8 +255,8 @@ def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> No
 
 
 def test_bound_is_below_the_optimum(run, instance: Path) -> None:
-    optimum = json.loads(run("solve", instance, "--json", "-").stdout)["objective"]
-    data = json.loads(run("bound", instance, "--json", "-").stdout)
+    optimum = answer("solve", instance)["objective"]
+    data = answer("bound", instance)
     assert data["command"] == "bound"
     assert data["certificate"] is None
     assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
@@ -283,9 +264,10 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert "known are auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 
 
-def test_bound_exits_4_where_none_is_known(run, seconds: Path) -> None:
-    result = run("bound", seconds, "--cost-model", MODEL)
-    assert result.exit_code == (0 if "total latency of any" in result.stdout else 4)
+def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
+    assert "total latency of any schedule >=" in checked("bound", seconds, "--cost-model", MODEL)
+    data = answer("bound", seconds, "--cost-model", MODEL)
+    assert 0 < data["bound"] <= data["objective"]
 
 
 def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
@@ -315,8 +297,7 @@ def test_compare_alone_on_standard_output_is_json(run, instance: Path) -> None:
 
 
 def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
-    result = run("compare", seconds, "--cost-model", MODEL, "--policy", "vllm", "--json", "-")
-    data = json.loads(result.stdout)
+    data = answer("compare", seconds, "--cost-model", MODEL, "--policy", "vllm")
     assert data["cost_model"]["name"] == MODEL
     assert data["time_unit"] == "second"
     assert MODEL in one_line_error(run("compare", seconds), 2)
@@ -361,16 +342,6 @@ def test_import_a_trace(run) -> None:
     one_line_error(run(*words, "--strict"), 2)
     one_line_error(run("import", "nothing", "trace.csv"), 2)
     one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
-
-
-def test_an_offset_beyond_a_trace_names_the_file_and_its_rows(run) -> None:
-    Path("trace.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:03.0,3,4\n2023-11-16 18:17:03.5,2,2\n"
-    )
-    line = one_line_error(run("import", "azure", "trace.csv", "--offset", "2"), 2)
-    assert "trace.csv: offset 2 leaves no request: the file has 2 rows" in line
-    assert "at most 1 is right" in line
 
 
 POLICY = """
@@ -467,8 +438,7 @@ def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -
         Path("m.py").write_text(
             f"from optsched import Rules\nRULES = Rules(order='prompt', max_running={limit})\n"
         )
-        result = run("simulate", instance, "--policy", "m.py:RULES", "--json", "-")
-        tel = json.loads(result.stdout)["objective"]
+        tel = answer("simulate", instance, "--policy", "m.py:RULES")["objective"]
 
         if limit == 1:
             alone = tel
@@ -479,18 +449,13 @@ def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     run, instance: Path, mine: str
 ) -> None:
     def tel(name: str) -> int:
-        result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)["objective"]
+        return answer("simulate", instance, "--policy", f"{mine}:{name}")["objective"]
 
     assert tel("BY_PROMPT") == tel("by_prompt") <= tel("by_prompt:max_running=1")
     wrong = run("simulate", instance, "--policy", f"{mine}:BY_PROMPT:order=prompt")
     assert wrong.exit_code == 2
     assert "'order' is unknown" in wrong.stderr
-    for name, words in (
-        ("nothing", "makes None"),
-        ("gone", "and no Rules or Windows"),
-    ):
+    for name, words in (("nothing", "makes None"), ("gone", "and no Rules or Windows")):
         result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
         assert result.exit_code == 2
         assert words in result.stderr
@@ -506,8 +471,7 @@ def test_only_what_says_so_is_called_clairvoyant(run, instance: Path, mine: str)
     assert "true output lengths" not in said("BY_PROMPT")
     assert "mine.py:BY_OUTPUT is clairvoyant: it uses" in said("BY_OUTPUT")
     words = [w for name in ("OneByOne", "Blind", "Seer") for w in ("--policy", f"{mine}:{name}")]
-    result = run("compare", instance, *words, "--no-bound", "--json", "-")
-    rows = json.loads(result.stdout)["policies"]
+    rows = answer("compare", instance, *words, "--no-bound")["policies"]
     assert [row["clairvoyant"] for row in rows] == [True, False, True]
     assert [bool(row["notes"]) for row in rows] == [True, False, False]
 
@@ -535,7 +499,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
     def broken(*args: Any, **options: Any) -> None:
         raise kind(0)
 
-    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
+    monkeypatch.setattr("optsched.policies.engine.simulate.simulate", broken)
     result = run("simulate", instance, "--policy", "mc-sf")
     assert result.exit_code == 1
     assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
@@ -595,7 +559,7 @@ def test_export_into_a_pipe(tmp_path: Path, instance: Path, kind: str) -> None:
         command(*words, "-o", "/dev/stdout"), cwd=tmp_path, capture_output=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    assert CliRunner().invoke(app, ["export", str(instance), *words[2:], "-o", f"{tmp_path}/m"])
+    checked("export", instance, *words[2:], "-o", tmp_path / "m")
     assert result.stdout == (tmp_path / "m").read_bytes()
 
 
@@ -614,36 +578,34 @@ def test_an_export_that_fails_leaves_the_old_file(
 
 
 BAD_FILES = {
-    "not JSON": ("{", "not JSON"),
-    "a list": ("[]", "object"),
-    "NaN": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("nan")])), "NaN"),
-    "infinity": (json.dumps(changed("requests.arrival", [0, 0, 1, 2, float("inf")])), "Infinity"),
-    "wrong format": (json.dumps(changed("format", "optsched-recipe")), "optsched-instance"),
-    "wrong version": (json.dumps(changed("version", 2)), "version"),
-    "unequal columns": (json.dumps(changed("requests.arrival", [0, 0, 1])), "prompt_tokens"),
-    "negative": (json.dumps(changed("requests.prompt_tokens", [2, 3, 1, 2, -1])), "request 4"),
-    "fraction": (json.dumps(changed("requests.output_tokens", [2, 3, 1.5, 2, 1])), "request 2"),
-    "boolean": (json.dumps(changed("requests.output_tokens", [2, True, 1, 2, 1])), "request 1"),
-    "string": (json.dumps(changed("requests.output_tokens", ["2", 3, 1, 2, 1])), "request 0"),
-    "overflow": (json.dumps(changed("requests.prompt_tokens", [2, 3, 2**70, 2, 1])), "request 2"),
-    "capacity overflow": (json.dumps(changed("kv_capacity", 2**70)), "kv_capacity"),
-    "zero outputs": (json.dumps(changed("requests.output_tokens", [2, 3, 0, 2, 1])), "request 2"),
-    "too large": (json.dumps(changed("requests.prompt_tokens", [2, 9, 1, 2, 1])), "request 1"),
-    "empty": (
-        json.dumps(changed("requests", {"arrival": [], "prompt_tokens": [], "output_tokens": []})),
-        "at least one",
-    ),
-    "duplicate ids": (json.dumps(changed("requests.id", ["a", "b", "c", "d", "a"])), "'a'"),
-    "missing field": (json.dumps(changed("kv_capacity", ...)), "kv_capacity"),
-    "unknown field": (json.dumps(changed("requests.colour", [])), "colour"),
+    "not JSON": ("", "{", "not JSON"),
+    "a list": ("", "[]", "object"),
+    "NaN": ("requests.arrival", [0, 0, 1, 2, float("nan")], "NaN"),
+    "infinity": ("requests.arrival", [0, 0, 1, 2, float("inf")], "Infinity"),
+    "wrong format": ("format", "optsched-recipe", "optsched-instance"),
+    "wrong version": ("version", 2, "version"),
+    "unequal columns": ("requests.arrival", [0, 0, 1], "prompt_tokens"),
+    "negative": ("requests.prompt_tokens", [2, 3, 1, 2, -1], "request 4"),
+    "fraction": ("requests.output_tokens", [2, 3, 1.5, 2, 1], "request 2"),
+    "boolean": ("requests.output_tokens", [2, True, 1, 2, 1], "request 1"),
+    "string": ("requests.output_tokens", ["2", 3, 1, 2, 1], "request 0"),
+    "overflow": ("requests.prompt_tokens", [2, 3, 2**70, 2, 1], "request 2"),
+    "capacity overflow": ("kv_capacity", 2**70, "kv_capacity"),
+    "zero outputs": ("requests.output_tokens", [2, 3, 0, 2, 1], "request 2"),
+    "too large": ("requests.prompt_tokens", [2, 9, 1, 2, 1], "request 1"),
+    "empty": ("requests", {key: [] for key in BASE["requests"]}, "at least one"),
+    "duplicate ids": ("requests.id", ["a", "b", "c", "d", "a"], "'a'"),
+    "missing field": ("kv_capacity", ..., "kv_capacity"),
+    "unknown field": ("requests.colour", [], "colour"),
 }
+"""What is wrong with a file: a field of BASE, its value, and words of the error; or all text."""
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.parametrize("command", ["solve", "simulate", "compare", "bound"])
 def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: str) -> None:
-    text, expected = BAD_FILES[name]
-    Path("bad.json").write_text(text)
+    field, value, expected = BAD_FILES[name]
+    Path("bad.json").write_text(json.dumps(changed(field, value)) if field else value)
     before = sorted(Path().iterdir())
     words = ["--json", "out.json"]
     if command == "simulate":
@@ -671,10 +633,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "five.json", "--threads", "0"), "threads"),
         (("solve", "five.json", "--mip-rel-gap", "-1"), "--mip-rel-gap"),
         (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
-        (
-            ("solve", "five.json", "--nothing"),
-            "`optsched solve --help` says what is right",
-        ),
+        (("solve", "five.json", "--nothing"), "`optsched solve --help` says what is right"),
         (("solve",), "Missing argument 'INSTANCE'; `optsched solve --help`"),
         (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
         (("solve", "seconds.json", "--formulation", "hindsight"), "import --rounds"),
@@ -717,7 +676,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
     def too_late(*args: Any, **options: Any) -> None:
         raise AssertionError("solved before the outputs were checked")
 
-    monkeypatch.setattr(import_module("optsched.optimize.solve"), "solve", too_late)
+    monkeypatch.setattr("optsched.optimize.solve.solve", too_late)
     one_line_error(run("solve", instance, option, target), 2)
     assert "two outputs" in one_line_error(
         run("solve", instance, "--json", "x", "--schedule-out", "./x"), 2
@@ -730,7 +689,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
+    monkeypatch.setattr("optsched.policies.engine.simulate.simulate", broken)
     words = ("simulate", instance, "--policy", "mc-sf")
     result = run(*words)
     assert result.exit_code == 1
@@ -752,24 +711,11 @@ def test_a_policy_that_loops_exits_4(run) -> None:
     assert "loop" in line
     result = run("compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--no-bound")
     assert result.exit_code == 4
-    both = run(
-        "compare", "loop.json", "--policy", "alpha-protection:alpha=0", "--policy", "mc-sf",
-        "--no-bound", "--json", "-",
-    )  # fmt: skip
-    assert both.exit_code == 0
-    looped, fine = json.loads(both.stdout)["policies"]
+    words = ("--policy", "alpha-protection:alpha=0", "--policy", "mc-sf", "--no-bound")
+    looped, fine = answer("compare", "loop.json", *words)["policies"]
     assert "loop" in looped["error"]
     assert looped["metrics"] is None
     assert fine["metrics"]["tel"] > 0
-
-
-def hard_instance(folder: Path) -> Path:
-    """An instance that is not solved to the optimum in seconds."""
-    result = CliRunner().invoke(
-        app, ["generate", "jaillet-model-1", "--set", "n=50", "-o", str(folder / "hard.json")]
-    )
-    assert result.exit_code == 0, result.stderr
-    return folder / "hard.json"
 
 
 def command(*words: str) -> list[str]:
@@ -777,21 +723,11 @@ def command(*words: str) -> list[str]:
 
 
 def test_ctrl_c_keeps_the_incumbent_and_the_bound(tmp_path: Path) -> None:
-    hard_instance(tmp_path)
-    words = (
-        "solve",
-        "hard.json",
-        "--method",
-        "highs",
-        "--warm-start",
-        "mc-sf",
-        "--time-limit",
-        "300",
-        "--json",
-        "r.json",
-    )
+    # Fifty requests are not solved to the optimum in seconds.
+    checked("generate", "jaillet-model-1", "--set", "n=50", "-o", tmp_path / "hard.json")
+    words = "solve hard.json --method highs --warm-start mc-sf --time-limit 300 --json r.json"
     process = subprocess.Popen(
-        command(*words, "--log", "solver.log"),
+        command(*words.split(), "--log", "solver.log"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -839,22 +775,12 @@ def test_it_works_from_any_folder_and_prints_nothing_but_json(tmp_path: Path) ->
 def test_below_is_answered_in_seconds_too(run) -> None:
     question = [
         "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
-        "--than", "vllm", "--json", "-",
+        "--than", "vllm",
     ]  # fmt: skip
     # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
-    yes = run(*question, "--below", "0.97")
-    assert yes.exit_code == 0
-    assert json.loads(yes.stdout)["below"]["answer"] == "yes"
-    no = run(*question, "--below", "0.96")
-    assert no.exit_code == 3
-    assert json.loads(no.stdout)["status"] == "infeasible"
-    tps = run(*question, "--below", "0.96", "--objective", "tps")
-    assert tps.exit_code == 2
-
-
-def test_an_experiment_without_a_trial_that_succeeds_is_an_error(run, tmp_path: Path) -> None:
-    words = ["experiment", "infermax-csp", "--set", "method=nosuch", "--set", "prompt=1"]
-    assert "nosuch" in one_line_error(run(*words, "--out", str(tmp_path / "out")), 2)
+    assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
+    assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
+    one_line_error(run(*question, "--below", "0.96", "--objective", "tps"), 2)
 
 
 def test_tokens_per_second_are_no_seconds(run) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run
 from matplotlib.colors import to_rgb
-from typer.testing import CliRunner
 
 import optsched
-from optsched.cli import app
+from instances import MODEL, evicting, in_seconds, two_workers
 from optsched.judge.timeline import PHASES, Timeline
 from optsched.optimize.solvers.base import History, Progress
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import from_batches
 from optsched.show import plot
 from optsched.show.plot import style, timelines
-
-MODEL = "llama2-7b-a100-infermax"
 
 
 def new_axes() -> Any:
@@ -32,25 +30,8 @@ def labels_of(ax: Any) -> list[str]:
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def evicting() -> Timeline:
-    """Return two requests of which one is evicted: see tests/test_timeline.py."""
-    instance = Instance([0, 0], [3, 3], [4, 4], kv_capacity=10, id=["a", "b$b$"], name="two")
-    schedule = from_batches(
-        [0, 2, 4, 5, 6, 7, 8, 9, 10], [0, 1, 0, 1, 0, 0, 1, 1, 1, 1],
-        [3, 3, 1, 1, 1, 1, 3, 1, 1, 1],
-        evicted_offsets=[0, 0, 0, 1, 1, 1, 1, 1, 1], evicted=[1], evict_mode="restart",
-        instance=instance,
-    )  # fmt: skip
-    return optsched.timeline(instance, schedule)
-
-
-def many(n: int = 2000) -> Timeline:
-    rng = np.random.default_rng(1)
-    instance = Instance(
-        np.sort(rng.uniform(0, 60, n)), rng.integers(1, 400, n), rng.integers(1, 200, n),
-        kv_capacity=20_000, time_unit="second",
-    )  # fmt: skip
-    return optsched.timeline(instance, optsched.simulate(instance, "fcfs", MODEL), MODEL)
+def many() -> Timeline:
+    return in_seconds("fcfs", 2000, 20_000)
 
 
 # --- Colours --------------------------------------------------------------------------------------
@@ -88,16 +69,10 @@ def seen(colour: str, deficiency: str) -> Any:
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_phases_differ_for_the_colour_blind(deficiency: str) -> None:
+@pytest.mark.parametrize("colours", [timelines.PHASE_COLOURS.values(), style.COLOURS[:6]])
+def test_colours_differ_for_the_colour_blind(colours: Any, deficiency: str) -> None:
     # 10 in CIELAB is seen at a glance; 2.3 is just noticeable.
-    for one, other in itertools.combinations(timelines.PHASE_COLOURS.values(), 2):
-        distance = np.linalg.norm(seen(one, deficiency) - seen(other, deficiency))
-        assert distance > 10, f"{one} and {other}: {distance:.1f}"
-
-
-@pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_the_first_six_series_differ_for_the_colour_blind(deficiency: str) -> None:
-    for one, other in itertools.combinations(style.COLOURS[:6], 2):
+    for one, other in itertools.combinations(colours, 2):
         distance = np.linalg.norm(seen(one, deficiency) - seen(other, deficiency))
         assert distance > 10, f"{one} and {other}: {distance:.1f}"
 
@@ -170,9 +145,7 @@ def test_ten_requests_are_shown_one_by_one_under_their_names() -> None:
 
 
 def test_the_kv_picture_has_a_line_for_each_of_several_workers() -> None:
-    instance = Instance([0, 0], [2, 3], [2, 1], kv_capacity=9)
-    schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 3, 1], worker=[0, 1, 0], instance=instance)
-    ax = plot.plot_kv(optsched.timeline(instance, schedule), ax=new_axes())
+    ax = plot.plot_kv(two_workers(), ax=new_axes())
     assert labels_of(ax)[:2] == ["worker 0", "worker 1"]
     assert [line.get_ydata().max() for line in ax.lines[:2]] == [4, 4]
 
@@ -310,20 +283,11 @@ def test_files_are_the_same_bytes_for_the_same_figure(tmp_path: Path) -> None:
 # --- Command line ---------------------------------------------------------------------------------
 
 
-def run(*words: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == status, result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of answers with more: in seconds, a bound's prices, an experiment."""
     place = tmp_path_factory.mktemp("plots")
-    run("solve", "tiny", "--schedule-out", place / "best.json", "--json", place / "result.json")
-    run(
-        "compare", "tiny", "--policy", "mc-sf", "--policy", "vllm", "--schedules-out",
-        place / "all", "--json", place / "comparison.json", "--no-bound",
-    )  # fmt: skip
+    shutil.copytree(answers, place, dirs_exist_ok=True)
     run(
         "simulate", "tiny-seconds", "--policy", "vllm", "--cost-model", MODEL,
         "--schedule-out", place / "seconds.json", "--json", place / "seconds-result.json",
@@ -389,9 +353,8 @@ def test_a_schedule_of_an_unknown_instance_asks_for_it(tmp_path: Path) -> None:
     run("generate", "jaillet-model-1", "--set", "n=5", "-o", tmp_path / "five.json")
     run("simulate", tmp_path / "five.json", "--policy", "mc-sf", "--schedule-out",
         tmp_path / "s.json")  # fmt: skip
-    assert "needs the instance" in run(
-        "plot", tmp_path / "s.json", "-o", tmp_path / "x.png", status=2
-    )
+    text = run("plot", tmp_path / "s.json", "-o", tmp_path / "x.png", status=2)
+    assert "needs the instance" in text
     run("plot", tmp_path / "s.json", "--instance", tmp_path / "five.json", "-o", tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text().startswith("<?xml")
 

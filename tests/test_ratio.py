@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from instances import small
 from optsched.analysis.ratio import (
     FAMILIES,
     against,
@@ -26,17 +27,6 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
-
-INSTANCES = Path(__file__).parents[1] / "instances"
-
-
-def small(seed: int, n: int = 5) -> Instance:
-    rng = np.random.default_rng(seed)
-    return Instance(
-        np.sort(rng.integers(0, 5, n)), rng.integers(1, 5, n), rng.integers(1, 5, n),
-        kv_capacity=11, name=f"small-{seed}",
-    )  # fmt: skip
-
 
 # --- studies ------------------------------------------------------------------------------------
 
@@ -88,7 +78,7 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
 
 
 def test_a_known_optimum_is_taken() -> None:
-    instance = read_instance(INSTANCES / "tiny.json")
+    instance = read_instance("tiny")
     (row,) = competitive_ratio("mc-sf", [instance]).rows
     assert row.low == row.high == 48 / 33
 
@@ -105,7 +95,6 @@ def test_policies_are_compared_in_pairs() -> None:
 
 
 def test_the_same_seed_gives_the_same_study_in_one_process_or_two() -> None:
-    pytest.importorskip("joblib")
     instances = [small(seed) for seed in range(3)]
     one = competitive_ratio("a-random", instances, seeds=2)
     two = competitive_ratio("a-random", instances, seeds=2, jobs=2)
@@ -244,7 +233,7 @@ def test_a_bad_search_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["worst-mc-sf-online", "worst-mc-sf-offline"])
 def test_the_worst_cases_that_are_shipped(name: str) -> None:
-    instance = read_instance(INSTANCES / f"{name}.json")
+    instance = read_instance(name)
     result = solve(instance, threads=1, time_limit_s=60)
     tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
     assert result.objective == result.bound == instance.known["optimum"]
@@ -276,7 +265,7 @@ def test_without_predictions_no_part_of_the_gap_is_theirs() -> None:
 def test_lack_of_foresight_is_what_the_adversary_uses() -> None:
     # The shorts come when the long one has begun: MC-SF would have waited had it known, for its
     # order puts them first.
-    instance = read_instance(INSTANCES / "worst-mc-sf-online.json")
+    instance = read_instance("worst-mc-sf-online")
     gap = gap_breakdown(instance, "mc-sf")
     parts = gap.parts()
     assert parts["foresight"] > 0.95 * (gap.tel - gap.best)
@@ -286,7 +275,7 @@ def test_lack_of_foresight_is_what_the_adversary_uses() -> None:
 
 
 def test_order_is_what_costs_when_all_are_there_at_0() -> None:
-    instance = read_instance(INSTANCES / "worst-mc-sf-offline.json")
+    instance = read_instance("worst-mc-sf-offline")
     parts = gap_breakdown(instance, "mc-sf").parts()
     assert parts["order"] == 390 - 129
     assert parts["predictions"] == parts["foresight"] == 0

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
 import optsched
-from optsched.cli import app
-from optsched.files.read_write import write_instance, write_json, write_schedule
-from optsched.problem.errors import InputError, UsageError
+from instances import MODEL, in_seconds
+from optsched.files.read_write import write_instance, write_schedule
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 pytest.importorskip("jinja2", reason="reports need the extra `report`")
@@ -26,32 +26,8 @@ go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra 
 from optsched.show import report  # noqa: E402
 from optsched.show.report import figures, gather, page  # noqa: E402
 
-MODEL = "llama2-7b-a100-infermax"
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 EVIL = '<script>alert("x")</script>'
-
-
-def run(*words: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == status, result.output
-    return result.output
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a solve, a comparison with schedules, and a proved optimum of ``tiny``."""
-    place = tmp_path_factory.mktemp("report")
-    run("solve", "tiny", "--schedule-out", place / "best.json", "--json", place / "result.json")
-    run(
-        "compare", "tiny", "--policy", "mc-sf", "--policy", "vllm", "--policy", "sarathi",
-        "--policy", "alpha-protection:alpha=0.3", "--schedules-out", place / "all",
-        "--json", place / "comparison.json",
-    )  # fmt: skip
-    proved = optsched.solve(optsched.read_instance("tiny"), method="ramp")
-    write_json(proved.certificate, place / "certificate.json")
-    bound = {**proved.to_dict(), "command": "bound", "certificate": "certificate.json"}
-    write_json(bound, place / "bound.json")
-    return place
 
 
 def evil(place: Path) -> list[Path]:
@@ -107,9 +83,9 @@ def parsed(path: Path) -> Tags:
 # --- What it says ---------------------------------------------------------------------------------
 
 
-def test_a_report_says_what_was_verified(folder: Path) -> None:
+def test_a_report_says_what_was_verified(answers: Path) -> None:
     names = ("comparison.json", "result.json", "bound.json", "certificate.json")
-    found = gather.gather(["tiny", *(folder / name for name in names)])
+    found = gather.gather(["tiny", *(answers / name for name in names)])
     (section,) = found.sections
     assert section.certified == 33  # the known optimum of tiny
     assert [v.state for _, v in section.certificates] == ["verified"]
@@ -131,12 +107,12 @@ def test_a_report_says_what_was_verified(folder: Path) -> None:
 
 
 def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
-    folder: Path, tmp_path: Path
+    answers: Path, tmp_path: Path
 ) -> None:
-    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate = json.loads((answers / "certificate.json").read_text())
     certificate["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(certificate))
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((answers / "result.json").read_text())
     result["objective"] = 32
     result["certificate"] = "certificate.json"  # beside the result
     (tmp_path / "result.json").write_text(json.dumps(result))
@@ -148,9 +124,9 @@ def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
 
 
 def test_a_row_that_its_schedule_does_not_bear_out_is_rejected(
-    folder: Path, tmp_path: Path
+    answers: Path, tmp_path: Path
 ) -> None:
-    data = json.loads((folder / "comparison.json").read_text())
+    data = json.loads((answers / "comparison.json").read_text())
     data["policies"][0]["metrics"]["tel"] = 47
     data["policies"][1].update(notes="one text", error=["a", 1], gap={})
     data.update(notes=7, gap="small", cost_model="none", time_unit=["round"])
@@ -165,29 +141,29 @@ def test_a_row_that_its_schedule_does_not_bear_out_is_rejected(
 
 
 def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
-    folder: Path, tmp_path: Path
+    answers: Path, tmp_path: Path
 ) -> None:
-    data = json.loads((folder / "bound.json").read_text())
-    data.update(bound=34, objective=34, seed=10**400, certificate=str(folder / "certificate.json"))
+    data = json.loads((answers / "bound.json").read_text())
+    data.update(bound=34, objective=34, seed=10**400, certificate=str(answers / "certificate.json"))
     (tmp_path / "bound.json").write_text(json.dumps(data))
     found = gather.gather([tmp_path / "bound.json"])
     assert found.sections[0].results[0]["verdicts"]["bound"].state == "unchecked"
     assert "as the file says; 33 of it is proved by a certificate" in page.render(found)
 
 
-def test_two_certificates_of_one_name_are_two_certificates(folder: Path, tmp_path: Path) -> None:
-    broken = json.loads((folder / "certificate.json").read_text())
+def test_two_certificates_of_one_name_are_two_certificates(answers: Path, tmp_path: Path) -> None:
+    broken = json.loads((answers / "certificate.json").read_text())
     broken["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(broken))
-    files = [folder / "certificate.json", tmp_path / "certificate.json"]
+    files = [answers / "certificate.json", tmp_path / "certificate.json"]
     (section,) = gather.gather(["tiny", *files, files[0]]).sections
     assert [v.state for _, v in section.certificates] == ["verified", "rejected"]
 
 
 def test_a_schedule_that_names_no_instance_belongs_to_the_only_one(
-    folder: Path, tmp_path: Path
+    answers: Path, tmp_path: Path
 ) -> None:
-    data = json.loads((folder / "best.json").read_text())
+    data = json.loads((answers / "best.json").read_text())
     del data["instance_sha256"]
     (tmp_path / "s.json").write_text(json.dumps(data))
     (section,) = gather.gather(["tiny", tmp_path / "s.json"]).sections
@@ -195,12 +171,12 @@ def test_a_schedule_that_names_no_instance_belongs_to_the_only_one(
 
 
 def test_without_the_instance_nothing_is_checked_and_the_report_says_so(
-    folder: Path, tmp_path: Path
+    answers: Path, tmp_path: Path
 ) -> None:
-    data = json.loads((folder / "comparison.json").read_text())
+    data = json.loads((answers / "comparison.json").read_text())
     data["instance"]["sha256"] = "0" * 64
     (tmp_path / "c.json").write_text(json.dumps(data))
-    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate = json.loads((answers / "certificate.json").read_text())
     certificate["instance_sha256"] = "0" * 64
     (tmp_path / "z.json").write_text(json.dumps(certificate))
     found = gather.gather([tmp_path / "c.json", tmp_path / "z.json"])
@@ -210,24 +186,19 @@ def test_without_the_instance_nothing_is_checked_and_the_report_says_so(
     assert "nothing could be checked" in page.render(found)
 
 
-def test_files_of_several_instances_are_sections_of_their_own(folder: Path) -> None:
-    found = gather.gather(["tiny", "tiny-seconds", folder / "comparison.json"])
+def test_files_of_several_instances_are_sections_of_their_own(answers: Path) -> None:
+    found = gather.gather(["tiny", "tiny-seconds", answers / "comparison.json"])
     assert [s.name for s in found.sections] == ["tiny", "tiny-seconds"]
     assert [len(s.comparisons) for s in found.sections] == [1, 0]
 
 
-def test_schedules_of_files_come_before_those_of_comparisons(folder: Path) -> None:
-    (section,) = gather.gather([folder / "comparison.json", folder / "best.json"]).sections
+def test_schedules_of_files_come_before_those_of_comparisons(answers: Path) -> None:
+    (section,) = gather.gather([answers / "comparison.json", answers / "best.json"]).sections
     assert list(section.schedules) == ["best", "mc-sf", "sarathi", "vllm"]
 
 
 def test_figures_are_valid_to_plotly() -> None:
-    rng = np.random.default_rng(3)
-    instance = Instance(
-        rng.uniform(0, 30, 1500), rng.integers(1, 300, 1500), rng.integers(1, 100, 1500),
-        kv_capacity=9000, time_unit="second",
-    )  # fmt: skip
-    many = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    many = in_seconds("vllm", 1500, 9000, span=30.0, most=(300, 100))
     tiny = optsched.read_instance("tiny")
     few = optsched.timeline(tiny, optsched.simulate(tiny, "vllm"))
     for found in (many, few):
@@ -260,9 +231,9 @@ def test_figures_say_what_a_value_is() -> None:
     assert (latency["x"], latency["y"]) == ([2, 2, 6], [0, 0.5, 1])  # from none to all
 
 
-def test_the_page_forbids_the_network_and_names_no_other_file(folder: Path) -> None:
-    out = folder / "r.html"
-    run("report", folder / "comparison.json", "-o", out)
+def test_the_page_forbids_the_network_and_names_no_other_file(answers: Path) -> None:
+    out = answers / "r.html"
+    run("report", answers / "comparison.json", "-o", out)
     tags = parsed(out)
     policy = next(a for t, a in tags.seen if t == "meta" and "http-equiv" in a)["content"]
     assert policy is not None
@@ -296,7 +267,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 # --- Errors ---------------------------------------------------------------------------------------
 
 
-def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(answers: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     assert "a name ending in .html" in run("report", "tiny", "-o", tmp_path / "r.txt", status=2)
     assert "no such file" in run("report", tmp_path / "none.json", "-o", out, status=2)
@@ -304,7 +275,7 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert "format: 'other'" in run("report", tmp_path / "other.json", "-o", out, status=2)
     (tmp_path / "half.json").write_text('{"format": "optsched-result", "version": 1}')
     assert "missing" in run("report", tmp_path / "half.json", "-o", out, status=2)
-    bad = json.loads((folder / "best.json").read_text())
+    bad = json.loads((answers / "best.json").read_text())
     bad["starts"] = [0] * 6
     (tmp_path / "bad.json").write_text(json.dumps(bad))
     assert "before its arrival" in run("report", tmp_path / "bad.json", "-o", out, status=5)
@@ -371,12 +342,12 @@ def column(browser: Any, table: str, place: int) -> list[str]:
     return list(browser.execute_script(script, table, place))
 
 
-def test_the_browser_sorts_hovers_and_complains_of_nothing(folder: Path, browser: Any) -> None:
+def test_the_browser_sorts_hovers_and_complains_of_nothing(answers: Path, browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.support.ui import WebDriverWait
 
-    out = folder / "browser.html"
-    run("report", folder / "comparison.json", folder / "result.json", "-o", out)
+    out = answers / "browser.html"
+    run("report", answers / "comparison.json", answers / "result.json", "-o", out)
     opened(browser, out)
     # Sorting by total latency, then the other way; what has none stays at the end going up.
     assert column(browser, "#comparison-1-1", 0)[:3] == ["mc-sf", "vllm", "sarathi"]
@@ -436,8 +407,3 @@ def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser
     cells = "return document.getElementById('timeline-0-0').data[0].z.length"
     assert browser.execute_script(cells) == figures._ROWS
     assert browser.get_log("browser") == []
-
-
-def test_input_errors_keep_their_kind() -> None:
-    with pytest.raises(InputError):
-        gather.gather(["no-such-file.json"])

@@ -9,27 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
-import optsched
-from optsched.cli import app
+from instances import MODEL, in_seconds, two_workers
 from optsched.judge.timeline import PHASES, Timeline
-from optsched.problem.instance import Instance
-from optsched.problem.schedule import from_batches
 from optsched.show.perfetto import REQUESTS, trace_events, write_trace
-
-MODEL = "llama2-7b-a100-infermax"
 
 
 def seconds() -> Timeline:
-    rng = np.random.default_rng(2)
-    instance = Instance(
-        rng.uniform(0, 0.5, 40), rng.integers(1, 60, 40), rng.integers(1, 40, 40), kv_capacity=400,
-        time_unit="second", id=[f'<b>"{i}"</b>' for i in range(40)],
-    )  # fmt: skip
-    return optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    return in_seconds("vllm", 40, 400, span=0.5, most=(60, 40))
 
 
 def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -82,9 +71,7 @@ def test_threads_have_the_names_of_requests() -> None:
 
 
 def test_each_worker_is_a_process_with_its_counters() -> None:
-    instance = Instance([0, 0], [2, 3], [2, 1], kv_capacity=9)
-    schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 3, 1], worker=[0, 1, 0], instance=instance)
-    events = list(trace_events(optsched.timeline(instance, schedule)))
+    events = list(trace_events(two_workers()))
     batches = [e for e in of_kind(events, "X") if e["cat"] == "batch"]
     assert [(e["pid"], e["ts"], e["dur"]) for e in batches] == [
         (2, 0, 1000), (3, 0, 1000), (2, 1000, 1000),  # a round is a millisecond
@@ -114,19 +101,13 @@ def test_pauses_are_merged_where_there_are_too_many(
 
 
 def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
-    def run(*words: object) -> Any:
-        return CliRunner().invoke(app, [str(word) for word in words])
-
     schedule, out = tmp_path / "s.json", tmp_path / "t.json"
     run("simulate", "tiny-seconds", "--policy", "vllm", "--cost-model", MODEL, "--schedule-out",
         schedule)  # fmt: skip
     # The schedule names its cost model by its digest, which is a shipped one's.
-    result = run("trace", "tiny-seconds", schedule, "-o", out)
-    assert result.exit_code == 0, result.output
+    run("trace", "tiny-seconds", schedule, "-o", out)
     assert json.loads(out.read_text())["traceEvents"]
-    result = run("trace", "tiny-seconds", schedule, "-o", tmp_path / "t.txt")
-    assert result.exit_code == 2
-    assert "a name ending in .json or .json.gz is right" in result.output
-    result = run("trace", "tiny", schedule, "-o", out)
-    assert result.exit_code == 2
-    assert "is another instance's; 'tiny' has" in result.output
+    text = run("trace", "tiny-seconds", schedule, "-o", tmp_path / "t.txt", status=2)
+    assert "a name ending in .json or .json.gz is right" in text
+    text = run("trace", "tiny", schedule, "-o", out, status=2)
+    assert "is another instance's; 'tiny' has" in text

@@ -17,8 +17,8 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import Predictor
 
-MAX_DOUBLINGS = 40
-"""Most times that a rate is doubled or halved to find where the peak lies between."""
+MAX_DOUBLINGS = 30
+"""How often a rate is doubled or halved at most; arrivals then stay within an instance's range."""
 
 
 def alone_latency(
@@ -48,10 +48,10 @@ def alone_latency(
 def full_rate(
     instance: Instance, batch_size: int, cost_model: CostModel | str | Path | None = None
 ) -> float:
-    """Return the request rate of 1x load: batch size over mean `alone_latency` (004, section 6.2).
+    """Return the request rate of 1x load: batch size over mean `alone_latency`.
 
-    Per second, or per round. A batch of four takes hardly longer than a batch of one, so that
-    this is about what one worker can serve.
+    As Choi et al. 2025 define it (section 6.2). Per second, or per round. A batch of four takes
+    hardly longer than a batch of one, so that this is about what one worker can serve.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def peak_rate(
     predictor: Predictor | None = None,
     seed: int = 0,
 ) -> PeakRate:
-    """Return the peak throughput of a policy (004, section 6.4), by bisection over the rate.
+    """Return a policy's peak throughput, by bisection over the rate (Choi et al. 2025, sec. 6.4).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Closed forms of the papers' theorems: competitive ratios of 001, bounds of 002.
+"""Closed forms of theorems: competitive ratios of Chen et al. 2025, bounds of Jaillet et al. 2025.
 
 Shares of outputs are arrays ``x`` over the lengths ``first..first + len(x) - 1``; they need not
 sum to 1. Ratios are the limits for large KV capacity and many requests that all arrive at 0.
@@ -15,14 +15,14 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
-"""l / u at which the bounds of A_min and A_l on two-point outputs meet (001, section 5.1)."""
+"""l / u where the bounds of A_min and A_l on two-point outputs meet (Chen et al., section 5.1)."""
 
 FIGURE_1 = (0.2555, 0.2793, 1.1587)
-"""a, b, c of the fit a log(u + b) + c printed with Figure 1 of 001."""
+"""a, b, c of the fit a log(u + b) + c printed with Figure 1 of Chen et al.."""
 
 
 def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> float:
-    """Return the competitive ratio of A_min for given shares of outputs (001, Lemma 4.6).
+    """Return the competitive ratio of A_min for given shares of outputs (Chen et al., Lemma 4.6).
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def _shares(shares: ArrayLike) -> NDArray[np.float64]:
 
 
 def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A_u and B_u of 001, Corollary 4.8 (s = 0, l = 1), each of shape (u, u)."""
+    """Return A_u and B_u of Chen et al., Corollary 4.8 (s = 0, l = 1), each of shape (u, u)."""
     i = np.arange(1, u + 1, dtype=np.float64)
     least = np.minimum.outer(i, i)
     product, total = np.multiply.outer(i, i), np.add.outer(i, i)
@@ -73,7 +73,7 @@ def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def rayleigh_quotient(x: ArrayLike) -> float:
-    """Return x'A x / x'B x of 001, Corollary 4.8: `a_min_ratio` for s = 0, l = 1."""
+    """Return x'A x / x'B x of Chen et al., Corollary 4.8: `a_min_ratio` for s = 0, l = 1."""
     v = np.asarray(x, dtype=np.float64)
     a, b = rayleigh_matrices(len(v))
     return float(v @ a @ v / (v @ b @ v))
@@ -113,37 +113,37 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
 
 
 def figure_1_fit(u: ArrayLike) -> NDArray[np.float64]:
-    """Return the paper's fit 0.2555 log(u + 0.2793) + 1.1587 (001, Figure 1)."""
+    """Return the paper's fit 0.2555 log(u + 0.2793) + 1.1587 (Chen et al., Figure 1)."""
     a, b, c = FIGURE_1
     return np.asarray(a * np.log(np.asarray(u, dtype=np.float64) + b) + c)
 
 
 def a_max_bounds(alpha: float) -> tuple[float, float]:
-    """Return lower and upper bound of A_max's competitive ratio (001, Theorems 3.4 and 3.3)."""
+    """Return lower and upper bound of A_max's ratio (Chen et al., Theorems 3.4 and 3.3)."""
     _check_alpha(alpha)
     return (1 + alpha**-0.5) / (2 * alpha), (1 + 1 / alpha) / (2 * alpha)
 
 
 def a_min_two_point_bound(alpha: float) -> float:
-    """Return the bound (3 - alpha) / 2 of A_min on outputs l or u (001, Theorem 5.1)."""
+    """Return the bound (3 - alpha) / 2 of A_min on outputs l or u (Chen et al., Theorem 5.1)."""
     _check_alpha(alpha)
     return (3 - alpha) / 2
 
 
 def a_min_two_point(alpha: float, t: float) -> float:
-    """Return A_min's ratio for s = 0 and t = x_l / x_u (001, proof of Theorem 5.1)."""
+    """Return A_min's ratio for s = 0 and t = x_l / x_u (Chen et al., proof of Theorem 5.1)."""
     _check_alpha(alpha)
     return 1 + alpha * (1 - alpha**2) * t / (alpha**2 * t**2 + 2 * alpha**2 * t + 1)
 
 
 def a_l_bound(alpha: float) -> float:
-    """Return the bound of A_l on outputs l or u (001, Theorem 5.2)."""
+    """Return the bound of A_l on outputs l or u (Chen et al., Theorem 5.2)."""
     _check_alpha(alpha)
     return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
 
 
 def a_l_two_point(alpha: float, t: float) -> float:
-    """Return A_l's ratio for s = 0 and t = x_l / x_u, as 001 has it (proof of Theorem 5.2)."""
+    """Return A_l's ratio for s = 0 and t = x_l / x_u, as in Chen et al.'s proof of Theorem 5.2."""
     _check_alpha(alpha)
     a = alpha**2
     return 1 + (a * t + 2 * a) / (a * t**2 + 2 * a * t + 1)
@@ -155,18 +155,18 @@ def _check_alpha(alpha: float) -> None:
 
 
 def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of G(1 - q) for k = 1..u, up to a factor (001, section 5.2)."""
+    """Return P(o = k) of G(1 - q) for k = 1..u, up to a factor (Chen et al., section 5.2)."""
     _check_q(q)
     return np.asarray(q ** np.arange(u, dtype=np.float64))
 
 
 def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of LG(1 - q) for k = 1..u, up to a factor (001, section 5.3)."""
+    """Return P(o = k) of LG(1 - q) for k = 1..u, up to a factor (Chen et al., section 5.3)."""
     return np.arange(1, u + 1) * geometric_shares(q, u)
 
 
 def weighted_geometric_limit(q: float) -> float:
-    """Return A_min's ratio under LG(1 - q) for large u (001, Theorem 5.3); at most 14/9."""
+    """Return A_min's ratio under LG(1 - q) for large u (Chen et al., Theorem 5.3); at most 14/9."""
     _check_q(q)
     top = (1 + q) ** 2 * (1 + 3 * q + 6 * q**2 + 3 * q**3 + q**4)
     return top / (1 + 2 * q + 11 * q**2 + 8 * q**3 + 11 * q**4 + 2 * q**5 + q**6)
@@ -177,11 +177,11 @@ def _check_q(q: float) -> None:
         raise InputError(f"q: {q!r}; 0 <= q <= 1 is right")
 
 
-# --- 002 --------------------------------------------------------------------------------------
+# --- Jaillet et al. 2025 -------------------------------------------------------------------
 
 
 def adversary_ratio(kv_capacity: int) -> float:
-    """Return sqrt(M) / 28: no deterministic online policy is better (002, Theorem 4.1)."""
+    """Return sqrt(M) / 28: no deterministic online policy is better (Jaillet et al., Th. 4.1)."""
     return math.sqrt(kv_capacity) / 28
 
 
@@ -196,7 +196,7 @@ def _volumes(instance: Instance) -> tuple[float, float]:
 
 
 def mc_sf_upper(instance: Instance) -> float:
-    """Return a value that MC-SF's total latency never exceeds (002, Lemma 4.4).
+    """Return a value that MC-SF's total latency never exceeds (Jaillet et al., Lemma 4.4).
 
     Raises
     ------
@@ -213,7 +213,7 @@ def mc_sf_upper(instance: Instance) -> float:
 
 
 def optimum_lower(instance: Instance) -> float:
-    """Return a value that no schedule's total latency is below (002, Lemma 4.7).
+    """Return a value that no schedule's total latency is below (Jaillet et al., Lemma 4.7).
 
     Raises
     ------

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from optsched.cli.options import check_number
+from optsched.cli.options import above_0, argument, at_least_0, option
 from optsched.cli.output import LiveLine, show_table
 
 app = typer.Typer(help="List and download public traces.", no_args_is_help=False)
@@ -31,25 +31,20 @@ def list_datasets() -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", show_default=False, help="A dataset: `data list`.")
-    ],
+    name: Annotated[str, argument("NAME", "A dataset: `data list`.")],
     to: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder for the file. Default: the user's cache."),
+        str | None, option("--to", "DIR", "Folder for the file. Default: the user's cache.")
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A mirror. Default: OPTSCHED_DATA_URL, or the publisher."),
+        option("--base-url", "URL", "A mirror. Default: OPTSCHED_DATA_URL, or the publisher."),
     ] = None,
-    retries: Annotated[int, typer.Option(metavar="N", help="Further attempts.")] = 2,
+    retries: Annotated[int, option("--retries", "N", "Further attempts.", callback=at_least_0)] = 2,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="Longest silence of the server.")
+        float, option("--timeout", "S", "Longest silence of the server.", callback=above_0)
     ] = 30.0,
 ) -> None:
     """Download a public trace, check it, and print its file's name."""
-    check_number(retries, "--retries", 0)
-    check_number(timeout, "--timeout", 0.0, strict=True)
     from optsched.workloads.datasets import datasets, fetch_dataset
 
     with LiveLine() as line:

@@ -4,55 +4,56 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli.options import JsonOut, Seed, check_folder, check_outputs, key_values
+from optsched.cli.options import (
+    JsonOut,
+    Seed,
+    argument,
+    check_folder,
+    check_outputs,
+    key_values,
+    option,
+)
 from optsched.cli.output import emit_json, show_table
+from optsched.problem.errors import InputError, SolverError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.experiments.runner import Outcome
 
 
 def experiment(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME|list", show_default=False, help="An experiment, or list."),
-    ],
+    name: Annotated[str, argument("NAME|list", "An experiment, or list.")],
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter; lists as a,b,c."),
+        list[str] | None, option("--set", "KEY=VALUE", "A parameter; lists as a,b,c.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option("--trials", metavar="N", help="How many trials, from the first.")
+        int | None, option("--trials", "N", "How many trials, from the first.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes.")] = 1,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="local|dask", help="Where the processes are.")
-    ] = "local",
+    jobs: Annotated[int, option("--jobs", "N", "Processes.")] = 1,
+    engine: Annotated[str, option("--engine", "local|dask", "Where the processes are.")] = "local",
     scheduler: Annotated[
-        str | None,
-        typer.Option("--scheduler", metavar="ADDRESS", help="A running Dask cluster's scheduler."),
+        str | None, option("--scheduler", "ADDRESS", "A running Dask cluster's scheduler.")
     ] = None,
     memory_limit: Annotated[
-        str | None,
-        typer.Option("--memory-limit", metavar="SIZE", help="Per trial, such as 4GiB."),
+        str | None, option("--memory-limit", "SIZE", "Per trial, such as 4GiB.")
     ] = None,
     isolate: Annotated[
-        bool,
-        typer.Option("--isolate/--in-process", help="Trials in processes of their own, or here."),
+        bool, option("--isolate/--in-process", None, "Trials in processes of their own, or here.")
     ] = True,
     seed: Seed = 0,
     out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="DIR", help="Store, results.csv and summary.json."),
+        str | None, option("--out", "DIR", "Store, results.csv and summary.json.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Keep or forget finished trials in --out.")
+        bool, option("--resume/--fresh", None, "Keep or forget finished trials in --out.")
     ] = True,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed trials again.")
+        bool, option("--retry-failed", None, "Run failed trials again.")
     ] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write results.parquet too.")] = False,
+    parquet: Annotated[bool, option("--parquet", None, "Write results.parquet too.")] = False,
     json_out: JsonOut = None,
 ) -> None:
     """Run a paper's experiment and print its statements beside ours.
@@ -67,7 +68,6 @@ def experiment(
     check_outputs(json_out)
     from optsched.experiments.isolation import memory_bytes
     from optsched.experiments.runner import run_experiment
-    from optsched.problem.errors import InputError, SolverError, UsageError
 
     if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
         raise UsageError(
@@ -101,28 +101,9 @@ def experiment(
             kept = f"{done} of {bar.of} trials are stored in {out}; the same command goes on"
         print(f"error: interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
-    emit_json(outcome.summary(), json_out)
-    rows = outcome.rows
-    failed = [row for row in rows if row["failed"] is not None]
-    if failed:
-        again = "; --retry-failed runs them again" if out else ""
-        print(
-            f"warning: {len(failed)} of {len(rows)} trials failed, the first, trial "
-            f"{failed[0]['trial']}: {failed[0]['failed']}{again}",
-            file=sys.stderr,
-        )
-    if len(failed) == len(rows):
-        raise SolverError(f"experiment {name}: no trial succeeded: {failed[0]['failed']}")
-    errors = [(row["trial"], row["error"]) for row in rows if row.get("error")]
-    if errors and len(errors) + len(failed) == len(rows):
-        raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
-    if errors:
-        print(
-            f"warning: {len(errors)} of {len(rows)} trials have no schedule, the first, trial "
-            f"{errors[0][0]}: {errors[0][1]}",
-            file=sys.stderr,
-        )
-    if json_out == "-":
+    alone = emit_json(outcome.summary(), json_out)
+    failed, errors = _warn(outcome, "; --retry-failed runs them again" if out else "")
+    if alone:
         return
     if outcome.claims:
         words = {True: "yes", False: "NO", None: ""}
@@ -132,10 +113,34 @@ def experiment(
             text_columns=range(4),
         )
         print()
-    counts = f"{outcome.resumed} from the store, {len(errors)} without a schedule"
+    counts = f"{outcome.resumed} from the store, {errors} without a schedule"
     if failed:
-        counts += f", {len(failed)} failed"
-    print(f"{len(rows)} trials ({counts}), {outcome.experiment.paper}")
+        counts += f", {failed} failed"
+    print(f"{len(outcome.rows)} trials ({counts}), {outcome.experiment.paper}")
+
+
+def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
+    """Say how many trials failed or have no schedule, and return it; an error where all do."""
+    rows, name = outcome.rows, outcome.experiment.name
+    failed = [(row["trial"], row["failed"]) for row in rows if row["failed"] is not None]
+    errors = [(row["trial"], row["error"]) for row in rows if row.get("error")]
+
+    def warn(found: list[tuple[int, str]], what: str, after: str = "") -> None:
+        if found:
+            trial, why = found[0]
+            print(
+                f"warning: {len(found)} of {len(rows)} trials {what}, the first, trial {trial}: "
+                f"{why}{after}",
+                file=sys.stderr,
+            )
+
+    warn(failed, "failed", again)
+    if len(failed) == len(rows):
+        raise SolverError(f"experiment {name}: no trial succeeded: {failed[0][1]}")
+    if errors and len(errors) + len(failed) == len(rows):
+        raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
+    warn(errors, "have no schedule")
+    return len(failed), len(errors)
 
 
 class TrialBar:
@@ -159,12 +164,7 @@ class TrialBar:
     def __enter__(self) -> TrialBar:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -211,14 +211,8 @@ class TrialBar:
 def _list() -> None:
     from optsched.experiments import experiments
 
-    show_table(
-        ("experiment", "summary", "parameters", "source"),
-        [
-            (e.name, e.summary, ", ".join(e.parameters), e.paper)
-            for e in experiments().values()
-        ],
-        text_columns=range(4),
-    )  # fmt: skip
+    rows = [(e.name, e.summary, ", ".join(e.parameters), e.paper) for e in experiments().values()]
+    show_table(("experiment", "summary", "parameters", "source"), rows, text_columns=range(4))
 
 
 def _text(value: float | str | None) -> str | None:

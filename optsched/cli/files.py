@@ -8,16 +8,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from optsched.cli.options import (
     CostModelName,
     InstanceFile,
     Seed,
+    above_0,
+    argument,
+    at_least_0,
     check_number,
     check_outputs,
     check_rounds,
+    in_range,
     key_values,
+    option,
+    required,
 )
 from optsched.cli.output import LiveLine, emit_json, unit
 from optsched.problem.errors import UsageError
@@ -25,25 +29,15 @@ from optsched.problem.errors import UsageError
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
-Out = Annotated[
-    str | None, typer.Option("-o", "--out", metavar="FILE", help="Default: standard output.")
-]
+Out = Annotated[str | None, option("-o --out", "FILE", "Default: standard output.")]
+GENERATORS = "jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed, infermax-mix."
+TRACES = "azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur, vllm."
 
 
 def generate(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            show_default=False,
-            help="jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed, "
-            "infermax-mix.",
-        ),
-    ],
+    name: Annotated[str, argument("NAME", GENERATORS)],
     seed: Seed = 0,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter.")
-    ] = None,
+    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "A parameter.")] = None,
     out: Out = None,
 ) -> None:
     """Draw a random instance."""
@@ -56,71 +50,63 @@ def generate(
 
 
 def import_trace(
-    format_name: Annotated[
-        str,
-        typer.Argument(
-            metavar="FORMAT",
-            show_default=False,
-            help="azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur, vllm.",
-        ),
-    ],
-    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The trace.")],
-    offset: Annotated[int, typer.Option(metavar="N", help="Rows to skip.")] = 0,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Rows to take.")] = None,
+    format_name: Annotated[str, argument("FORMAT", TRACES)],
+    file: Annotated[str, argument("FILE", "The trace.")],
+    offset: Annotated[int, option("--offset", "N", "Rows to skip.", callback=at_least_0)] = 0,
+    limit: Annotated[
+        int | None, option("--limit", "N", "Rows to take.", callback=in_range(1))
+    ] = None,
     sample: Annotated[
-        int | None, typer.Option(metavar="N", help="Keep N of them, drawn at random.")
+        int | None,
+        option("--sample", "N", "Keep N of them, drawn at random.", callback=in_range(1)),
     ] = None,
     seed: Seed = 0,
     kv_capacity: Annotated[
-        int | None, typer.Option(metavar="N", help="KV capacity in tokens.")
+        int | None, option("--kv-capacity", "N", "KV capacity in tokens.")
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            metavar="R", help="Poisson arrivals of R per second; inf: all at 0. Default: its own."
-        ),
+        option("--rate", "R", "Poisson arrivals of R per second; inf: all at 0. Default: its own."),
     ] = None,
     rate_scale: Annotated[
-        float, typer.Option(metavar="X", help="Arrivals come X times as fast.")
+        float, option("--rate-scale", "X", "Arrivals come X times as fast.", callback=above_0)
     ] = 1.0,
     rounds: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Make an instance in rounds of this length."),
+        option(
+            "--rounds", "SECONDS", "Make an instance in rounds of this length.", callback=above_0
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FIELD=NAME",
-            help="csv: the column of arrival, prompt_tokens, output_tokens, ttft, latency.",
+        option(
+            "--column",
+            "FIELD=NAME",
+            "csv: the column of arrival, prompt_tokens, output_tokens, ttft, latency.",
         ),
     ] = None,
     unit_name: Annotated[
-        str | None,
-        typer.Option("--unit", metavar="UNIT", help="csv: of times: s, ms, us, ns, datetime."),
+        str | None, option("--unit", "UNIT", "csv: of times: s, ms, us, ns, datetime.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="sharegpt, lmsys: file.py:NAME, tokenizer.json, or a Hugging Face name. "
+        option(
+            "--tokenizer",
+            "NAME|FILE",
+            "sharegpt, lmsys: file.py:NAME, tokenizer.json, or a Hugging Face name. "
             "Default: words.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="A row that must be dropped or moved is an error.")
+        bool, option("--strict", None, "A row that must be dropped or moved is an error.")
     ] = False,
     measured_out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the server's measured times: `compare`."),
+        option("--measured-out", "FILE", "Write the server's measured times: `compare`."),
     ] = None,
     out: Out = None,
 ) -> None:
     """Turn a trace into an instance."""
-    check_number(rate_scale, "--rate-scale", 0.0, strict=True)
-    check_number(rounds, "--rounds", 0.0, strict=True)
-    check_number(offset, "--offset", 0)
-    check_number(limit, "--limit", 1)
-    check_number(sample, "--sample", 1)
     if rate != math.inf:
         check_number(rate, "--rate", 0.0, strict=True)
     columns = key_values(column, "--column")
@@ -161,14 +147,10 @@ def import_trace(
 
 def export(
     instance_file: InstanceFile,
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="lp|mps|json", show_default=False, help="What.")
-    ],
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE", show_default=False, help="Where.")
-    ],
+    format_name: Annotated[str, required("--format", "lp|mps|json", "What.")],
+    out: Annotated[str, required("-o --out", "FILE", "Where.")],
     formulation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of lp and mps: `formulations`.")
+        str | None, option("--formulation", "NAME", "The model of lp and mps: `formulations`.")
     ] = None,
     cost_model: CostModelName = None,
 ) -> None:

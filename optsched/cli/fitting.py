@@ -5,62 +5,41 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from optsched.cli.options import JsonOut, Seed, check_outputs
+from optsched.cli.options import JsonOut, Seed, argument, check_outputs, option
 from optsched.cli.output import emit_json, show_table
 
 if TYPE_CHECKING:
     from optsched.costs.cost import BatchCost
+    from optsched.costs.fit import Fit
 
-Out = Annotated[
-    str | None,
-    typer.Option("-o", "--out", metavar="FILE.toml", help="Write the cost model."),
-]
-DeviceName = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="Device whose peaks nothing may beat.")
-]
-Degree = Annotated[
-    int, typer.Option("--tensor-parallel", metavar="N", help="Devices that share every layer.")
-]
-Usable = Annotated[
-    float, typer.Option("--usable", metavar="SHARE", help="Share of memory for weights and KV.")
-]
+Out = Annotated[str | None, option("-o --out", "FILE.toml", "Write the cost model.")]
+DeviceName = Annotated[str, option("--device", "NAME", "Device whose peaks nothing may beat.")]
+Degree = Annotated[int, option("--tensor-parallel", "N", "Devices that share every layer.")]
+Usable = Annotated[float, option("--usable", "SHARE", "Share of memory for weights and KV.")]
 
 
 def fit(
-    profile_dir: Annotated[
-        str,
-        typer.Argument(metavar="PROFILE_DIR", show_default=False, help="Folder of profiles."),
-    ],
+    profile_dir: Annotated[str, argument("PROFILE_DIR", "Folder of profiles.")],
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Model profiled; default: the folder's name."),
+        str | None, option("--model", "NAME", "Model profiled; default: the folder's name.")
     ] = None,
     tensor_parallel: Degree = 1,
     device: DeviceName = "a100-80gb",
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the cost model.")
-    ] = None,
+    name: Annotated[str | None, option("--name", "NAME", "Name of the cost model.")] = None,
     held_out: Annotated[
-        float, typer.Option("--held-out", metavar="SHARE", help="Share of shapes kept for testing.")
+        float, option("--held-out", "SHARE", "Share of shapes kept for testing.")
     ] = 0.2,
-    target: Annotated[
-        float, typer.Option("--target", metavar="ERROR", help="Mean relative error wanted.")
-    ] = 0.08,
+    target: Annotated[float, option("--target", "ERROR", "Mean relative error wanted.")] = 0.08,
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            "--against",
-            metavar="NAME|FILE.toml",
-            help="Judge another cost model on the same rows (repeatable).",
+        option(
+            "--against", "NAME|FILE.toml", "Judge another cost model on the same rows (repeatable)."
         ),
     ] = None,
     seed: Seed = 0,
     out: Out = None,
     plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="FILE", help="Plot measured against predicted."),
+        str | None, option("--plot", "FILE", "Plot measured against predicted.")
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
@@ -97,11 +76,10 @@ def fit(
         canvas = style.figure((6.0, 5.0))
         plot_fit(found, canvas.subplots())
         style.save(canvas, plot)
-    cost = found.cost_model
     data = {
         "format": "optsched-fit",
         "version": 1,
-        "cost_model": _model_dict(cost),
+        "cost_model": _model_dict(found.cost_model),
         "device": device,
         "seed": seed,
         "target": target,
@@ -109,34 +87,33 @@ def fit(
         "rejected": [{"file": r.file, "line": r.line, "reason": r.reason} for r in found.rejected],
         "against": compared,
     }
-    emit_json(data, json_out)
-    if json_out == "-":
-        return
-    show_table(
-        ("operator", "rows", "held\nout", "outside\nrange", "mean\nerror [%]", "median\nerror [%]",
-         "p95\nerror [%]", "R2", "verdict"),
-        [
-            (r["operator"], r["rows"], r["held_out"], r["outside"],
-             *(None if r[key] is None else 100 * r[key]
-               for key in ("mean_error", "median_error", "p95_error")), r["r2"],
-             "ok" if r["reached"] else "outside" if r["mean_error"] is None
-             else f"above {target:.0%}")
-            for r in found.rows()
-        ],
-        text_columns=(0, 8),
-    )  # fmt: skip
+    if not emit_json(data, json_out):
+        _show_fit(found, compared, device, target)
+
+
+def _percents(row: dict[str, Any], *names: str) -> list[float | None]:
+    return [None if row[name] is None else 100 * row[name] for name in names]
+
+
+def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: float) -> None:
+    errors = ("mean_error", "median_error", "p95_error")
+    titles = ("mean\nerror [%]", "median\nerror [%]", "p95\nerror [%]")
+    rows = []
+    for r in found.rows():
+        verdict = "outside" if r["mean_error"] is None else f"above {target:.0%}"
+        sizes = (r["rows"], r["held_out"], r["outside"])
+        verdict = "ok" if r["reached"] else verdict
+        rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
+    headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
+    show_table(headers, rows, text_columns=(0, 8))
     print("errors are of held-out rows within the range of validity")
-    _show_model(cost)
+    _show_model(found.cost_model)
     if compared:
         print()
         show_table(
-            ("cost model", "operator", "held-out\nrows", "mean\nerror [%]", "median\nerror [%]",
-             "p95\nerror [%]", "bias [%]"),
-            [
-                (c["model"], c["operator"], c["rows"], 100 * c["mean_error"],
-                 100 * c["median_error"], 100 * c["p95_error"], 100 * c["bias"])
-                for c in compared
-            ],
+            ("cost model", "operator", "held-out\nrows", *titles, "bias [%]"),
+            [(c["model"], c["operator"], c["rows"], *_percents(c, *errors, "bias"))
+             for c in compared],
             text_columns=(0, 1),
         )  # fmt: skip
     if found.rejected:
@@ -148,9 +125,7 @@ def fit(
 
 
 def roofline(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", show_default=False, help="For example llama2-7b.")
-    ],
+    model: Annotated[str, argument("MODEL", "For example llama2-7b.")],
     device: DeviceName = "a100-80gb",
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
@@ -166,29 +141,26 @@ def roofline(
     cost = run(model, device, tensor_parallel=tensor_parallel, usable=usable)
     if out is not None:
         write_bytes(to_toml(cost).encode(), out)
-    emit_json(_model_dict(cost), json_out)
-    if json_out != "-":
+    if not emit_json(_model_dict(cost), json_out):
         _show_model(cost)
         print(f"\n{cost.provenance}")
 
 
 def kv_capacity(
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Take weights and KV from a known model."),
+        str | None, option("--model", "NAME", "Take weights and KV from a known model.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="Take the memory from a known device."),
+        str | None, option("--device", "NAME", "Take the memory from a known device.")
     ] = None,
     memory_gib: Annotated[
-        float | None, typer.Option("--memory-gib", metavar="GIB", help="Memory of one device.")
+        float | None, option("--memory-gib", "GIB", "Memory of one device.")
     ] = None,
     model_gib: Annotated[
-        float | None, typer.Option("--model-gib", metavar="GIB", help="Weights, all devices.")
+        float | None, option("--model-gib", "GIB", "Weights, all devices.")
     ] = None,
     bytes_per_token: Annotated[
-        float | None, typer.Option("--bytes-per-token", metavar="N", help="KV of one token.")
+        float | None, option("--bytes-per-token", "N", "KV of one token.")
     ] = None,
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
@@ -200,11 +172,10 @@ def kv_capacity(
     from optsched.problem.errors import UsageError
 
     shape = hardware.architecture(model) if model is not None else None
-    memory = memory_gib
+    memory, each = memory_gib, bytes_per_token
     if memory is None and device is not None:
         memory = hardware.device(device).memory_gib
     weights = 2**30 * model_gib if model_gib is not None else None
-    each = bytes_per_token
     if shape is not None:
         weights = shape.weight_bytes if weights is None else weights
         each = shape.kv_bytes if each is None else each
@@ -218,8 +189,7 @@ def kv_capacity(
         "kv_capacity_tokens": tokens, "memory_gib": memory, "model_bytes": weights,
         "bytes_per_token": each, "usable": usable, "devices": tensor_parallel,
     }  # fmt: skip
-    emit_json(data, json_out)
-    if json_out != "-":
+    if not emit_json(data, json_out):
         print(f"{tokens} tokens")
 
 

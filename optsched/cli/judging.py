@@ -8,30 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from optsched.cli.options import (
     CostModelName,
     InstanceFile,
     JsonOut,
     RequestsOut,
+    ScheduleFile,
     ScheduleOut,
     Seed,
     SloTpot,
     SloTtft,
-    check_number,
-    check_outputs,
+    argument,
     check_requests_out,
-    cost_model_for,
+    read_checked,
+    required,
 )
-from optsched.cli.output import (
-    emit_json,
-    number,
-    save_schedule,
-    show_metrics,
-    unit,
-    write_requests,
-)
+from optsched.cli.output import emit_json, number, save_schedule, show_metrics, unit, write_requests
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 
@@ -42,9 +34,7 @@ if TYPE_CHECKING:
 
 def simulate(
     instance_file: InstanceFile,
-    policy: Annotated[
-        str, typer.Option(metavar="SPEC", show_default=False, help="A policy: `policies`.")
-    ],
+    policy: Annotated[str, required("--policy", "SPEC", "A policy: `policies`.")],
     cost_model: CostModelName = None,
     seed: Seed = 0,
     slo_ttft: SloTtft = None,
@@ -54,17 +44,14 @@ def simulate(
     json_out: JsonOut = None,
 ) -> None:
     """Run an online policy and judge its schedule."""
-    _check_options(slo_ttft, slo_tpot, requests_out)
+    check_requests_out(requests_out)
     from optsched.cli.results import result_dict
-    from optsched.files.read_write import read_instance
     from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy
     from optsched.policies.engine.simulate import simulate as run
 
-    instance = read_instance(instance_file)
-    check_outputs(schedule_out, requests_out, json_out)
     made, info = make_policy(policy)
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
@@ -72,7 +59,6 @@ def simulate(
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
-    metrics = evaluation.metrics
     data = result_dict(
         instance,
         command="simulate",
@@ -80,29 +66,27 @@ def simulate(
         policy=policy,
         predictor=info.predictor,
         objective=TOTAL_LATENCY.of(evaluation),
-        metrics=metrics,
+        metrics=evaluation.metrics,
         cost_model=cost,
         seed=seed,
         solve_s=wall_s,
         schedule=schedule_out,
     )
-    emit_json(data, json_out)
-    if json_out != "-":
-        show_metrics(metrics, instance)
-        if info.predictor is not None:
-            print(f"\npredictor: {info.predictor} (the policy's own)")
-        elif not instance.has_predictions:
-            print("\npredictor: oracle (the instance carries no predictions)")
-        note = lengths_note(made, info, instance)
-        if note is not None:
-            print(f"{policy} {note}")
+    if emit_json(data, json_out):
+        return
+    show_metrics(evaluation.metrics, instance)
+    if info.predictor is not None:
+        print(f"\npredictor: {info.predictor} (the policy's own)")
+    elif not instance.has_predictions:
+        print("\npredictor: oracle (the instance carries no predictions)")
+    note = lengths_note(made, info, instance)
+    if note is not None:
+        print(f"{policy} {note}")
 
 
 def evaluate(
     instance_file: InstanceFile,
-    schedule_file: Annotated[
-        str, typer.Argument(metavar="SCHEDULE", show_default=False, help="Schedule file (JSON).")
-    ],
+    schedule_file: ScheduleFile,
     cost_model: CostModelName = None,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
@@ -110,61 +94,54 @@ def evaluate(
     json_out: JsonOut = None,
 ) -> None:
     """Judge a schedule: every constraint, every metric."""
-    _check_options(slo_ttft, slo_tpot, requests_out)
+    check_requests_out(requests_out)
     from optsched.cli.results import result_dict
-    from optsched.files.read_write import read_instance, read_schedule
+    from optsched.files.read_write import read_schedule
     from optsched.judge.evaluate import evaluate as judge
 
-    instance = read_instance(instance_file)
+    instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    check_outputs(requests_out, json_out)
-    cost = cost_model_for(instance, cost_model)
     evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
         command="evaluate",
-        method=None,
         objective=TOTAL_LATENCY.of(evaluation),
         metrics=evaluation.metrics,
         cost_model=cost,
         schedule=schedule_file,
     )
-    emit_json(data, json_out)
-    if json_out != "-":
+    if not emit_json(data, json_out):
         show_metrics(evaluation.metrics, instance)
 
 
 def verify(
     instance_file: InstanceFile,
-    file: Annotated[
-        str,
-        typer.Argument(metavar="FILE", show_default=False, help="A schedule or a certificate."),
-    ],
+    file: Annotated[str, argument("FILE", "A schedule or a certificate.")],
     cost_model: CostModelName = None,
 ) -> None:
     """Check a schedule or certificate; exit 5 if it fails."""
-    from optsched.files.read_write import read_instance, read_json
+    from optsched.files.read_write import check_format, read_json
+    from optsched.files.strict_json import Place
 
-    instance = read_instance(instance_file)
     data = read_json(file)
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
         raise InputError(f"{file}: format: {kind!r}; one of {', '.join(_CHECKERS)} is right")
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(instance_file, cost_model)
+    with Place(Path(file)):
+        check_format(data, str(kind).removeprefix("optsched-"))
     print(checker(instance, file, data, cost))
 
 
 def _verify_schedule(
     instance: Instance, file: str, data: dict[str, Any], cost: CostModel | None
 ) -> str:
-    from optsched.files.read_write import check_format, schedule_from_dict
+    from optsched.files.read_write import schedule_from_dict
     from optsched.files.strict_json import Place
     from optsched.judge.evaluate import evaluate as judge
 
-    with Place(Path(file)):
-        check_format(data, "schedule")
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
         raise ViolationError(
@@ -180,11 +157,10 @@ def _verify_schedule(
             f"note: {file} names no instance (instance_sha256); checked against this one",
             file=sys.stderr,
         )
-    times = unit(instance)
+    times, makespan = unit(instance), number(evaluation.metrics["makespan"])
     return (
-        f"{file}: valid schedule of {instance.n} requests, "
-        f"{TOTAL_LATENCY} {number(TOTAL_LATENCY.of(evaluation))} {times}, "
-        f"makespan {number(evaluation.metrics['makespan'])} {times}"
+        f"{file}: valid schedule of {instance.n} requests, {TOTAL_LATENCY} "
+        f"{number(TOTAL_LATENCY.of(evaluation))} {times}, makespan {makespan} {times}"
     )
 
 
@@ -192,11 +168,7 @@ def _verify_certificate(
     instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | None
 ) -> str:
     from optsched.bounds.certificate import verify_certificate
-    from optsched.files.read_write import check_format
-    from optsched.files.strict_json import Place
 
-    with Place(Path(file)):
-        check_format(certificate, "certificate")
     try:
         value = verify_certificate(instance, certificate)
     except ViolationError as error:
@@ -209,11 +181,3 @@ _CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | None],
     "optsched-schedule": _verify_schedule,
     "optsched-certificate": _verify_certificate,
 }
-
-
-def _check_options(
-    slo_ttft: float | None, slo_tpot: float | None, requests_out: str | None
-) -> None:
-    check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
-    check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
-    check_requests_out(requests_out)

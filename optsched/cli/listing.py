@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Annotated
 
-import typer
-
+from optsched.cli.options import argument
 from optsched.cli.output import emit_json, show_table
 
 
@@ -22,11 +21,8 @@ def policies() -> None:
         )
         lengths = "clairvoyant" if info.clairvoyant else ""
         rows.append((name, lengths, info.summary, parameters, info.paper))
-    show_table(
-        ("policy", "lengths", "summary", "parameters", "source"),
-        rows,
-        text_columns=range(5),
-    )
+    headers = ("policy", "lengths", "summary", "parameters", "source")
+    show_table(headers, rows, text_columns=range(5))
     print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
     print("my_policy.py:Class runs a policy of your own")
 
@@ -48,11 +44,8 @@ def methods() -> None:
         for name, method in f.methods.items():
             objectives, switches = ", ".join(method.objectives), ", ".join(sorted(method.switches))
             rows.append((formulation, name, method.summary, objectives, switches))
-    show_table(
-        ("formulation", "method", "summary", "objectives", "switches"),
-        rows,
-        text_columns=range(5),
-    )
+    headers = ("formulation", "method", "summary", "objectives", "switches")
+    show_table(headers, rows, text_columns=range(5))
 
 
 def models() -> None:
@@ -64,21 +57,13 @@ def models() -> None:
         model = load_cost_model(name)
         valid = ", ".join(f"{key} {value:g}" for key, value in model.valid.items())
         rows.append((name, model.layers, model.kv_capacity_tokens, valid, model.provenance))
-    show_table(
-        ("model", "layers", "KV capacity [tokens]", "valid for", "provenance"),
-        rows,
-        text_columns=(0, 3, 4),
-    )
+    headers = ("model", "layers", "KV capacity [tokens]", "valid for", "provenance")
+    show_table(headers, rows, text_columns=(0, 3, 4))
 
 
 def schema(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            show_default=False,
-            help="instance, schedule, result, comparison or certificate.",
-        ),
+        str, argument("NAME", "instance, schedule, result, comparison or certificate.")
     ],
 ) -> None:
     """Print the JSON Schema of a file format."""

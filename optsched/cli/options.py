@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,69 +19,87 @@ if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
     from optsched.problem.instance import Instance
 
-InstanceFile = Annotated[
-    str, typer.Argument(metavar="INSTANCE", show_default=False, help="Instance file (JSON).")
-]
+
+def argument(metavar: str, words: str) -> Any:
+    """Declare an argument that has no default."""
+    return typer.Argument(metavar=metavar, show_default=False, help=words)
+
+
+def option(names: str, metavar: str | None, words: str, **more: Any) -> Any:
+    """Declare an option by its names, apart by spaces, and what help says of it."""
+    return typer.Option(*names.split(), metavar=metavar, help=words, **more)
+
+
+def required(names: str, metavar: str, words: str) -> Any:
+    """Declare an option that must be given."""
+    return option(names, metavar, words, show_default=False)
+
+
+def in_range(low: float, *, strict: bool = False) -> Callable[[typer.CallbackParam, Any], Any]:
+    """Return a callback of an option whose number is finite and at least, or above, a limit."""
+
+    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+        check_number(value, max(parameter.opts, key=len), low, strict=strict)
+        return value
+
+    return check
+
+
+at_least_0, above_0 = in_range(0.0), in_range(0.0, strict=True)
+
+InstanceFile = Annotated[str, argument("INSTANCE", "Instance file (JSON).")]
+ScheduleFile = Annotated[str, argument("SCHEDULE", "Schedule file (JSON).")]
 CostModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--cost-model", metavar="NAME|FILE.toml", help="For instances in seconds: `models`."
-    ),
+    str | None, option("--cost-model", "NAME|FILE.toml", "For instances in seconds: `models`.")
 ]
 TimeLimit = Annotated[
-    float, typer.Option("--time-limit", metavar="S", help="Seconds for the solver.")
+    float, option("--time-limit", "S", "Seconds for the solver.", callback=at_least_0)
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Seed of every random choice.")
-]
+Seed = Annotated[int, option("--seed", "N", "Seed of every random choice.", min=0)]
 JsonOut = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; - prints it alone."),
+    str | None, option("--json", "FILE|-", "Write the result as JSON; - prints it alone.")
 ]
-ScheduleOut = Annotated[
-    str | None, typer.Option("--schedule-out", metavar="FILE", help="Write the schedule.")
-]
+ScheduleOut = Annotated[str | None, option("--schedule-out", "FILE", "Write the schedule.")]
 RequestsOut = Annotated[
-    str | None,
-    typer.Option("--requests-out", metavar="FILE", help="One row per request: .csv or .parquet."),
+    str | None, option("--requests-out", "FILE", "One row per request: .csv or .parquet.")
 ]
 SloTtft = Annotated[
-    float | None,
-    typer.Option("--slo-ttft", metavar="S", help="Goal for the time to first token."),
+    float | None, option("--slo-ttft", "S", "Goal for the time to first token.", callback=above_0)
 ]
 SloTpot = Annotated[
-    float | None, typer.Option("--slo-tpot", metavar="S", help="Goal for the time per token.")
+    float | None, option("--slo-tpot", "S", "Goal for the time per token.", callback=above_0)
 ]
 
 
-def check_number(
-    value: float | None, option: str, low: float, *, strict: bool = False, high: float = math.inf
-) -> None:
-    """Check that an option's number is finite and in range.
-
-    Raises
-    ------
-    UsageError
-        NaN, infinity, or out of range.
-    """
-    if value is None:
+def check_number(value: float | None, option: str, low: float, *, strict: bool = False) -> None:
+    """Raise UsageError unless an option's number is finite and in range."""
+    if value is None or (math.isfinite(value) and value >= low and not (strict and value == low)):
         return
-    if not math.isfinite(value) or value < low or value > high or (strict and value == low):
-        right = f"a number {'>' if strict else '>='} {low:g}"
-        if high < math.inf:
-            right += f" and <= {high:g}"
-        raise UsageError(f"{option}: {value!r}; {right} is right")
+    raise UsageError(f"{option}: {value!r}; a number {'>' if strict else '>='} {low:g} is right")
+
+
+def check_suffix(path: str, option: str, *suffixes: str) -> None:
+    """Raise UsageError unless a file's name ends as it should."""
+    if not path.endswith(suffixes):
+        raise UsageError(f"{option}: {path!r}; a name ending in {' or '.join(suffixes)} is right")
+
+
+def read_checked(
+    instance_file: str, cost_model: str | None, *outputs: str | None
+) -> tuple[Instance, CostModel | None]:
+    """Return a command's instance and cost model, once its outputs are known to be writable.
+
+    Mistakes are found in this order: instance, outputs, cost model.
+    """
+    from optsched.files.read_write import read_instance
+
+    instance = read_instance(instance_file)
+    check_outputs(*outputs)
+    return instance, cost_model_for(instance, cost_model)
 
 
 def check_outputs(*paths: str | None) -> None:
-    """Check that every output can be written, before work is done that would be lost.
-
-    Raises
-    ------
-    InputError
-        A missing folder, a folder in place of a file, no permission, or one path for two
-        outputs.
-    """
+    """Check that every output can be written, before work is done that would be lost."""
     from optsched.files.strict_json import descriptor
 
     seen: set[Path] = set()
@@ -99,13 +119,7 @@ def check_outputs(*paths: str | None) -> None:
 
 
 def check_folder(text: str | None) -> None:
-    """Check that a folder exists or can be made, and that files can be written there.
-
-    Raises
-    ------
-    InputError
-        It is a file, or its nearest existing parent is not writable.
-    """
+    """Check that a folder exists or can be made, and that files can be written there."""
     if text is None:
         return
     path = Path(text)
@@ -128,24 +142,14 @@ def _check_folder(path: Path, folder: Path) -> None:
 
 
 def check_requests_out(text: str | None) -> None:
-    """Check the suffix of a file of requests, and that Parquet can be written here.
-
-    Raises
-    ------
-    UsageError
-        Another suffix, or no pyarrow.
-    """
+    """Check the suffix of a file of requests, and that Parquet can be written here."""
     if text is None:
         return
-    if not text.endswith((".csv", ".parquet")):
-        raise UsageError(f"--requests-out: {text!r}; a name ending in .csv or .parquet is right")
-    if text.endswith(".parquet"):
-        from importlib.util import find_spec
-
-        if find_spec("pyarrow") is None:
-            raise UsageError(
-                f"--requests-out: {text!r} needs the package pyarrow; install it, or use .csv"
-            )
+    check_suffix(text, "--requests-out", ".csv", ".parquet")
+    if text.endswith(".parquet") and find_spec("pyarrow") is None:
+        raise UsageError(
+            f"--requests-out: {text!r} needs the package pyarrow; install it, or use .csv"
+        )
 
 
 def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
@@ -157,13 +161,7 @@ def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
 
 
 def check_rounds(instance: Instance, formulation: str | None) -> None:
-    """Check that ``hindsight`` is asked of an instance in rounds.
-
-    Raises
-    ------
-    UsageError
-        It is in seconds.
-    """
+    """Check that ``hindsight`` is asked of an instance in rounds."""
     if formulation == "hindsight" and not instance.in_rounds:
         raise UsageError(
             "--formulation: hindsight needs an instance in rounds; `optsched import --rounds "
@@ -172,11 +170,5 @@ def check_rounds(instance: Instance, formulation: str | None) -> None:
 
 
 def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]:
-    """Return ``--set key=value`` options, or another's, as a dict.
-
-    Raises
-    ------
-    UsageError
-        No ``=``, no key, or a key twice.
-    """
+    """Return ``--set key=value`` options, or another's, as a dict."""
     return read_pairs(pairs or [], option, UsageError)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from optsched.problem.metrics import TABLE, time_words
@@ -31,16 +30,17 @@ def unit(instance: Instance) -> str:
     return time_words(instance.time_unit)
 
 
-def emit_json(data: Mapping[str, Any], target: str | None) -> None:
-    """Write a result to a file, or to standard output for ``-``."""
+def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
+    """Write a result to a file, or to standard output for ``-``; return whether it went there."""
     if target is None:
-        return
+        return False
     from optsched.files.read_write import json_text, write_json
 
     if target == "-":
         print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
     else:
         write_json(dict(data), target)
+    return target == "-"
 
 
 @contextmanager
@@ -86,27 +86,21 @@ def save_schedule(schedule: Schedule, target: str) -> None:
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
+    special = os.path.exists(target) and not os.path.isfile(target)
+    inside = special or descriptor(target) is not None
+    parquet = find_spec("pyarrow") is not None
     if entries <= io.INLINE_ENTRIES:
         io.write_schedule(schedule, target)
         return
-    special = os.path.exists(target) and not os.path.isfile(target)
-    if special or descriptor(target) is not None:
-        io.write_schedule(schedule, target)
-        print(f"note: {target}: {entries} entries inside the JSON", file=sys.stderr)
-    elif find_spec("pyarrow") is None:
-        io.write_schedule(schedule, target)
-        print(
-            f"note: {target}: {entries} entries inside the JSON; with the package pyarrow they "
-            "would be Parquet beside it",
-            file=sys.stderr,
-        )
-    else:
+    if parquet and not inside:
         io.write_schedule(schedule, target, columns="parquet")
-        print(
-            f"note: {target}: {entries} entries are in {io.columns_file(target)}; keep the two "
-            "together",
-            file=sys.stderr,
-        )
+        where = f"are in {io.columns_file(target)}; keep the two together"
+    else:
+        io.write_schedule(schedule, target)
+        where = "inside the JSON"
+        if not inside:
+            where += "; with the package pyarrow they would be Parquet beside it"
+    print(f"note: {target}: {entries} entries {where}", file=sys.stderr)
 
 
 def write_requests(evaluation: Evaluation, target: str | None) -> None:
@@ -176,15 +170,14 @@ def show_table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     height = max(headers[k].count("\n") for k in shown)
     for k in shown:
-        header = headers[k]
-        title = Text("\n" * (height - header.count("\n")) + header)
-        if k == 0:
-            widest = max((len(cell) for cell in columns[0]), default=1)
-            table.add_column(title, no_wrap=True, min_width=widest)
-        elif k in text_columns:
-            table.add_column(title)
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
+        title = Text("\n" * (height - headers[k].count("\n")) + headers[k])
+        numbers = k > 0 and k not in text_columns
+        table.add_column(
+            title,
+            justify="right" if numbers else "left",
+            no_wrap=numbers or k == 0,
+            min_width=max(map(len, columns[0]), default=1) if k == 0 and columns else None,
+        )
     for row in zip(*(columns[k] for k in shown if columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as capture:
@@ -224,15 +217,7 @@ def _numbers(column: Sequence[Any]) -> list[str]:
         decimals = 3 if largest < 10 else 2 if largest < 100 else 1
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
-    out = []
-    for value in column:
-        if value is None:
-            out.append("-")
-        elif isinstance(value, float):
-            out.append(f"{value:.{decimals}f}")
-        else:
-            out.append(str(value))
-    return out
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
 
 
 def number(value: float | None) -> str:
@@ -269,12 +254,7 @@ class LiveLine:
     def __enter__(self) -> LiveLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._on:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()

@@ -2,61 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from optsched.cli.options import CostModelName, InstanceFile, check_outputs
-from optsched.files.sources import (
-    cost_model_like,
-    instance_for,
-    named_file,
-    read_source,
-    schedule_of,
+from optsched.cli.options import (
+    CostModelName,
+    InstanceFile,
+    ScheduleFile,
+    argument,
+    check_outputs,
+    check_suffix,
+    option,
+    required,
 )
+from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from optsched.judge.timeline import Timeline
 
-SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", "latency", "ttft", "tpot")
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
+SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
+SOURCES = "RESULT|SCHEDULE|COMPARISON|CERTIFICATE|EXPERIMENT-DIR"
+KINDS = (
+    "gantt, states, kv, batches, latency, ttft, tpot of a schedule; progress of a result; "
+    "policies of a comparison; prices of a certificate; an experiment's figure."
+)
 
 
 def plot(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RESULT|SCHEDULE|COMPARISON|CERTIFICATE|EXPERIMENT-DIR",
-            show_default=False,
-            help="What to draw, recognised by its format.",
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", metavar="FILE", show_default=False, help="A .png, .svg or .pdf."
-        ),
-    ],
+    source: Annotated[str, argument(SOURCES, "What to draw, recognised by its format.")],
+    out: Annotated[str, required("-o --out", "FILE", "A .png, .svg or .pdf.")],
     instance_file: Annotated[
-        str | None,
-        typer.Option("--instance", metavar="FILE", help="What schedules were made for."),
+        str | None, option("--instance", "FILE", "What schedules were made for.")
     ] = None,
     cost_model: CostModelName = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="gantt, states, kv, batches, latency, ttft, tpot of a schedule; progress of a "
-            "result; policies of a comparison; prices of a certificate; an experiment's figure.",
-        ),
-    ] = None,
+    kind: Annotated[str | None, option("--kind", "KIND", KINDS)] = None,
 ) -> None:
     """Draw a schedule, a result, a comparison or an experiment."""
     from optsched.show.plot import style
@@ -67,34 +55,25 @@ def plot(
         drawn = _experiment(source, kind)
     else:
         form, data, _ = read_source(source, tuple(_DRAWERS))
-        drawn = _DRAWERS[form](source, data, kind, instance_file, cost_model)
+        drawn = _DRAWERS[form](_Source(source, data, kind, instance_file, cost_model))
     style.save(drawn, out)
     print(out)
 
 
 def trace(
     instance_file: InstanceFile,
-    schedule_file: Annotated[
-        str, typer.Argument(metavar="SCHEDULE", show_default=False, help="Schedule file (JSON).")
-    ],
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", metavar="FILE", show_default=False, help="A .json or .json.gz."
-        ),
-    ],
+    schedule_file: ScheduleFile,
+    out: Annotated[str, required("-o --out", "FILE", "A .json or .json.gz.")],
     cost_model: CostModelName = None,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev)."""
+    check_suffix(out, "--out", ".json", ".json.gz")
     from optsched.files.read_write import read_instance
-
-    if not out.endswith((".json", ".json.gz")):
-        raise UsageError(f"--out: {out!r}; a name ending in .json or .json.gz is right")
-    instance = read_instance(instance_file)
-    check_outputs(out)
     from optsched.judge.timeline import timeline
     from optsched.show.perfetto import write_trace
 
+    instance = read_instance(instance_file)
+    check_outputs(out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     events = write_trace(timeline(instance, schedule, cost), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
@@ -103,27 +82,57 @@ def trace(
 def report(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...",
-            show_default=False,
-            help="Results, comparisons, certificates, schedules and instances, in any order.",
+        argument(
+            "FILE...", "Results, comparisons, certificates, schedules and instances, in any order."
         ),
     ],
-    out: Annotated[
-        str,
-        typer.Option("-o", "--out", metavar="FILE.html", show_default=False, help="The report."),
-    ],
+    out: Annotated[str, required("-o --out", "FILE.html", "The report.")],
     cost_model: CostModelName = None,
 ) -> None:
     """Write one HTML file about results, comparisons and schedules; it loads nothing."""
-    if not out.endswith((".html", ".htm")):
-        raise UsageError(f"--out: {out!r}; a name ending in .html is right")
+    check_suffix(out, "--out", ".html", ".htm")
     check_outputs(out)
     from optsched.show.report import write_report
 
     write_report(files, out, cost_model=cost_model)
-    size = Path(out).stat().st_size
-    print(f"{out}: {size / 1e6:.1f} MB, one file")
+    print(f"{out}: {Path(out).stat().st_size / 1e6:.1f} MB, one file")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file to draw, and what the command line says of it."""
+
+    path: str
+    data: dict[str, Any]
+    kind: str | None
+    instance_file: str | None
+    cost_model: str | None
+
+    def pick(self, kinds: Sequence[str], what: str) -> str:
+        return _pick(self.kind, kinds, what)
+
+    def draw_schedules(
+        self, files: Mapping[str, str | Path], kind: str, digest: object, known: object = None
+    ) -> Figure:
+        """Draw a schedule over time, or the distributions of some; files are by label."""
+        from optsched.judge.evaluate import evaluate
+        from optsched.judge.timeline import timeline
+        from optsched.show import plot as pictures
+
+        instance = instance_for(digest, self.instance_file, self.path)
+        made = {
+            label: schedule_of(
+                file, instance, self.cost_model, known, self.data if file == self.path else None
+            )
+            for label, file in files.items()
+        }
+        if kind not in DISTRIBUTIONS:
+            (one,) = made.values()
+            return draw_timeline(timeline(instance, *one), kind)
+        judged = {label: evaluate(instance, *one) for label, one in made.items()}
+        canvas, ax = _canvas(instance.name)
+        pictures.plot_distribution(judged, kind, ax=ax)
+        return canvas
 
 
 def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
@@ -135,129 +144,99 @@ def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
     return kind
 
 
-def _schedule(
-    source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
-) -> Figure:
-    kind = _pick(kind, SCHEDULE_KINDS, "a schedule")
-    instance = instance_for(data.get("instance_sha256"), given, source)
-    schedule, model = schedule_of(source, instance, cost, data=data)
-    if kind in DISTRIBUTIONS:
-        from optsched.judge.evaluate import evaluate
+def _canvas(title: str, size: tuple[float, float] = (8.0, 4.5)) -> tuple[Figure, Axes]:
+    from optsched.show.plot import style
 
-        judged = evaluate(instance, schedule, model)
-        return _distribution({Path(source).stem: judged}, kind, instance.name)
-    from optsched.judge.timeline import timeline
-
-    return draw_timeline(timeline(instance, schedule, model), kind)
+    canvas = style.figure(size)
+    if title:
+        canvas.suptitle(style.plain(title, 80), fontsize="medium")
+    return canvas, canvas.subplots()
 
 
 def draw_timeline(found: Timeline, kind: str) -> Figure:
     """Return the figure of a timeline: gantt, states, kv or batches."""
     from optsched.show import plot as pictures
-    from optsched.show.plot import style
 
-    n = found.instance.n
-    canvas = style.figure((9.5, min(7.0, 1.8 + 0.18 * n) if kind == "gantt" else 4.5))
-    canvas.suptitle(style.plain(found.instance.name, 80), fontsize="medium")
+    n, name = found.instance.n, found.instance.name
+    size = (9.5, min(7.0, 1.8 + 0.18 * n) if kind == "gantt" else 4.5)
     if kind == "batches":
+        from optsched.show.plot import style
+
+        canvas = style.figure(size)
+        canvas.suptitle(style.plain(name, 80), fontsize="medium")
         upper, lower = canvas.subplots(2, 1, sharex=True)
         pictures.plot_batches(found, ax=upper)
         upper.set_xlabel("")
         pictures.plot_batch_times(found, ax=lower)
         return canvas
-    draw: dict[str, Callable[..., Any]] = {
-        "gantt": pictures.plot_gantt, "states": pictures.plot_states, "kv": pictures.plot_kv,
-    }  # fmt: skip
-    draw[kind](found, ax=canvas.subplots())
+    canvas, ax = _canvas(name, size)
+    getattr(pictures, f"plot_{kind}")(found, ax=ax)
     return canvas
 
 
-def _distribution(evaluations: dict[str, Any], metric: str, title: str) -> Figure:
-    from optsched.show import plot as pictures
-    from optsched.show.plot import style
-
-    canvas = style.figure()
-    canvas.suptitle(style.plain(title, 80), fontsize="medium")
-    pictures.plot_distribution(evaluations, metric, ax=canvas.subplots())
-    return canvas
+def _schedule(source: _Source) -> Figure:
+    kind = source.pick(SCHEDULE_KINDS, "a schedule")
+    files = {Path(source.path).stem: source.path}
+    return source.draw_schedules(files, kind, source.data.get("instance_sha256"))
 
 
-def _result(
-    source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
-) -> Figure:
+def _result(source: _Source) -> Figure:
+    path, data = source.path, source.data
     progress, named = data.get("progress"), data.get("schedule")
     kinds = ([] if progress is None else ["progress"]) + ([*SCHEDULE_KINDS] if named else [])
     if not kinds:
         raise InputError(
-            f"{source}: holds no progress and names no schedule: nothing to draw; a result of "
+            f"{path}: holds no progress and names no schedule: nothing to draw; a result of "
             "solve, or one made with --schedule-out, is right"
         )
-    kind = _pick(kind, kinds, "this result")
+    kind = source.pick(kinds, "this result")
     if kind == "progress":
-        return _progress(source, data)
-    file = named_file(named, source)
+        return _progress(path, data)
+    file = named_file(named, path)
     if file is None:
-        raise InputError(f"{source}: schedule: {named!r}: no such file, here or beside the result")
-    instance = instance_for(data["instance"]["sha256"], given, source)
-    schedule, model = schedule_of(file, instance, cost, data.get("cost_model"))
-    if kind in DISTRIBUTIONS:
-        from optsched.judge.evaluate import evaluate
-
-        name = str(data.get("policy") or data.get("method") or "schedule")
-        return _distribution({name: evaluate(instance, schedule, model)}, kind, instance.name)
-    from optsched.judge.timeline import timeline
-
-    return draw_timeline(timeline(instance, schedule, model), kind)
+        raise InputError(f"{path}: schedule: {named!r}: no such file, here or beside the result")
+    name = str(data.get("policy") or data.get("method") or "schedule")
+    return source.draw_schedules(
+        {name: file}, kind, data["instance"]["sha256"], data.get("cost_model")
+    )
 
 
-def _progress(source: str, data: dict[str, Any]) -> Figure:
+def _progress(path: str, data: dict[str, Any]) -> Figure:
     from optsched.show import plot as pictures
     from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
-        raise InputError(f"{source}: progress: its columns are not of one length")
+        raise InputError(f"{path}: progress: its columns are not of one length")
     metric = first_metric(data.get("objective_name"))
     label = "objective" if metric is None else metric.header(data.get("time_unit"), " ")
-    canvas = style.figure((8.0, 4.0))
     title = f"{data['instance']['name']}: {data.get('formulation') or 'bound'} by {data['method']}"
-    canvas.suptitle(style.plain(title, 80), fontsize="medium")
-    pictures.plot_progress(data["progress"], ax=canvas.subplots(), ylabel=style.plain(label))
+    canvas, ax = _canvas(title, (8.0, 4.0))
+    pictures.plot_progress(data["progress"], ax=ax, ylabel=style.plain(label))
     return canvas
 
 
-def _comparison(
-    source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
-) -> Figure:
+def _comparison(source: _Source) -> Figure:
     from optsched.show import plot as pictures
-    from optsched.show.plot import style
 
-    kind = _pick(kind, ("policies", *DISTRIBUTIONS), "a comparison")
-    name = data["instance"]["name"]
+    path, data = source.path, source.data
+    kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:
-        from optsched.judge.evaluate import evaluate
-
-        files = {row["policy"]: named_file(row.get("schedule"), source) for row in data["policies"]}
+        files = {row["policy"]: named_file(row.get("schedule"), path) for row in data["policies"]}
         there = {policy: file for policy, file in files.items() if file is not None}
         if not there:
             raise InputError(
-                f"{source}: its policies' schedules are not at hand; `compare --schedules-out DIR` "
+                f"{path}: its policies' schedules are not at hand; `compare --schedules-out DIR` "
                 "writes them"
             )
-        instance = instance_for(data["instance"]["sha256"], given, source)
-        model = cost_model_like(instance, cost, data.get("cost_model"))
-        evaluations = {}
-        for policy, file in there.items():
-            schedule, _ = schedule_of(file, instance, cost, data.get("cost_model"))
-            evaluations[policy] = evaluate(instance, schedule, model)
-        return _distribution(evaluations, kind, name)
+        digest, known = data["instance"]["sha256"], data.get("cost_model")
+        return source.draw_schedules(there, kind, digest, known)
     tel = TOTAL_LATENCY.name
     rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
     if not rows:
-        raise InputError(f"{source}: policies: none has a schedule; nothing to draw")
+        raise InputError(f"{path}: policies: none has a schedule; nothing to draw")
     ratios = ("ratio_to_best_known", "ratio_to_bound")
     known = data.get("best_known") is not None or data.get("bound") is not None
-    canvas = style.figure((9.5, 1.6 + 0.32 * len(rows)))
-    canvas.suptitle(style.plain(name, 80), fontsize="medium")
+    canvas, ax = _canvas(data["instance"]["name"], (9.5, 1.6 + 0.32 * len(rows)))
     pictures.plot_comparison(
         [(row["policy"], row["metrics"][tel]) for row in rows],
         best_known=data.get("best_known"),
@@ -265,37 +244,36 @@ def _comparison(
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
         outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
         unit=time_words(data.get("time_unit") or "round"),
-        ax=canvas.subplots(),
+        ax=ax,
     )
     return canvas
 
 
-def _certificate(
-    source: str, data: dict[str, Any], kind: str | None, given: str | None, cost: str | None
-) -> Figure:
+def _certificate(source: _Source) -> Figure:
     from optsched.show import plot as pictures
-    from optsched.show.plot import style
 
-    _pick(kind, ("prices",), "a certificate")
-    tree = data["tree"]
+    source.pick(("prices",), "a certificate")
+    tree = source.data["tree"]
     if not isinstance(tree, dict) or tree.get("relaxation") != "prices":
-        raise InputError(f"{source}: tree: not a single leaf of prices; only prices can be drawn")
+        raise InputError(
+            f"{source.path}: tree: not a single leaf of prices; only prices can be drawn"
+        )
     try:
-        scale = int(data.get("denominator") or 1)
+        scale = int(source.data.get("denominator") or 1)
         prices = [
             (int(at), int(price) / scale)
             for at, price in zip(tree["from_round"], tree["price"], strict=True)
         ]
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{source}: tree: from_round and price are not lists of integers of one length"
+            f"{source.path}: tree: from_round and price are not lists of integers of one length"
         ) from None
-    canvas = style.figure()
-    pictures.plot_shadow_prices(prices, ax=canvas.subplots())
+    canvas, ax = _canvas("")
+    pictures.plot_shadow_prices(prices, ax=ax)
     return canvas
 
 
-_DRAWERS: dict[str, Callable[..., Any]] = {
+_DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
     "comparison": _comparison,

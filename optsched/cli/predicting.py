@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from optsched.cli.options import InstanceFile, Seed, check_outputs
+from optsched.cli.options import InstanceFile, Seed, argument, check_outputs, required
 
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
+PREDICTORS = (
+    "oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, noisy:mae=20,bias=0, "
+    "trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or another one."
+)
+
 
 def predict(
     instance_file: InstanceFile,
-    predictor: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME[:key=value,...]",
-            show_default=False,
-            help="oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, "
-            "noisy:mae=20,bias=0, trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or "
-            "another one.",
-        ),
-    ],
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE", show_default=False, help="Where.")
-    ],
+    predictor: Annotated[str, argument("NAME[:key=value,...]", PREDICTORS)],
+    out: Annotated[str, required("-o --out", "FILE", "Where.")],
     seed: Seed = 0,
 ) -> None:
     """Predict output lengths; policies then see the predictions and not the truth."""
@@ -37,9 +29,9 @@ def predict(
     check_predictor(predictor)
     instance = read_instance(instance_file)
     check_outputs(out)
-    told = run(instance, predictor, seed=seed)
-    write_instance(told, out)
-    print(f"{out}: {told.n} requests; {summary(told)}")
+    predicted = run(instance, predictor, seed=seed)
+    write_instance(predicted, out)
+    print(f"{out}: {predicted.n} requests; {summary(predicted)}")
 
 
 def summary(instance: Instance) -> str:

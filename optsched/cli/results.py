@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from optsched.costs.cost import CostModel
@@ -16,10 +16,10 @@ def result_dict(
     instance: Instance,
     *,
     command: str,
-    method: str | None,
     objective: float | None,
     metrics: Mapping[str, Any] | None,
     cost_model: CostModel | None,
+    method: str | None = None,
     bound: float | None = None,
     policy: str | None = None,
     predictor: str | None = None,
@@ -64,16 +64,6 @@ def result_dict(
         "solve_s": solve_s,
         "seed": seed,
         "threads": None,
-        "versions": _versions(),
+        "versions": {package: version(package) for package in ("numpy", "numba")},
         "schedule": schedule,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("numpy", "numba"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

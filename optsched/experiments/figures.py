@@ -78,9 +78,7 @@ def _draw(experiment: Experiment, wanted: Figure, rows: Sequence[Row]) -> Canvas
     down = -(-len(panels) // across)
     canvas = style.figure((4.6 * across + 2.4, 3.6 * down + 0.4))
     grid = canvas.subplots(down, across, squeeze=False).flatten().tolist()
-    order = drawing.series_names(
-        kept, wanted.x, columns, series=wanted.series, over=wanted.over, labels=wanted.labels
-    )
+    order = list(_points(wanted, kept))
     for ax, value in zip(grid, panels, strict=False):
         here = [row for row in kept if wanted.panel is None or row.get(wanted.panel) == value]
         _panel(wanted, columns, here, order, ax)
@@ -100,20 +98,23 @@ def _draw(experiment: Experiment, wanted: Figure, rows: Sequence[Row]) -> Canvas
     return canvas
 
 
+def _points(wanted: Figure, rows: Sequence[Row]) -> drawing.Series:
+    return drawing.points(
+        rows, wanted.x, wanted.y, series=wanted.series, over=wanted.over, labels=wanted.labels
+    )
+
+
 def _panel(wanted: Figure, columns: list[str], rows: list[Row], order: list[str], ax: Any) -> None:
+    reference = wanted.reference
     if wanted.kind == "histogram":
-        drawing.plot_histogram(
-            rows, columns, labels=wanted.labels, reference=wanted.reference, ax=ax
-        )
+        drawing.plot_histogram(rows, columns, labels=wanted.labels, reference=reference, ax=ax)
         return
-    shared: dict[str, Any] = {
-        "series": wanted.series, "over": wanted.over, "labels": wanted.labels,
-        "reference": wanted.reference, "order": order, "ax": ax,
-    }  # fmt: skip
+    shared: dict[str, Any] = {"order": order, "reference": reference}
     if wanted.kind == "bar":
-        drawing.plot_bars(rows, wanted.x, columns, published=wanted.published, **shared)
+        shared.update(labels=wanted.labels, published=wanted.published)
+        drawing.draw_bars(_points(wanted, rows), ax, **shared)
     else:
-        drawing.plot_lines(rows, wanted.x, columns, **shared)
+        drawing.draw_lines(_points(wanted, rows), ax, **shared)
     if "x" in wanted.log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")

@@ -1,4 +1,4 @@
-"""Queueing theory of TRAIL (000): SPRPT with limited preemption, with and without refinement.
+"""Queueing theory of TRAIL (Shahout et al. 2024): SPRPT with limited preemption, also refined.
 
 >>> from optsched import queueing
 >>> jobs = queueing.perfect(queueing.exponential())

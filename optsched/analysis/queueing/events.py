@@ -1,4 +1,4 @@
-"""Compiled event loops of the simulations: one server, the least (rank, arrival) is served."""
+"""The compiled event loop of the simulations: one server, the least (rank, arrival) is served."""
 
 from __future__ import annotations
 
@@ -11,71 +11,45 @@ from numpy.typing import NDArray
 from optsched.analysis.queueing.jobs import Floats
 
 Ints = NDArray[np.int64]
+Run = tuple[Floats, float, float]
+"""Response times; mean and largest sum of ages in the system."""
 
 
-@njit(cache=True)
 def limited_preemption(
     arrival: Floats, size: Floats, prediction: Floats, c: float, first: int, last: int
-) -> tuple[Floats, float, float]:
+) -> Run:
     """Serve jobs by SPRPT with limited preemption.
 
     Returns every response time, and the mean and the largest sum of ages in the system between
     the arrivals ``first`` and ``last``.
     """
-    n = len(arrival)
-    response = np.empty(n)
-    age = np.zeros(n)
-    waiting = [(0.0, 0) for _ in range(0)]
-    clock = held = area = peak = 0.0
-    running, known = -1, 0
-    while known < n or running >= 0:
-        if running < 0:
-            clock = arrival[known]
-            running = known
-            known += 1
-            continue
-        left = size[running] - age[running]
-        arrives = known < n and arrival[known] < clock + left
-        step = arrival[known] - clock if arrives else left
-        if first < known <= last:
-            area += (held + step / 2) * step
-            peak = max(peak, held + step)
-        held += step
-        clock += step
-        if arrives:
-            age[running] += step
-            rank = prediction[running] - age[running]
-            if age[running] < c * prediction[running] and prediction[known] < rank:
-                heapq.heappush(waiting, (rank, running))
-                running = known
-            else:
-                heapq.heappush(waiting, (prediction[known], known))
-            known += 1
-        else:
-            response[running] = clock - arrival[running]
-            held -= size[running]
-            running = -1
-            if len(waiting) > 0:
-                running = heapq.heappop(waiting)[1]
-            else:
-                held = 0.0  # no rounding errors beyond a busy period
-    return response, area / (arrival[last] - arrival[first]), peak
+    once = np.ones(len(size), dtype=np.int64)
+    return _serve(arrival, size, once, prediction, c, True, first, last)
 
 
-@njit(cache=True)
-def stepwise_ranks(
-    arrival: Floats, size: Ints, rank: Floats, first: int, last: int
-) -> tuple[Floats, float, float]:
+def stepwise_ranks(arrival: Floats, size: Ints, rank: Floats, first: int, last: int) -> Run:
     """Serve jobs whose rank changes after every unit of service; ``rank`` has job after job.
 
     Returns what `limited_preemption` does.
     """
+    return _serve(arrival, np.ones(len(size)), size, rank, 1.0, False, first, last)
+
+
+@njit(cache=True)
+def _serve(
+    arrival: Floats, length: Floats, stages: Ints, rank: Floats, c: float, falls: bool, first: int,
+    last: int,
+) -> Run:  # fmt: skip
+    """Serve jobs in stages, each of the job's ``length`` and of a rank of its own.
+
+    Where ranks fall with the service in the stage, one that has had a share ``c`` of its first
+    rank is not preempted.
+    """
     n = len(arrival)
     response = np.empty(n)
     done = np.zeros(n, dtype=np.int64)
-    part = np.zeros(n)  # of the present unit
-    at = np.zeros(n, dtype=np.int64)
-    at[1:] = np.cumsum(size)[:-1]
+    part = np.zeros(n)  # of the present stage
+    at = np.cumsum(stages) - stages
     waiting = [(0.0, 0) for _ in range(0)]
     clock = held = area = peak = 0.0
     running, known = -1, 0
@@ -85,7 +59,7 @@ def stepwise_ranks(
             running = known
             known += 1
             continue
-        left = 1.0 - part[running]
+        left = length[running] - part[running]
         arrives = known < n and arrival[known] < clock + left
         step = arrival[known] - clock if arrives else left
         if first < known <= last:
@@ -93,28 +67,31 @@ def stepwise_ranks(
             peak = max(peak, held + step)
         held += step
         clock += step
-        own = rank[at[running] + done[running]]
         if arrives:
             part[running] += step
-            if rank[at[known]] < own:
+            own, new = rank[at[running] + done[running]], rank[at[known]]
+            free = not falls or part[running] < c * own
+            if falls:
+                own -= part[running]
+            if free and new < own:
                 heapq.heappush(waiting, (own, running))
                 running = known
             else:
-                heapq.heappush(waiting, (rank[at[known]], known))
+                heapq.heappush(waiting, (new, known))
             known += 1
             continue
         done[running] += 1
         part[running] = 0.0
-        if done[running] < size[running]:
+        if done[running] < stages[running]:
             own = rank[at[running] + done[running]]
             if len(waiting) > 0:
                 running = heapq.heappushpop(waiting, (own, running))[1]
             continue
         response[running] = clock - arrival[running]
-        held -= size[running]
+        held -= stages[running] * length[running]
         running = -1
         if len(waiting) > 0:
             running = heapq.heappop(waiting)[1]
         else:
-            held = 0.0
+            held = 0.0  # no rounding errors beyond a busy period
     return response, area / (arrival[last] - arrival[first]), peak

@@ -191,7 +191,8 @@ def perfect(
 def exponential_predictions(sizes: Sizes, *, step: float = 0.1) -> Jobs:
     """Return jobs whose prediction is exponential with the job's size as its mean.
 
-    g(x, r) = f(x) exp(-r / x) / x. (000, Appendix D, prints it without the factor 1 / x.)
+    g(x, r) = f(x) exp(-r / x) / x. (Shahout et al. 2024, Appendix D, leave out
+    the factor 1 / x.)
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""SPRPT with limited preemption in M/G/1 by quadrature (000, Lemma 1 and Appendices C and D).
+"""SPRPT with limited preemption in M/G/1 by quadrature.
+
+Shahout et al. 2024, Lemma 1 and Appendices C and D, corrected.
 
 A job of size x with prediction r has rank r - a at age a while a < C r, then minus infinity: it
 can no longer be preempted. The least rank is served, ties by arrival. The derivation is in
@@ -7,11 +9,15 @@ docs/trail-lemma-1.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from optsched.analysis.queueing.jobs import Floats, Jobs, check_queue
 from optsched.problem.errors import InputError
+
+Table = Callable[[Floats], Floats]
 
 _POINTS, _WEIGHTS = (np.asarray(v) for v in np.polynomial.legendre.leggauss(48))
 _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2  # on [0, 1]
@@ -45,7 +51,7 @@ def mean_response_time(jobs: Jobs, *, rate: float, c: float, printed: bool = Fal
 def response_time(
     x: ArrayLike, r: ArrayLike, jobs: Jobs, *, rate: float, c: float, printed: bool = False
 ) -> Floats:
-    """Return E[T(x, r)] of jobs of size x with prediction r (000, Lemma 1).
+    """Return E[T(x, r)] of jobs of size x with prediction r (Shahout et al. 2024, Lemma 1).
 
     Parameters
     ----------
@@ -82,7 +88,7 @@ def response_time(
 def mean_memory(jobs: Jobs, *, rate: float, c: float) -> float:
     """Return the mean over time of the summed ages of all jobs in the system.
 
-    Appendix D of 000 takes a job's memory as its age and simulates the peak. The mean has a
+    Appendix D of the paper takes a job's memory as its age and simulates the peak. The mean has a
     formula: by Little's law it is rate times the expected integral of a job's age over its time
     in the system, and at age a < min(x, C r) a job stays 1 / (1 - rho'(r - a)) per unit of age.
 
@@ -106,28 +112,21 @@ class _Queue:
     def __init__(self, jobs: Jobs, rate: float, c: float, printed: bool) -> None:
         check_queue(rate, jobs.mean, c)
         self.jobs, self.rate, self.c, self.printed = jobs, rate, c, printed
+        from scipy.interpolate import CubicHermiteSpline
+
         r = jobs.predictions
-        self._first, self._second = (self._table(row) for row in jobs.densities[1:])
+
+        def table(values: Floats) -> Table:
+            """Return a cumulative integral by the logarithm of predictions."""
+            return CubicHermiteSpline(np.log(r), jobs.cumulative(values), values * r)
+
+        self._first, self._second = map(table, jobs.densities[1:])
         # E[(remaining at age C t)^2; prediction > t]: the whole minus what is up to t.
-        self._late = self._table(jobs.remaining(2, c * r, r))
+        self._late = table(jobs.remaining(2, c * r, r))
 
-    def _table(self, values: Floats) -> tuple[Floats, Floats]:
-        """Return a cumulative integral, and its derivative by the logarithm of predictions."""
-        return self.jobs.cumulative(values), values * self.jobs.predictions
-
-    def _read(self, table: tuple[Floats, Floats], r: Floats) -> Floats:
-        """Return a table's value at any predictions: cubic between the points of the grid."""
-        values, slopes = table
-        h = self.jobs.spacing
-        place = np.log(np.maximum(r, self.jobs.low) / self.jobs.low) / h
-        k = np.minimum(place.astype(np.int64), len(values) - 2)
-        s = np.minimum(place - k, 1.0)
-        rise = values[k + 1] - values[k]
-        return np.asarray(
-            values[k]
-            + s * s * (3 - 2 * s) * rise
-            + h * s * (1 - s) * ((1 - s) * slopes[k] - s * slopes[k + 1])
-        )
+    def _read(self, table: Table, r: ArrayLike) -> Floats:
+        """Return a table's value at any predictions, also at those beyond its ends."""
+        return np.asarray(table(np.log(np.clip(r, self.jobs.low, self.jobs.high))))
 
     def load(self, r: Floats) -> Floats:
         """Return rho'(r), the load of jobs with predictions up to r."""
@@ -154,7 +153,9 @@ class _Queue:
         near = self.jobs.remaining(2, t - r[..., None], t)
         value = (near * span) @ (4 * _POINTS**3 * _WEIGHTS)
         if not self.printed and self.c < 1:
-            value = value + self._late[0][-1] - self._read(self._late, r / (1 - self.c))
+            value = value + (
+                self._read(self._late, self.jobs.high) - self._read(self._late, r / (1 - self.c))
+            )
         return np.asarray(value)
 
     def served(self, r: Floats, power: int) -> Floats:

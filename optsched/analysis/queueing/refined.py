@@ -1,4 +1,4 @@
-"""SPRPT with refined predictions in M/G/1 (000, Appendix E), exactly.
+"""SPRPT with refined predictions in M/G/1 (Shahout et al. 2024, Appendix E), exactly.
 
 A job has a whole number of units. After a units it has a new prediction Y_a of its total size,
 which depends on the size and on the prediction before, and its rank during the next unit is
@@ -68,10 +68,7 @@ class RefinedJobs:
 def _choose(cumulative: Floats, uniform: Floats) -> Ints:
     """Return the index that each uniform number falls on; one row of probabilities, or one each."""
     return np.asarray(
-        np.minimum(
-            (uniform[:, None] >= cumulative).sum(axis=-1),
-            cumulative.shape[-1] - 1,
-        )
+        np.minimum((uniform[:, None] >= cumulative).sum(axis=-1), cumulative.shape[-1] - 1)
     )
 
 
@@ -140,7 +137,7 @@ def learned(shares: ArrayLike, hit: float) -> RefinedJobs:
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """What SOAP's theorem needs, per rank (000, Appendix E).
+    """What SOAP's theorem needs, per rank (Shahout et al. 2024, Appendix E).
 
     Parameters
     ----------
@@ -184,7 +181,7 @@ def components(jobs: RefinedJobs) -> Components:
 
 
 def refined_response_time(jobs: RefinedJobs, *, rate: float) -> float:
-    """Return E[T] of SPRPT with refined predictions (000, Appendix E; SOAP, Theorem 5.5).
+    """Return E[T] of SPRPT with refined predictions (Appendix E; Theorem 5.5 of SOAP).
 
     Parameters
     ----------

@@ -5,25 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from optsched.analysis.queueing.jobs import Floats, Jobs, check_queue
 from optsched.analysis.queueing.refined import RefinedJobs
 from optsched.problem.errors import InputError
 
-_T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045,
-)  # fmt: skip
-"""Quantiles of Student's t at 97.5 % for 1 to 29 degrees of freedom."""
-
-Run = tuple[Floats, tuple[Floats, float, float]]
-"""Workload found by each arrival; response times, mean and peak memory."""
+if TYPE_CHECKING:
+    from optsched.analysis.queueing.events import Run
 
 EDGE = 0.05
 """Share of the arrivals that does not count, at the start and at the end of a replication."""
@@ -75,6 +67,8 @@ def estimate(values: Floats, control: Floats | None = None, expected: float = 0.
     expected : float
         The known mean.
     """
+    from scipy.special import stdtrit  # quantiles of Student's t
+
     n = len(values)
     freedom = n - 1
     spread, shift = 1 / n, 0.0
@@ -86,10 +80,8 @@ def estimate(values: Floats, control: Floats | None = None, expected: float = 0.
         spread += (expected - float(control.mean())) ** 2 / float(centred @ centred)
         residual = residual - slope * centred
         freedom -= 1
-    # Beyond 29 degrees of freedom within 0.003 of the quantile.
-    quantile = _T_975[freedom - 1] if freedom <= 29 else 1.96 + 2.4 / freedom
     error = math.sqrt(float(residual @ residual) / freedom * spread)
-    return Estimate(float(values.mean()) + shift, quantile * error)
+    return Estimate(float(values.mean()) + shift, float(stdtrit(freedom, 0.975)) * error)
 
 
 def simulate_queue(
@@ -134,19 +126,21 @@ def simulate_queue(
     if draw is None:
         raise InputError("jobs: no draw to simulate them; joint(density, draw) is right")
 
-    def replicate(stream: Generator, window: tuple[int, int]) -> Run:
-        drawn = draw(stream, arrivals)
-        if len(drawn) != 2:
+    def drawn(stream: Generator, n: int) -> tuple[Floats, Floats]:
+        pair = draw(stream, n)
+        if len(pair) != 2:
             raise InputError("draw: a pair of sizes and predictions is right")
-        size, prediction = (np.asarray(values, dtype=np.float64) for values in drawn)
+        size, prediction = (np.asarray(values, dtype=np.float64) for values in pair)
         for name, values in (("sizes", size), ("predictions", prediction)):
-            if values.shape != (arrivals,) or not (np.isfinite(values) & (values > 0)).all():
-                raise InputError(f"draw: {name}; {arrivals} finite numbers > 0 are right")
-        arrival = np.cumsum(stream.exponential(1 / rate, arrivals))
-        return _workload(arrival, size), limited_preemption(arrival, size, prediction, c, *window)
+            if values.shape != (n,) or not (np.isfinite(values) & (values > 0)).all():
+                raise InputError(f"draw: {name}; {n} finite numbers > 0 are right")
+        return size, prediction
 
-    square = jobs.moments[2]
-    return _replicated(replicate, generator, arrivals, replications, rate, jobs.mean, square)
+    def serve(arrival: Floats, size: Floats, rank: Floats, first: int, last: int) -> Run:
+        return limited_preemption(arrival, size, rank, c, first, last)
+
+    queue = _Queue(rate, jobs.mean, jobs.moments[2], drawn, serve)
+    return queue.measured(generator, arrivals, replications)
 
 
 def simulate_refined(
@@ -157,7 +151,7 @@ def simulate_refined(
     arrivals: int = 200_000,
     replications: int = 10,
 ) -> Measured:
-    """Simulate SPRPT with refined predictions (000, Appendix E).
+    """Simulate SPRPT with refined predictions (Shahout et al. 2024, Appendix E).
 
     Parameters
     ----------
@@ -174,44 +168,42 @@ def simulate_refined(
 
     check_queue(rate, jobs.mean)
 
-    def replicate(stream: Generator, window: tuple[int, int]) -> Run:
-        size, rank = jobs.draw(stream, arrivals)
-        arrival = np.cumsum(stream.exponential(1 / rate, arrivals))
-        return _workload(arrival, size), stepwise_ranks(arrival, size, rank, *window)
-
     square = float(jobs.shares @ np.arange(1, len(jobs.shares) + 1) ** 2)
-    return _replicated(replicate, generator, arrivals, replications, rate, jobs.mean, square)
+    queue = _Queue(rate, jobs.mean, square, jobs.draw, stepwise_ranks)
+    return queue.measured(generator, arrivals, replications)
 
 
-def _workload(arrival: Floats, size: NDArray[Any]) -> Floats:
-    """Return the work in the system that each arrival finds (Lindley's recursion)."""
-    ahead = np.cumsum(size) - size - arrival + arrival[0]
-    return np.asarray(ahead - np.minimum.accumulate(ahead))
+@dataclass(frozen=True)
+class _Queue:
+    """How jobs come and are served, and the first two moments of their sizes."""
 
+    rate: float
+    mean: float
+    square: float
+    draw: Callable[[Generator, int], tuple[Any, Floats]]
+    serve: Callable[[Floats, Any, Floats, int, int], Run]
 
-def _replicated(
-    replicate: Callable[[Generator, tuple[int, int]], Run],
-    generator: Generator,
-    arrivals: int,
-    replications: int,
-    rate: float,
-    mean: float,
-    square: float,
-) -> Measured:
-    if arrivals < 100 or replications < 3:
-        raise InputError(
-            f"arrivals, replications: {arrivals}, {replications}; at least 100 and 3 are right"
+    def measured(self, generator: Generator, arrivals: int, replications: int) -> Measured:
+        if arrivals < 100 or replications < 3:
+            raise InputError(
+                f"arrivals, replications: {arrivals}, {replications}; at least 100 and 3 are right"
+            )
+        first = int(EDGE * arrivals)
+        inner = slice(first, arrivals - first)
+        found = []
+        for stream in generator.spawn(replications):
+            size, rank = self.draw(stream, arrivals)
+            arrival = np.cumsum(stream.exponential(1 / self.rate, arrivals))
+            # The work that each arrival finds in the system, by Lindley's recursion.
+            ahead = np.cumsum(size) - size - arrival + arrival[0]
+            workload = ahead - np.minimum.accumulate(ahead)
+            response, memory, peak = self.serve(arrival, size, rank, inner.start, inner.stop)
+            found.append((response[inner].mean(), memory, peak, workload[inner].mean()))
+        response, memory, peak, workload = np.array(found).T
+        # Pollaczek and Khinchine's mean, under every work-conserving policy.
+        expected = self.rate * self.square / (2 * (1 - self.rate * self.mean))
+        return Measured(
+            estimate(response, workload, expected),
+            estimate(memory, workload, expected),
+            estimate(peak),
         )
-    first = int(EDGE * arrivals)
-    window = (first, arrivals - first)
-    found = []
-    for stream in generator.spawn(replications):
-        workload, (response, memory, peak) = replicate(stream, window)
-        found.append(
-            (response[slice(*window)].mean(), memory, peak, workload[slice(*window)].mean())
-        )
-    response, memory, peak, workload = np.array(found).T
-    expected = rate * square / (2 * (1 - rate * mean))  # Pollaczek-Khinchine, under any policy
-    return Measured(
-        estimate(response, workload, expected), estimate(memory, workload, expected), estimate(peak)
-    )

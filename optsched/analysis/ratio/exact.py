@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 from optsched.optimize.solve import Result, solve
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import Schedule
 
 
-def optimum(
-    instance: Instance,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    warm_start: Schedule | None = None,
-) -> Result:
+def optimum(instance: Instance, **options: Any) -> Result:
     """Return the hindsight program's answer for an instance in rounds, on one thread.
 
     By the method ``ramp``, which proves a dozen requests many times as fast as the general
-    solvers do; where it does not apply, by the formulation's own choice.
+    solvers do; where it does not apply, by the formulation's own choice. Options are those of
+    `optsched.solve`.
     """
-    for method in ("ramp", "auto"):
-        try:
-            return solve(
-                instance,
-                method=method,
-                time_limit_s=time_limit_s,
-                threads=1,
-                seed=seed,
-                warm_start=warm_start,
-            )
-        except UsageError:
-            if method == "auto":
-                raise
-    raise AssertionError  # the loop returns or raises
+    with suppress(UsageError):
+        return solve(instance, method="ramp", threads=1, **options)
+    return solve(instance, threads=1, **options)

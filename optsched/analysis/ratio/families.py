@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ from optsched.problem.instance import Instance
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
-    """Return what the adversary of 002, Theorem 4.1 asks of a policy.
+    """Return what the adversary of Jaillet et al. 2025, Theorem 4.1 asks of a policy.
 
     One request with s = 1 and o = M - 1 comes at 0. The adversary watches the policy start it,
     at b, and then sends M / 2 requests with s = 1 and o = 1 at b + M - sqrt(M) / 2, when the
@@ -46,9 +47,7 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     """
     if kv_capacity < 4:
         raise InputError(f"kv_capacity: {kv_capacity}; an integer >= 4 is right")
-    alone = _rounds([0], [1], [kv_capacity - 1], kv_capacity)
-    judged = evaluate(alone, simulate(alone, policy, seed=seed))
-    start = int(judged.finish[0]) - (kv_capacity - 1)
+    start = _start_of_long(policy, kv_capacity, seed)
     short = kv_capacity // 2
     release = start + kv_capacity - math.isqrt(kv_capacity) // 2
     return _rounds(
@@ -58,6 +57,12 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
         kv_capacity,
         f"theorem-4.1-m{kv_capacity}",
     )
+
+
+def _start_of_long(policy: str | Scheduler, kv_capacity: int, seed: int) -> int:
+    """Return when a policy starts a request with s = 1 and o = M - 1 that is alone."""
+    alone = _rounds([0], [1], [kv_capacity - 1], kv_capacity)
+    return int(evaluate(alone, simulate(alone, policy, seed=seed)).finish[0]) - (kv_capacity - 1)
 
 
 def _rounds(
@@ -120,7 +125,7 @@ def from_shares(
 def two_point(
     short: int, long: int, share: float, n: int, *, kv_capacity: int, prompt: int = 1
 ) -> Instance:
-    """Return outputs l or u, a share of them l (001, section 5.1)."""
+    """Return outputs l or u, a share of them l (Chen et al. 2025, section 5.1)."""
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
             f"short, long, share: {short}, {long}, {share}; 1 <= short < long and a share in "
@@ -142,7 +147,7 @@ def geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of G(1 - q), cut at ``longest`` (001, section 5.2)."""
+    """Return outputs of G(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.2)."""
     shares = geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"geometric-{q:g}"
@@ -158,7 +163,7 @@ def weighted_geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of LG(1 - q), cut at ``longest`` (001, section 5.3)."""
+    """Return outputs of LG(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.3)."""
     shares = weighted_geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"weighted-{q:g}"
@@ -166,14 +171,8 @@ def weighted_geometric(
 
 
 def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance:
-    """Return equal requests at 0 (002, Theorem 4.3)."""
-    return Instance(
-        arrival=np.zeros(n, dtype=np.int64),
-        prompt_tokens=np.full(n, prompt),
-        output_tokens=np.full(n, output),
-        kv_capacity=kv_capacity,
-        name="identical",
-    )
+    """Return equal requests at 0 (Jaillet et al. 2025, Theorem 4.3)."""
+    return _rounds([0] * n, [prompt] * n, [output] * n, kv_capacity, "identical")
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
@@ -182,12 +181,9 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     As Theorem 4.1's with few requests: prompts of M - 1 tokens, one each round from the policy's
     start of the long request on, where waiting a few rounds with the long one is best.
     """
-    long = kv_capacity - 1
-    alone = _rounds([0], [1], [long], kv_capacity)
-    try:
-        start = int(evaluate(alone, simulate(alone, policy, seed=seed)).finish[0]) - long
-    except LoopError:
-        start = 0
+    long, start = kv_capacity - 1, 0
+    with suppress(LoopError):
+        start = _start_of_long(policy, kv_capacity, seed)
     return _rounds(
         [0, *range(start + 1, start + n)],
         [1] + [kv_capacity - 1] * (n - 1),
@@ -214,7 +210,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     )
 
 
-def _adaptive(
+def _draw_adaptive(
     policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     seed = int(rng.integers(2**31))
@@ -223,45 +219,37 @@ def _adaptive(
     return against(policy, max(4, min(kv_capacity, 2 * (n - 1))), seed=seed)
 
 
-def _two_point(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_two_point(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
     long = int(rng.integers(2, max(3, kv_capacity // 2)))
     short = int(rng.integers(1, long))
     return two_point(short, long, float(rng.random()), n, kv_capacity=kv_capacity)
 
 
-def _geometric(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_geometric(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
     q, longest = float(rng.random()), kv_capacity // 2
     return geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
 
-def _weighted(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_weighted(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
     q, longest = float(rng.random()), kv_capacity // 2
     return weighted_geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
 
-def _offline(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_offline(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
     if rng.random() < 0.5:
         return wide_first(kv_capacity, n, int(rng.integers(1, max(2, n // 2))))
-    return _uniform(n, kv_capacity, 0, rng)
+    return _draw_uniform(n, kv_capacity, 0, rng)
 
 
-def _online(
+def _draw_online(
     policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
 ) -> Instance:
     if rng.random() < 0.3:
-        return _adaptive(policy, kv_capacity, n, rng)
-    return _uniform(n, kv_capacity, int(rng.integers(1, kv_capacity)), rng)
+        return _draw_adaptive(policy, kv_capacity, n, rng)
+    return _draw_uniform(n, kv_capacity, int(rng.integers(1, kv_capacity)), rng)
 
 
-def _uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator) -> Instance:
+def _draw_uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator) -> Instance:
     prompt = rng.integers(1, kv_capacity, size=n)
     output = np.array([rng.integers(1, kv_capacity - s + 1) for s in prompt])
     return Instance(
@@ -272,12 +260,12 @@ def _uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator) -> I
 Family = Callable[[str | Scheduler, int, int, np.random.Generator], Instance]
 
 FAMILIES: dict[str, Family] = {
-    "online": _online,
-    "offline": _offline,
-    "theorem-4.1": _adaptive,
-    "two-point": _two_point,
-    "geometric": _geometric,
-    "weighted-geometric": _weighted,
+    "online": _draw_online,
+    "offline": _draw_offline,
+    "theorem-4.1": _draw_adaptive,
+    "two-point": _draw_two_point,
+    "geometric": _draw_geometric,
+    "weighted-geometric": _draw_weighted,
 }
 """Draws of first instances: ``(policy, kv_capacity, n, generator) -> Instance``.
 

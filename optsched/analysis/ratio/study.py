@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 
 Reference = Literal["optimum", "bound", "h-sf", "best-known"]
-REFERENCES: tuple[Reference, ...] = ("optimum", "bound", "h-sf", "best-known")
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
 _RESAMPLES = 2000
 
 
@@ -153,22 +152,13 @@ class Study:
         InputError
             A policy that is not in the study, or failed everywhere.
         """
-        rows = self.of(policy)
-        good = [row for row in rows if row.low is not None]
-        if not good:
-            raise InputError(f"policy {policy!r}: no ratio at all: {rows[0].error}")
+        rows, good = self.of(policy), self._good(policy)
         low = np.array([row.low for row in good], dtype=np.float64)
         high = np.array([np.inf if row.high is None else row.high for row in good])
-        pick = self._samples(len(good))
-        tail = (1 - self.confidence) / 2
-        bottom = float(np.quantile(low[pick].mean(axis=1), tail))
-        top = math.inf
-        if np.isfinite(high).all():
-            top = float(np.quantile(high[pick].mean(axis=1), 1 - tail))
         return Mean(
             low=float(low.mean()),
             high=float(high.mean()),
-            interval=(bottom, top),
+            interval=(self._interval(low)[0], self._interval(high)[1]),
             count=len(good),
             failed=len(rows) - len(good),
             exact=all(row.exact for row in good),
@@ -176,10 +166,7 @@ class Study:
 
     def worst(self, policy: str) -> Ratio:
         """Return the row with the largest ratio that is certain (its lower end)."""
-        good = [row for row in self.of(policy) if row.low is not None]
-        if not good:
-            raise InputError(f"policy {policy!r}: no ratio at all")
-        return max(good, key=lambda row: row.low or 0.0)
+        return max(self._good(policy), key=lambda row: row.low or 0.0)
 
     def paired(self, first: str, second: str) -> Paired:
         """Compare two policies on the instances that both finished.
@@ -198,9 +185,7 @@ class Study:
             raise InputError(f"policies {first!r} and {second!r}: no instance that both finished")
         one, two = np.array(both, dtype=np.float64).T
         logs = np.log(one / two)
-        means = logs[self._samples(len(logs))].mean(axis=1)
-        tail = (1 - self.confidence) / 2
-        bottom, top = np.exp(np.quantile(means, [tail, 1 - tail])).tolist()
+        bottom, top = np.exp(self._interval(logs)).tolist()
         return Paired(
             first=first,
             second=second,
@@ -232,9 +217,23 @@ class Study:
             )
         return "\n".join(lines)
 
-    def _samples(self, count: int) -> NDArray[np.int64]:
+    def _good(self, policy: str) -> list[Ratio]:
+        """Return a policy's rows that have a ratio, of which there must be one."""
+        rows = self.of(policy)
+        good = [row for row in rows if row.low is not None]
+        if not good:
+            raise InputError(f"policy {policy!r}: no ratio at all: {rows[0].error}")
+        return good
+
+    def _interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
+        """Return the confidence interval of a mean, from means of resampled instances."""
+        if not np.isfinite(values).all():
+            return math.inf, math.inf
         rng = np.random.default_rng(self.seed)
-        return rng.integers(0, count, size=(_RESAMPLES, count))
+        means = values[rng.integers(0, len(values), size=(_RESAMPLES, len(values)))].mean(axis=1)
+        tail = (1 - self.confidence) / 2
+        bottom, top = np.quantile(means, [tail, 1 - tail]).tolist()
+        return bottom, top
 
 
 def competitive_ratio(
@@ -261,7 +260,7 @@ def competitive_ratio(
         What total latency is divided by. ``"optimum"``: the hindsight program's (rounds only);
         where it is not proved within the limit, the ratio lies between policy / best known and
         policy / bound. ``"bound"``: the largest of `optsched.bounds`, so that the ratio is at
-        most ``high``, and ``low`` is 1. ``"h-sf"``: MC-SF with the true lengths (001).
+        most ``high``, and ``low`` is 1. ``"h-sf"``: MC-SF with the true lengths (Chen et al. 2025).
         ``"best-known"``: the instance's known optimum, or the best of all policies and those
         measured.
     cost_model : BatchCost, str or path, optional
@@ -275,7 +274,7 @@ def competitive_ratio(
     confidence : float
         Of the intervals for means over instances.
     jobs : int
-        Processes; more than 1 needs joblib.
+        Processes.
     progress : bool or callable
         Show a bar on standard error (where that is a terminal), or call with the numbers of
         finished and of all instances.
@@ -314,139 +313,105 @@ def competitive_ratio(
                 f"reference: instance {k} is in seconds, where no optimum is at hand; use bound, "
                 "h-sf or best-known"
             )
-    tasks = [
-        (k, case, specs, reference, cost_model, seeds, seed, time_limit_s)
-        for k, case in enumerate(cases)
-    ]
+    from joblib import Parallel, delayed  # type: ignore[import-untyped]
+
+    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
     found: dict[int, list[Ratio]] = {}
-    with _Bar(progress, len(tasks)) as report:
-        for k, rows in _finished(tasks, jobs):
+    with _reporter(progress, len(cases)) as report:
+        pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
+        for k, rows in pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases)):
             found[k] = rows
-            report(len(found), len(tasks))
+            report(len(found), len(cases))
     every = tuple(row for k in range(len(cases)) for row in found[k])
     return Study(specs, reference, every, confidence, seed)
 
 
-def _finished(tasks: list[Any], jobs: int) -> Iterator[tuple[int, list[Ratio]]]:
-    if jobs == 1:
-        for task in tasks:
-            yield _one(*task)
+@contextmanager
+def _reporter(
+    wanted: bool | Callable[[int, int], None], total: int
+) -> Iterator[Callable[[int, int], None]]:
+    """Yield what to call with the numbers of finished and of all instances."""
+    if wanted is not True:
+        yield wanted or (lambda done, of: None)
         return
-    if find_spec("joblib") is None:
-        raise UsageError("jobs: more than 1 needs the package joblib; install it, or use 1")
-    joblib: Any = import_module("joblib")
-    pool = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-    yield from pool(joblib.delayed(_one)(*task) for task in tasks)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("instances", total=total)
+        yield lambda done, of: bar.update(task, completed=done)
 
 
-def _one(
-    number: int,
-    instance: Instance,
-    specs: tuple[str, ...],
-    reference: Reference,
-    cost_model: CostModel | str | Path | None,
-    seeds: int,
-    seed: int,
-    time_limit_s: float,
-) -> tuple[int, list[Ratio]]:
-    """Measure all policies on one instance; at the top level so that processes can call it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a cost model's range, instance by instance
-        tels: list[float | None] = []
-        errors: list[str | None] = []
-        for spec in specs:
-            try:
-                tel, outside = _tel(instance, spec, cost_model, seeds, seed)
-                tels.append(tel)
-                error = None if outside is None or reference == "h-sf" else f"no ratio: {outside}"
-                errors.append(error)
-            except (InputError, UsageError):
-                raise
-            except OptschedError as failure:
-                tels.append(None)
-                errors.append(str(failure))
-        inside = [tel for tel, error in zip(tels, errors, strict=True) if error is None]
-        below, above = _references(instance, reference, cost_model, time_limit_s, seed, inside)
-    rows = []
-    for spec, value, error in zip(specs, tels, errors, strict=True):
-        low = high = None
-        if value is not None and error is None:
-            low = 1.0 if above is None else value / above
-            high = None if not below else value / below
-        rows.append(Ratio(spec, number, instance.name, value, low, high, error))
-    return number, rows
+@dataclass(frozen=True)
+class _Plan:
+    """What is measured on every instance, see `competitive_ratio`."""
 
+    specs: tuple[str, ...]
+    reference: Reference
+    cost_model: CostModel | str | Path | None
+    seeds: int
+    seed: int
+    time_limit_s: float
 
-def _tel(
-    instance: Instance,
-    spec: str,
-    cost_model: CostModel | str | Path | None,
-    seeds: int,
-    seed: int,
-) -> tuple[float, str | None]:
-    """Return the mean total latency, and why some schedule is outside the bounds' model."""
-    values, outside = [], None
-    for k in range(seeds):
-        schedule = simulate(instance, spec, cost_model, seed=seed + k)
-        judged = evaluate(instance, schedule, cost_model)
-        values.append(float(judged.metrics["tel"] or 0))
-        outside = outside or outside_reason(judged)
-    return math.fsum(values) / seeds, outside
+    def rows(self, number: int, instance: Instance) -> tuple[int, list[Ratio]]:
+        """Measure all policies on one instance."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a cost model's range, each time
+            found = [self._measured(instance, spec) for spec in self.specs]
+            inside = [tel for tel, error in found if error is None]
+            below, above = self._reference(instance, inside)
+        rows = []
+        for spec, (value, error) in zip(self.specs, found, strict=True):
+            low = high = None
+            if value is not None and error is None:
+                low = 1.0 if above is None else value / above
+                high = value / below if below else None
+            rows.append(Ratio(spec, number, instance.name, value, low, high, error))
+        return number, rows
 
+    def _measured(self, instance: Instance, spec: str) -> tuple[float | None, str | None]:
+        """Return the mean total latency, and why there is none or it has no ratio."""
+        try:
+            tel, outside = self._tel(instance, spec, self.seeds)
+        except (InputError, UsageError):
+            raise
+        except OptschedError as failure:
+            return None, str(failure)
+        if outside is None or self.reference == "h-sf":
+            return tel, None
+        return tel, f"no ratio: {outside}"
 
-def _references(
-    instance: Instance,
-    reference: Reference,
-    cost_model: CostModel | str | Path | None,
-    time_limit_s: float,
-    seed: int,
-    tels: list[float | None],
-) -> tuple[float | None, float | None]:
-    """Return two values between which the reference lies; None where there is none."""
-    if reference == "h-sf":
-        truth = instance.without_predictions()
-        value, _ = _tel(truth, "h-sf", cost_model, 1, seed)
-        return value, value
-    if reference == "bound":
-        bound, _ = lower_bound(instance, cost_model=cost_for(instance, cost_model))
-        return bound, None
-    known = instance.known or {}
-    if known.get("optimum") is not None:
-        return float(known["optimum"]), float(known["optimum"])
-    if reference == "best-known":
-        best = best_of_policies(instance, cost_model=cost_model, seed=seed)
-        values = [known.get("best_known"), None if best is None else best.tel, *tels]
-        least = min((float(v) for v in values if v is not None), default=None)
-        return least, least
-    result = optimum(instance, time_limit_s=time_limit_s, seed=seed)
-    return result.bound, result.objective
+    def _tel(self, instance: Instance, spec: str, seeds: int) -> tuple[float, str | None]:
+        """Return the mean total latency, and why some schedule is outside the bounds' model."""
+        judged = [
+            evaluate(
+                instance,
+                simulate(instance, spec, self.cost_model, seed=self.seed + k),
+                self.cost_model,
+            )
+            for k in range(seeds)
+        ]
+        tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
+        return tel, next(filter(None, map(outside_reason, judged)), None)
 
-
-class _Bar:
-    """A progress bar, a callable, or nothing."""
-
-    def __init__(self, wanted: bool | Callable[[int, int], None], total: int) -> None:
-        self.call = wanted if callable(wanted) else None
-        self.bar: Any = None
-        if wanted is True:
-            progress = import_module("rich.progress")
-            console = import_module("rich.console").Console(stderr=True)
-            if console.is_terminal:
-                self.bar = progress.Progress(console=console, transient=True)
-                self.task = self.bar.add_task("instances", total=total)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        if self.bar is not None:
-            self.bar.start()
-        return self.report
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def report(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` are finished."""
-        if self.call is not None:
-            self.call(done, total)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done)
+    def _reference(
+        self, instance: Instance, tels: list[float | None]
+    ) -> tuple[float | None, float | None]:
+        """Return two values between which the reference lies; None where there is none."""
+        if self.reference == "h-sf":
+            value, _ = self._tel(instance.without_predictions(), "h-sf", 1)
+            return value, value
+        if self.reference == "bound":
+            cost = cost_for(instance, self.cost_model)
+            return lower_bound(instance, cost_model=cost)[0], None
+        known = instance.known or {}
+        if known.get("optimum") is not None:
+            return float(known["optimum"]), float(known["optimum"])
+        if self.reference == "best-known":
+            best = best_of_policies(instance, cost_model=self.cost_model, seed=self.seed)
+            values = [known.get("best_known"), None if best is None else best.tel, *tels]
+            least = min((float(v) for v in values if v is not None), default=None)
+            return least, least
+        result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
+        return result.bound, result.objective

@@ -177,10 +177,10 @@ def _proved(
         known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
         if result.objective == result.bound:
             known = {"optimum": result.objective}
-        reference = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
+        known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
         found = WorstCase(
             policy=name,
-            instance=replace(instance, known=known | {"reference": reference}),
+            instance=replace(instance, known=known),
             tel=tel,
             low=low,
             high=high,
@@ -195,18 +195,14 @@ def _proved(
 
 
 def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
-    total = 0.0
-    for k in range(seeds):
-        total += float(evaluate(instance, simulate(instance, policy, seed=k)).metrics["tel"] or 0)
-    return total / seeds
+    judged = (evaluate(instance, simulate(instance, policy, seed=k)) for k in range(seeds))
+    return sum(float(one.metrics["tel"] or 0) for one in judged) / seeds
 
 
 def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
     """Return the instance with one or two requests changed; predictions are dropped or kept."""
-    arrival, prompt, output = (
-        column.copy()
-        for column in (instance.arrival, instance.prompt_tokens, instance.output_tokens)
-    )
+    columns = (instance.arrival, instance.prompt_tokens, instance.output_tokens)
+    arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
     offline = not arrival.any()
     for _ in range(1 + (rng.random() < 0.4)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.show.data import DISTRIBUTIONS, cumulative, distribution, wide
 from optsched.show.plot.style import (
     BLACK,
     BLUE,
@@ -17,7 +18,6 @@ from optsched.show.plot.style import (
     plain,
     plain_ticks,
     series_style,
-    thinned,
 )
 
 if TYPE_CHECKING:
@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
     from optsched.judge.evaluate import Evaluation
 
-DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
-"""Columns of an Evaluation that `plot_distribution` draws, in words."""
 _POINTS = 2000
 
 
 def plot_distribution(
-    evaluations: Mapping[str, Evaluation],
-    metric: str = "latency",
-    ax: Axes | None = None,
+    evaluations: Mapping[str, Evaluation], metric: str = "latency", ax: Axes | None = None
 ) -> Axes:
     """Plot which share of the requests has at most a latency, TTFT or TPOT, by policy.
 
@@ -53,32 +49,19 @@ def plot_distribution(
     if metric not in DISTRIBUTIONS:
         raise ValueError(f"metric: {metric!r}; one of {', '.join(DISTRIBUTIONS)} is right")
     ax = axes(ax, (8.0, 4.5))
-    unit = ""
-    least, most = np.inf, 0.0
-    for k, (name, evaluation) in enumerate(evaluations.items()):
-        rounds = evaluation.instance.in_rounds
-        unit = "rounds" if rounds else "s"
-        if metric == "tpot":
-            unit = "rounds/token" if rounds else "ms/token"
-        values = np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
-        values = values[~np.isnan(values)] * (1000 if unit == "ms/token" else 1)
-        if not values.size:
-            continue
-        share = np.arange(1, len(values) + 1) / len(values)
-        picked = thinned(len(values), _POINTS)
-        x, y = np.append(values[:1], values[picked]), np.append(0.0, share[picked])
-        style = series_style(k)
-        ax.step(
-            x, y, where="post", color=style["color"], label=plain(name),
-            lw=max(1.2, 3.2 - 0.4 * k), ls=style["linestyle"],
-        )  # fmt: skip
-        positive = values[values > 0]
-        least = min(least, float(positive[0]) if positive.size else np.inf)
-        most = max(most, float(values[-1]))
-    if np.isfinite(least) and most / least > 300:
+    found = {name: distribution(one, metric) for name, one in evaluations.items()}
+    units = {unit for _, unit in found.values()}
+    for k, (name, (values, _)) in enumerate(found.items()):
+        if values.size:
+            style = series_style(k)
+            ax.step(
+                *cumulative(values, _POINTS), where="post", color=style["color"],
+                label=plain(name), lw=max(1.2, 3.2 - 0.4 * k), ls=style["linestyle"],
+            )  # fmt: skip
+    if wide(values for values, _ in found.values()):
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
-    ax.set(xlabel=f"{DISTRIBUTIONS[metric]} [{unit}]", ylabel="share of requests")
+    ax.set(xlabel=f"{DISTRIBUTIONS[metric]} [{', '.join(units)}]", ylabel="share of requests")
     ax.set_ylim(0, 1.02)
     ax.grid(alpha=0.3)
     legend(ax)
@@ -136,10 +119,7 @@ def plot_comparison(
 
         handles.append(Patch(fc=BLUE, hatch="//", ec="white", label="knows the output lengths"))
     if handles:
-        ax.legend(
-            handles=handles, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0),
-            frameon=False,
-        )  # fmt: skip
+        legend(ax, 9, handles=handles)
     return ax
 
 
@@ -161,18 +141,15 @@ def plot_progress(
         Of the objective, with its unit.
     """
     ax = axes(ax, (8.0, 4.0))
+    names = ("elapsed_s", "incumbent", "bound")
     if isinstance(progress, Mapping):
-        columns = {name: list(progress[name]) for name in ("elapsed_s", "incumbent", "bound")}
+        states = list(zip(*(progress[name] for name in names), strict=True))
     else:
-        names = ("elapsed_s", "incumbent", "bound")
-        columns = {name: [getattr(state, name) for state in progress] for name in names}
+        states = [tuple(getattr(state, name) for name in names) for state in progress]
+    rows = [row for row in states if row[0] is not None]
     curves = []
-    for name, colour, dashes in (("incumbent", BLUE, "-"), ("bound", RED, "--")):
-        known = [
-            (float(t), float(v))
-            for t, v in zip(columns["elapsed_s"], columns[name], strict=True)
-            if t is not None and v is not None
-        ]
+    for column, name, colour, dashes in ((1, "incumbent", BLUE, "-"), (2, "bound", RED, "--")):
+        known = [(float(row[0]), float(row[column])) for row in rows if row[column] is not None]
         curves.append(known)
         if known:
             x, y = zip(*known, strict=True)

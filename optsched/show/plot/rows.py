@@ -24,26 +24,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
-Points = dict[Any, list[float]]
+Labels = Mapping[Any, str]
+Series = dict[str, dict[Any, list[float]]]
+"""The values of each series by x, in order of appearance."""
 
 
-def _points(
+def points(
     rows: Sequence[Row],
     x: str,
-    y: Sequence[str],
-    series: str | None,
-    over: Any,
-    labels: Mapping[Any, str],
-) -> dict[str, Points]:
-    """Return the values of each series by x, in order of appearance."""
-    found: dict[Any, Points] = {}
+    y: str | Sequence[str],
+    *,
+    series: str | None = None,
+    over: Any = None,
+    labels: Labels | None = None,
+) -> Series:
+    """Return what `plot_lines` and `plot_bars` draw of rows, by the labels of the series."""
+    words, columns = labels or {}, _listed(y)
+    found: dict[Any, dict[Any, list[float]]] = {}
     for row in rows:
-        for column in y:
+        for column in columns:
             if row.get(column) is None or row.get(x) is None:
                 continue
             key = column if series is None else row[series]
-            if series is not None and len(y) > 1:
-                key = f"{labels.get(row[series], row[series])}: {labels.get(column, column)}"
+            if series is not None and len(columns) > 1:
+                key = f"{words.get(row[series], row[series])}: {words.get(column, column)}"
             found.setdefault(key, {}).setdefault(row[x], []).append(float(row[column]))
     if over is not None:
         base = {at: float(np.mean(values)) for at, values in found.pop(over, {}).items()}
@@ -51,20 +55,11 @@ def _points(
             key: {at: [v / base[at] for v in values] for at, values in at_x.items() if base.get(at)}
             for key, at_x in found.items()
         }
-    return {str(labels.get(key, key)): at_x for key, at_x in found.items() if at_x}
+    return {str(words.get(key, key)): at_x for key, at_x in found.items() if at_x}
 
 
-def series_names(
-    rows: Sequence[Row],
-    x: str,
-    y: str | Sequence[str],
-    *,
-    series: str | None = None,
-    over: Any = None,
-    labels: Mapping[Any, str] | None = None,
-) -> list[str]:
-    """Return the labels of the series that `plot_lines` draws, in order."""
-    return list(_points(rows, x, [y] if isinstance(y, str) else y, series, over, labels or {}))
+def _listed(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def plot_lines(
@@ -74,9 +69,8 @@ def plot_lines(
     *,
     series: str | None = None,
     over: Any = None,
-    labels: Mapping[Any, str] | None = None,
+    labels: Labels | None = None,
     reference: Mapping[str, float] | None = None,
-    order: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot columns of rows against a parameter: a line per series through the means.
@@ -99,13 +93,20 @@ def plot_lines(
         Words for values of ``series`` and for columns.
     reference : mapping of str to float, optional
         Horizontal lines: what a paper states.
-    order : sequence of str, optional
-        Labels of series whose places say their colours, where several axes share them.
     ax : Axes, optional
     """
-    ax = axes(ax)
-    columns = [y] if isinstance(y, str) else list(y)
-    found = _points(rows, x, columns, series, over, labels or {})
+    found = points(rows, x, y, series=series, over=over, labels=labels)
+    return draw_lines(found, axes(ax), reference=reference)
+
+
+def draw_lines(
+    found: Series,
+    ax: Axes,
+    *,
+    order: Sequence[str] = (),
+    reference: Mapping[str, float] | None = None,
+) -> Axes:
+    """Draw series as lines; ``order`` holds the labels whose places say their colours."""
     places_of = list(order or found)
     for label, at_x in found.items():
         k = places_of.index(label)
@@ -114,8 +115,8 @@ def plot_lines(
         # Of lines that coincide, the earlier ones show as rims.
         ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **series_style(k))
         if any(len(at_x[at]) > 1 for at in places):
-            least, most = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
-            ax.fill_between(places, least, most, color=COLOURS[k % len(COLOURS)], alpha=0.15, lw=0)
+            low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
+            ax.fill_between(places, low, high, color=COLOURS[k % len(COLOURS)], alpha=0.15, lw=0)
     _references(ax, reference, horizontal=True)
     legend(ax)
     return ax
@@ -127,11 +128,9 @@ def plot_bars(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
-    labels: Mapping[Any, str] | None = None,
+    labels: Labels | None = None,
     reference: Mapping[str, float] | None = None,
     published: Mapping[Any, float] | None = None,
-    order: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot means of columns as horizontal bars, a group per value of ``x``.
@@ -143,10 +142,21 @@ def plot_bars(
     published : mapping of value of ``x`` to float, optional
         A paper's values, drawn beside ours.
     """
-    ax = axes(ax)
+    found = points(rows, x, y, series=series, labels=labels)
+    return draw_bars(found, axes(ax), labels=labels, reference=reference, published=published)
+
+
+def draw_bars(
+    found: Series,
+    ax: Axes,
+    *,
+    order: Sequence[str] = (),
+    labels: Labels | None = None,
+    reference: Mapping[str, float] | None = None,
+    published: Mapping[Any, float] | None = None,
+) -> Axes:
+    """Draw series as bars, as `draw_lines` draws lines."""
     words = labels or {}
-    columns = [y] if isinstance(y, str) else list(y)
-    found = _points(rows, x, columns, series, over, words)
     groups = list(dict.fromkeys(at for at_x in found.values() for at in at_x))
     means = {
         label: {at: float(np.mean(v)) for at, v in at_x.items()} for label, at_x in found.items()
@@ -200,8 +210,7 @@ def plot_histogram(
     ax : Axes, optional
     """
     ax = axes(ax)
-    names = [columns] if isinstance(columns, str) else list(columns)
-    values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in names}
+    values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
     everything = [v for column in values.values() for v in column]
     if everything:
         edges = np.histogram_bin_edges(everything, bins=bins).tolist()
@@ -223,7 +232,7 @@ def plot_ratios(
     published: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot the histogram of a policy's ratios to the optimum (002, Figure 2).
+    """Plot the histogram of a policy's ratios to the optimum (Jaillet et al. 2025, Figure 2).
 
     Parameters
     ----------
@@ -238,9 +247,8 @@ def plot_ratios(
     rows: list[Row] = [{"low": value} for value in low]
     rows += [{"high": value} for value in high] if high is not None else []
     names = {"low": "ratio to the best known", "high": "ratio to the bound"}
-    ax = plot_histogram(
-        rows, ["low"] if high is None else ["low", "high"], labels=names, reference=published, ax=ax
-    )
+    shown = ["low"] if high is None else ["low", "high"]
+    ax = plot_histogram(rows, shown, labels=names, reference=published, ax=ax)
     ax.set(xlabel="total latency over the optimum's", ylabel="trials")
     return ax
 
@@ -261,27 +269,21 @@ def plot_claims(
     shown = [c for c in claims if c[1] * c[2] > 0]
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))
     ratios = [ours / paper for _, paper, ours in shown]
-    places = list(range(len(shown)))
     ax.axvspan(1 - within, 1 + within, color=GREY, alpha=0.4, lw=0, label=f"within {within:.0%}")
     ax.axvline(1.0, color=BLACK, lw=0.8)
-    ax.hlines(places, [1.0] * len(shown), ratios, color=GREY, lw=1)
-    close = [abs(ratio - 1) <= within for ratio in ratios]
-    for met, colour, marker, label in (
-        (True, BLUE, "o", "met"), (False, ORANGE, "X", "not met"),
-    ):  # fmt: skip
-        picked = [k for k in places if close[k] == met]
+    ax.hlines(range(len(shown)), [1.0] * len(shown), ratios, color=GREY, lw=1)
+    for met, colour, marker, label in ((True, BLUE, "o", "met"), (False, ORANGE, "X", "not met")):
+        picked = [k for k, ratio in enumerate(ratios) if (abs(ratio - 1) <= within) == met]
         if picked:
-            ax.plot(
-                [ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label,
-            )  # fmt: skip
+            ax.plot([ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label)
     if ratios and (max(ratios) > 3 or min(ratios) < 1 / 3):
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
     texts = [f"{plain(what, 72)}  ({paper:.4g}; {ours:.4g})" for what, paper, ours in shown]
-    ax.set_yticks(places, texts, fontsize="small")
+    ax.set_yticks(range(len(shown)), texts, fontsize="small")
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlabel("measured over published (published; measured in brackets)")
-    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    legend(ax, 9)
     return ax
 
 

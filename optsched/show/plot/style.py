@@ -37,6 +37,14 @@ def series_style(k: int) -> dict[str, Any]:
     }
 
 
+def shade(k: int, count: int) -> str:
+    """Return the colour of part ``k`` of ``count`` parts in order."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps["viridis"](k / (count - 1) if count > 1 else 0.5))
+
+
 def axes(ax: Axes | None, size: tuple[float, float] = (8.0, 4.5)) -> Axes:
     """Return the axes given, or new ones of a size in inches."""
     if ax is not None:
@@ -77,8 +85,7 @@ def plain_ticks(axis: Any) -> None:
 
 def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
     """Put the legend inside where it has few entries, else beside the axes."""
-    handles = ax.get_legend_handles_labels()[0]
-    count = len(handles) if entries is None else entries
+    count = len(ax.get_legend_handles_labels()[0]) if entries is None else entries
     if not count:
         return
     if count > 4:
@@ -117,10 +124,3 @@ def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
     with mpl.rc_context({"svg.hashsalt": "optsched", "svg.fonttype": "none"}):
         drawn.savefig(stream, format=kind, dpi=dpi, metadata=dict(metadata))
     write_bytes(stream.getvalue(), path)
-
-
-def thinned(n: int, most: int) -> list[int]:
-    """Return at most ``most`` of the indices 0..n-1, evenly spread, both ends included."""
-    if n <= most:
-        return list(range(n))
-    return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})

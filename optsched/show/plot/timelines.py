@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.judge.timeline import DECODE, EVICTED, PHASES, PREFILL, REFILL, SEPARATE
+from optsched.show.data import IDLE, batch_tokens, kv_by_worker, rows_by_arrival, thinned
 from optsched.show.plot.style import (
     BLACK,
     BLUE,
@@ -22,7 +23,7 @@ from optsched.show.plot.style import (
     legend,
     plain,
     series_style,
-    thinned,
+    shade,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ _GRID = 60
 _STEPS = 1500
 
 
+def _over_time(timeline: Timeline, ax: Axes, what: str) -> Axes:
+    """Label axes of something over a schedule's time, from nothing up."""
+    ax.set_xlim(timeline.begin, timeline.end)
+    ax.set_ylim(bottom=0)
+    ax.set(xlabel=f"time [{timeline.unit}]", ylabel=what)
+    return ax
+
+
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Plot what every request does when: a row per request, in order of arrival.
 
@@ -52,22 +61,14 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     timeline : Timeline
     ax : Axes, optional
     """
-    n = timeline.instance.n
-    ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
-    row = np.empty(n, dtype=np.int64)
-    row[timeline.by_arrival] = np.arange(n)
-    present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
-    if n <= ROWS_APART:
-        _bars(timeline, row, present, ax)
-    else:
-        _raster(timeline, row, present, ax)
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
-    ax.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small",
-        frameon=False,
-    )  # fmt: skip
+    n, row = timeline.instance.n, rows_by_arrival(timeline)
+    ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
+    present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
+    (_bars if n <= ROWS_APART else _raster)(timeline, row, present, ax)
+    patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
+    legend(ax, 9, handles=patches)
     ax.set_xlim(timeline.begin, timeline.end)
     ax.set_ylim(n - 0.4, -0.6)
     ax.set_xlabel(f"time [{timeline.unit}]")
@@ -79,18 +80,15 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
 
     n = timeline.instance.n
     for phase in present:
-        mine = timeline.span_phase == phase
+        name, mine = PHASES[phase], timeline.span_phase == phase
         a, b = timeline.span_start[mine], timeline.span_end[mine]
         y = row[timeline.span_request[mine]].astype(float)
-        half = 0.14 if PHASES[phase] in ("waiting", "evicted", "paused") else 0.4
+        half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
         boxes = PolyCollection(
-            list(corners.reshape(-1, 4, 2)),
-            facecolor=PHASE_COLOURS[PHASES[phase]],
-            edgecolor="none",
-            zorder=2,
-        )
-        boxes.set_label(PHASES[phase])
+            list(corners.reshape(-1, 4, 2)), facecolor=PHASE_COLOURS[name], edgecolor="none",
+            zorder=2, label=name,
+        )  # fmt: skip
         ax.add_collection(boxes)
     edges = np.unique(np.concatenate([timeline.batch_start, timeline.batch_end]))
     if len(edges) <= _GRID and n <= _NAMED:
@@ -107,13 +105,12 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
 
     n = timeline.instance.n
     shares = timeline.phase_shares(min(n, ROWS_APART), 900)
-    most = shares.argmax(axis=0)
     colours = np.array([to_rgb(PHASE_COLOURS[name]) for name in PHASES])
     # The root, so that a few of many are seen.
     strength = np.sqrt(np.clip(shares.sum(axis=0), 0, 1))[:, :, None]
-    image = strength * colours[most] + (1 - strength)
     ax.imshow(
-        image, extent=(timeline.begin, timeline.end, n - 0.5, -0.5), aspect="auto",
+        strength * colours[shares.argmax(axis=0)] + (1 - strength),
+        extent=(timeline.begin, timeline.end, n - 0.5, -0.5), aspect="auto",
         interpolation="nearest",
     )  # fmt: skip
     if EVICTED in present:
@@ -139,20 +136,14 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
     counts = timeline.phase_counts(times)
-    order = [PREFILL, REFILL, DECODE, *(p for p in range(len(PHASES)) if p not in _RUNNING)]
+    order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
     shown = [p for p in order if counts[p].any()]
     ax.stackplot(
         times, *(counts[p] for p in shown), labels=[PHASES[p] for p in shown], step="post",
         colors=[PHASE_COLOURS[PHASES[p]] for p in shown], lw=0,
     )  # fmt: skip
-    ax.set_xlim(timeline.begin, timeline.end)
-    ax.set(xlabel=f"time [{timeline.unit}]", ylabel="requests")
-    ax.set_ylim(bottom=0)
     legend(ax, len(PHASES))
-    return ax
-
-
-_RUNNING = (PREFILL, REFILL, DECODE)
+    return _over_time(timeline, ax, "requests")
 
 
 def plot_kv(
@@ -171,27 +162,23 @@ def plot_kv(
     worker : int, optional
     """
     ax = axes(ax, (9.0, 4.0))
-    capacity = timeline.instance.kv_capacity
+    capacity, grouped = timeline.instance.kv_capacity, False
     if worker is None and timeline.workers > 1:
-        for k in range(min(timeline.workers, 32)):
-            times, kv, _ = timeline.kv_by_group(groups, worker=k)
-            ax.step(
-                times, kv.sum(axis=0), where="post", color=series_style(k)["color"],
-                ls=series_style(k)["linestyle"], lw=1, label=f"worker {k}",
-            )  # fmt: skip
+        for k, (label, times, held) in enumerate(kv_by_worker(timeline, 32, groups, _STEPS)):
+            style = series_style(k)
+            ax.step(times, held, where="post", color=style["color"], ls=style["linestyle"], lw=1,
+                    label=label)  # fmt: skip
     else:
-        times, kv, labels = timeline.kv_by_group(groups, worker=worker or 0)
+        times, kv, labels = timeline.kv_by_group(groups, _STEPS, worker or 0)
         ax.stackplot(
             times, *kv, labels=[plain(label, 24) for label in labels], step="post", lw=0,
             colors=_shades(len(labels)),
         )  # fmt: skip
         ax.step(times, kv.sum(axis=0), where="post", color=BLACK, lw=0.6)
+        grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
     ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
-    ax.set_xlim(timeline.begin, timeline.end)
-    ax.set_ylim(0, 1.06 * capacity)
-    ax.set(xlabel=f"time [{timeline.unit}]", ylabel="KV held [tokens]")
-    grouped = timeline.workers == 1 and kv.shape[0] < timeline.instance.n
     legend(ax, 9, title="requests by arrival" if grouped else None, title_fontsize="small")
+    _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacity)
     return ax
 
 
@@ -199,10 +186,7 @@ def _shades(count: int) -> list[str]:
     """Return colours for a stack: of single requests, or of groups in order."""
     if count <= SEPARATE:
         return [BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY, BLACK][:count]
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colormaps["viridis"](k / (count - 1))) for k in range(count)]
+    return [shade(k, count) for k in range(count)]
 
 
 def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
@@ -217,24 +201,13 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
     worker : int
     """
     ax = axes(ax, (9.0, 3.5))
-    edges, runs = timeline.batch_bins(_STEPS // 3, worker)
-    parts = [
-        (timeline.batch_decode, "decode"), (timeline.batch_prefill, "prefill"),
-        (timeline.batch_refill, "refill"),
-    ]  # fmt: skip
-    shown = [(column, name) for column, name in parts if column.any()]
-    mean = [[float(column[run].mean()) if len(run) else 0.0 for run in runs] for column, _ in shown]
+    edges, means, per = batch_tokens(timeline, _STEPS // 3, worker)
     ax.stackplot(
-        edges, *([*values, *values[-1:]] for values in mean), step="post", lw=0,
-        labels=[name for _, name in shown],
-        colors=[PHASE_COLOURS[name] for _, name in shown],
+        edges, *means.values(), step="post", lw=0, labels=list(means),
+        colors=[PHASE_COLOURS[name] for name in means],
     )  # fmt: skip
-    ax.set_xlim(timeline.begin, timeline.end)
-    ax.set_ylim(bottom=0)
-    per = "tokens per batch" if all(len(run) == 1 for run in runs) else "mean tokens per batch"
-    ax.set(xlabel=f"time [{timeline.unit}]", ylabel=per)
     legend(ax, 9)
-    return ax
+    return _over_time(timeline, ax, per)
 
 
 def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
@@ -264,7 +237,4 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
             color=BLUE, alpha=0.2, lw=0, step="post", label="shortest to longest",
         )  # fmt: skip
         legend(ax, 9)
-    ax.set_xlim(timeline.begin, timeline.end)
-    ax.set_ylim(bottom=0)
-    ax.set(xlabel=f"time [{timeline.unit}]", ylabel=f"batch time [{unit}]")
-    return ax
+    return _over_time(timeline, ax, f"batch time [{unit}]")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,40 +30,20 @@ MAX_DISTRIBUTIONS = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """What checking something came to.
+    """What checking something came to; ``value`` is the bound that a certificate proves."""
 
-    Parameters
-    ----------
-    state : {"verified", "rejected", "unchecked"}
-    words : str
-    value : int or None
-        The bound that a certificate proves.
-    """
-
-    state: str
+    state: Literal["verified", "rejected", "unchecked"]
     words: str
     value: int | None = None
 
 
 @dataclass(eq=False)
 class Section:
-    """All that is known about one instance.
+    """All that is known about one instance, which is None where its file is not at hand.
 
-    Parameters
-    ----------
-    sha256, name : str
-    instance : Instance or None
-        None where its file is not at hand.
-    facts : list of (words, value)
-    results, comparisons : list of dict
-        The files' objects, each with ``file``, and ``verdicts`` by what was checked.
-    certificates : list of (file, Verdict)
-    schedules : dict of str to Timeline
-        By label, in the order of `MAX_TIMELINES`.
-    notes : list of str
-        What could not be shown.
-    checked : dict of Path to Verdict
-        Certificates by their place.
+    ``results`` and ``comparisons`` are the files' objects, each with ``file``, and ``verdicts`` by
+    what was checked; ``schedules`` are by label, in the order of `MAX_TIMELINES`; ``notes`` say
+    what could not be shown; ``checked`` has certificates by their place.
     """
 
     sha256: str
@@ -99,14 +79,7 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Sections by instance, and the provenance of every file.
-
-    Parameters
-    ----------
-    sections : list of Section
-    origins : list of dict
-        Per file: name, format, digest, and what it says of its making.
-    """
+    """Sections by instance; per file its name, format, digest, and what it says of its making."""
 
     sections: list[Section]
     origins: list[dict[str, Any]]
@@ -207,48 +180,39 @@ def _facts(instance: Instance) -> list[tuple[str, str]]:
     if span:
         per = "round" if instance.in_rounds else "s"
         facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
-    for words, column in (
-        ("prompt", instance.prompt_tokens), ("output", instance.output_tokens),
-    ):  # fmt: skip
+    columns = {"prompt": instance.prompt_tokens, "output": instance.output_tokens}
+    for words, column in columns.items():
         low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
         facts.append((
             f"{words} tokens",
             f"{low:,} to {high:,}, median {median:,}, mean {column.mean():,.1f}, "
             f"sum {int(column.sum()):,}",
         ))  # fmt: skip
-    limits = {**instance.limits.as_dict()}
-    for switch in ("hybrid_batching", "chunked_prefill"):
-        if getattr(instance, switch) is not None:
-            limits[switch] = getattr(instance, switch)
-    if limits:
-        facts.append(("limits", ", ".join(f"{name} {value}" for name, value in limits.items())))
-    told = instance.predicted is not None or instance.predicted_upper is not None
-    facts.append(("output lengths", "predicted" if told else "no predictions: true lengths"))
-    for name, value in (instance.known or {}).items():
-        facts.append((f"known {name}".replace("_", " "), str(value)))
-    return facts
+    switches = {name: getattr(instance, name) for name in ("hybrid_batching", "chunked_prefill")}
+    limits = {**instance.limits.as_dict(), **switches}
+    told = [f"{name} {value}" for name, value in limits.items() if value is not None]
+    if told:
+        facts.append(("limits", ", ".join(told)))
+    predicted = instance.predicted is not None or instance.predicted_upper is not None
+    facts.append(("output lengths", "predicted" if predicted else "no predictions: true lengths"))
+    known = (instance.known or {}).items()
+    return [*facts, *((f"known {name}".replace("_", " "), str(v)) for name, v in known)]
 
 
 def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
     entry = {**data, "file": Path(file).name, "verdicts": {}}
     section.results.append(entry)
-    named = data.get("certificate")
-    if named:
+    for kind in ("certificate", "schedule"):
+        named = data.get(kind)
         place = named_file(named, file)
-        if place is None:
-            verdict = Verdict("unchecked", f"{named}: no such file here")
-        else:
-            verdict = _certificate(section, str(place), None)
-        entry["verdicts"]["certificate"] = verdict
-    named = data.get("schedule")
-    if not named:
-        return
-    place = named_file(named, file)
-    if place is None:
-        entry["verdicts"]["schedule"] = Verdict("unchecked", f"{named}: no such file here")
-        return
-    label = str(data.get("policy") or data.get("method") or place.name)
-    entry["label"] = _schedule(section, place, None, label, cost, data.get("cost_model"))
+        if named and place is None:
+            entry["verdicts"][kind] = Verdict("unchecked", f"{named}: no such file here")
+        elif place is not None and kind == "certificate":
+            entry["verdicts"][kind] = _certificate(section, str(place), None)
+        elif place is not None:
+            label = str(data.get("policy") or data.get("method") or place.name)
+            known = data.get("cost_model")
+            entry["label"] = _schedule(section, place, None, label, cost, known)
 
 
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
@@ -271,17 +235,11 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
 
 
-def _add_certificate(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    _certificate(section, file, data)
-
-
-def _add_schedule(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    _schedule(section, Path(file), data, Path(file).stem, cost, None)
-
-
-_ADD = {
-    "certificate": _add_certificate,
-    "schedule": _add_schedule,
+_ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
+    "certificate": lambda section, file, data, cost: _certificate(section, file, data),
+    "schedule": lambda section, file, data, cost: _schedule(
+        section, Path(file), data, Path(file).stem, cost, None
+    ),
     "result": _add_result,
     "comparison": _add_comparison,
 }
@@ -367,13 +325,10 @@ def _check_results(section: Section) -> None:
         if bound is None or entry.get("objective_name", TOTAL_LATENCY.name) != TOTAL_LATENCY.name:
             continue
         proved = section.certified
+        words = "no certificate is at hand"
+        if proved is not None:
+            words = f"{proved} of it is proved by a certificate"
+        found = Verdict("unchecked", f"as the file says; {words}")
         if proved is not None and proved >= bound:
-            entry["verdicts"]["bound"] = Verdict("verified", "by a certificate", proved)
-        elif proved is not None:
-            entry["verdicts"]["bound"] = Verdict(
-                "unchecked", f"as the file says; {proved} of it is proved by a certificate"
-            )
-        else:
-            entry["verdicts"]["bound"] = Verdict(
-                "unchecked", "as the file says; no certificate is at hand"
-            )
+            found = Verdict("verified", "by a certificate", proved)
+        entry["verdicts"]["bound"] = found

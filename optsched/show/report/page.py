@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -51,47 +51,45 @@ def render(report: Report) -> str:
 
 
 def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any]:
-    unit = section.unit
     drawn = []
-    for place, (label, found) in enumerate(section.schedules.items()):
-        if place >= MAX_TIMELINES:
-            break
+    for place, (label, found) in enumerate(islice(section.schedules.items(), MAX_TIMELINES)):
         name = f"timeline-{k}-{place}"
         figures[name] = timeline_figure(found)
         drawn.append({"name": name, "label": label, "open": place == 0})
-    left = len(section.schedules) - len(drawn)
     distribution = None
     if section.schedules:
         distribution = f"distribution-{k}"
-        figures[distribution] = distribution_figure(
-            dict(islice(section.schedules.items(), MAX_DISTRIBUTIONS))
-        )
-    notes = list(section.notes)
-    if left > 0:
-        notes.append(
-            f"{left} more schedules are not drawn over time, and distributions are of the first "
-            f"{MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
-        )
+        first = dict(islice(section.schedules.items(), MAX_DISTRIBUTIONS))
+        figures[distribution] = distribution_figure(first)
+    left = len(section.schedules) - len(drawn)
+    more = (
+        f"{left} more schedules are not drawn over time, and distributions are of the first "
+        f"{MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
+    )
     return {
         "name": section.name or "unnamed",
         "sha256": section.sha256,
         "facts": section.facts,
-        "results": _results(section, unit) if section.results else None,
-        "comparisons": [_comparison(section, data, unit) for data in section.comparisons],
+        "results": _results(section) if section.results else None,
+        "comparisons": [_comparison(section, data) for data in section.comparisons],
         "certificates": section.certificates,
         "timelines": drawn,
         "distribution": distribution,
-        "notes": notes,
+        "notes": [*section.notes, *([more] if left > 0 else [])],
     }
 
 
-def _header(text: str, unit: str = "") -> dict[str, str]:
-    return {"text": text, "unit": unit}
+Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
+"""A column of a table: header, unit, and the value or cell of a row."""
 
 
-def _metric_header(name: str, section: Section) -> dict[str, str]:
-    metric = TABLE[name]
-    return _header(metric.words, metric.unit_words(section.time_unit))
+def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return headers, and a cell for every row and column."""
+    made = [[value(row) for _, _, value in columns] for row in rows]
+    return {
+        "headers": [{"text": text, "unit": unit} for text, unit, _ in columns],
+        "rows": [[v if isinstance(v, dict) else _cell(v) for v in row] for row in made],
+    }
 
 
 def _cell(value: Any, text: str | None = None) -> Cell:
@@ -101,47 +99,14 @@ def _cell(value: Any, text: str | None = None) -> Cell:
     if numeric:
         with suppress(OverflowError):  # an integer beyond all floats
             sort = repr(float(value))
-    return {
-        "text": number(value) if text is None else text,
-        "sort": sort,
-        "numeric": numeric or value is None,
-    }
-
-
-def _results(section: Section, unit: str) -> dict[str, Any]:
-    headers = [
-        *map(_header, ("file", "command", "by", "objective")), _header("value", unit),
-        _header("bound", unit), *map(_header, ("gap", "status", "schedule", "bound's proof")),
-    ]  # fmt: skip
-    rows = []
-    for data in section.results:
-        gap = data.get("gap")
-        verdicts: dict[str, Verdict] = data["verdicts"]
-        proof = verdicts.get("certificate")
-        if (
-            proof is None or proof.state != "rejected"
-        ):  # a certificate may prove less than the bound
-            proof = verdicts.get("bound") or proof
-        rows.append([
-            _cell(data["file"]), _cell(data.get("command")),
-            _cell(data.get("policy") or data.get("method") or "–"),
-            _cell(data.get("objective_name") or "–"), _cell(data.get("objective")),
-            _cell(data.get("bound")), _cell(gap, "–" if gap is None else f"{gap:.2%}"),
-            _cell(data.get("status") or "–"), _verdict(verdicts.get("schedule")),
-            _verdict(proof),
-        ])  # fmt: skip
-    return {"headers": headers, "rows": rows}
+    shown = number(value) if text is None else text
+    return {"text": shown, "sort": sort, "numeric": numeric or value is None}
 
 
 def _verdict(verdict: Verdict | None) -> Cell:
     if verdict is None:
         return _cell("–")
     return {**_cell(verdict.words), "state": verdict.state}
-
-
-def _brief(verdict: Verdict) -> Verdict:
-    """Return a verdict whose words fit into a column: none where all is well."""
-    return verdict if verdict.state == "rejected" else replace(verdict, words="")
 
 
 def _texts(value: Any) -> list[str]:
@@ -151,69 +116,97 @@ def _texts(value: Any) -> list[str]:
     return [str(text) for text in value] if isinstance(value, list) else [str(value)]
 
 
-def _share(value: Any) -> str | None:
-    number_like = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:.2%}" if number_like else None
+def _results(section: Section) -> dict[str, Any]:
+    def gap(data: dict[str, Any]) -> Cell:
+        value = data.get("gap")
+        return _cell(value, "–" if value is None else f"{value:.2%}")
 
+    def proof(data: dict[str, Any]) -> Cell:
+        verdicts: dict[str, Verdict] = data["verdicts"]
+        found = verdicts.get("certificate")
+        if found is None or found.state != "rejected":  # it may prove less than the bound
+            found = verdicts.get("bound") or found
+        return _verdict(found)
 
-def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, Any]:
-    certified = section.certified
-    ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
-    headers = [_header("policy"), _header("kind"), _metric_header(TOTAL_LATENCY.name, section)]
-    headers += [_header(f"/ {name}") for name in ratios]
-    replayed = any(name.startswith("schedule of ") for name in data["verdicts"])
-    if replayed:  # beside the ratios that it bears out, and within a narrow window
-        headers.append(_header("schedule"))
-    headers += [_metric_header(name, section) for name in COMPARED]
-    headers.append(_header("decisions", "ms"))
-    rows, notes = [], []
-    for row in data["policies"]:
-        for note in (*_texts(row.get("notes")), *_texts(row.get("error"))):
-            notes.append(f"{row['policy']}: {note}")
-        metrics = row.get("metrics") or {}
-        tel = metrics.get(TOTAL_LATENCY.name)
-        inside = row.get("ratio_to_bound") is not None or row.get("ratio_to_best_known") is not None
-        kind = "clairvoyant" if row.get("clairvoyant") else ""
-        if row.get("measured"):
-            kind = "measured"
-        cells = [
-            _cell(row["policy"]), _cell(kind), _cell(tel),
-            _ratio(row.get("ratio_to_best_known")), _ratio(row.get("ratio_to_bound")),
-        ]  # fmt: skip
-        if certified is not None:
-            cells.append(_ratio(tel / certified if inside and tel is not None else None))
-        if replayed:
-            found = data["verdicts"].get(f"schedule of {row['policy']}")
-            # Of a schedule that was not at hand there is nothing to say.
-            short = None if found is None else _brief(found)
-            cells.append(_verdict(short))
-        cells += [_cell(metrics.get(name)) for name in COMPARED]
-        wall = row.get("wall_s")
-        cells.append(_cell(None if wall is None else 1000 * wall))
-        rows.append(cells)
-    notes += _texts(data.get("notes"))
-    verdict = data["verdicts"].get("bound")
-    bound, best = data.get("bound"), data.get("best_known")
-    gap = _share(data.get("gap"))
-    lines = [
-        ("best known", f"{number(best)} {unit}, from {data.get('best_known_origin')}")
-        if best is not None
-        else ("best known", "none"),
-        ("bound", f"{number(bound)} {unit}, from {data.get('bound_origin')}")
-        if bound is not None
-        else ("bound", "none"),
+    columns: list[Column] = [
+        ("file", "", lambda data: data["file"]),
+        ("command", "", lambda data: data.get("command")),
+        ("by", "", lambda data: data.get("policy") or data.get("method") or "–"),
+        ("objective", "", lambda data: data.get("objective_name") or "–"),
+        ("value", section.unit, lambda data: data.get("objective")),
+        ("bound", section.unit, lambda data: data.get("bound")),
+        ("gap", "", gap),
+        ("status", "", lambda data: data.get("status") or "–"),
+        ("schedule", "", lambda data: _verdict(data["verdicts"].get("schedule"))),
+        ("bound's proof", "", proof),
     ]
-    if gap is not None:
-        lines.append(("gap", gap))
+    return _table(columns, section.results)
+
+
+def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
+    unit, verdicts = section.unit, data["verdicts"]
+    lines = []
+    for name in ("best_known", "bound"):
+        value, words = data.get(name), "none"
+        if value is not None:
+            words = f"{number(value)} {unit}, from {data.get(f'{name}_origin')}"
+        lines.append((name.replace("_", " "), words))
+    gap = data.get("gap")
+    if isinstance(gap, (int, float)) and not isinstance(gap, bool):
+        lines.append(("gap", f"{gap:.2%}"))
     lines.append(("output lengths", str(data.get("predictor") or "–")))
+    notes = [
+        f"{row['policy']}: {note}"
+        for row in data["policies"]
+        for note in (*_texts(row.get("notes")), *_texts(row.get("error")))
+    ]
     return {
         "file": data["file"],
         "lines": lines,
-        "verdict": verdict,
-        "headers": headers,
-        "rows": rows,
-        "notes": notes,
+        "verdict": verdicts.get("bound"),
+        "notes": [*notes, *_texts(data.get("notes"))],
+        **_table(_columns_of_policies(section, verdicts), data["policies"]),
     }
+
+
+def _columns_of_policies(section: Section, verdicts: dict[str, Verdict]) -> list[Column]:
+    certified = section.certified
+    ratios = ("ratio_to_best_known", "ratio_to_bound")
+
+    def metric(name: str) -> Column:
+        found, unit = TABLE[name], TABLE[name].unit_words(section.time_unit)
+        return found.words, unit, lambda row: (row.get("metrics") or {}).get(name)
+
+    def ratio(name: str) -> Callable[[dict[str, Any]], Cell]:
+        return lambda row: _ratio(row.get(name))
+
+    def to_certified(row: dict[str, Any]) -> Cell:
+        tel, inside = total[2](row), any(row.get(name) is not None for name in ratios)
+        return _ratio(tel / certified if certified and inside and tel is not None else None)
+
+    def kind(row: dict[str, Any]) -> str:
+        return next((name for name in ("measured", "clairvoyant") if row.get(name)), "")
+
+    def replayed(row: dict[str, Any]) -> Cell:
+        # Of a schedule that was not at hand there is nothing to say, of a good one no more words.
+        found = verdicts.get(f"schedule of {row['policy']}")
+        good = found is not None and found.state != "rejected"
+        return _verdict(replace(found, words="") if found is not None and good else found)
+
+    def wall(row: dict[str, Any]) -> float | None:
+        return None if row.get("wall_s") is None else 1000 * row["wall_s"]
+
+    total = metric(TOTAL_LATENCY.name)
+    columns: list[Column] = [
+        ("policy", "", lambda row: row["policy"]), ("kind", "", kind), total,
+        ("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1])),
+    ]  # fmt: skip
+    if certified is not None:
+        columns.append(("/ certified", "", to_certified))
+    if any(name.startswith("schedule of ") for name in verdicts):
+        # Beside the ratios that it bears out, and within a narrow window.
+        columns.append(("schedule", "", replayed))
+    return [*columns, *map(metric, COMPARED), ("decisions", "ms", wall)]
 
 
 def _ratio(value: float | None) -> Cell:
@@ -221,22 +214,26 @@ def _ratio(value: float | None) -> Cell:
 
 
 def _origins(report: Report) -> dict[str, Any]:
-    names = ("file", "format", "made by", "optsched", "cost model", "seed", "threads")
-    headers = [
-        *map(_header, names), _header("time", "s"), _header("versions"),
-        _header("sha256 of the file"),
-    ]  # fmt: skip
-    rows = []
-    for one in report.origins:
-        spent: Sequence[float] = [
-            t for t in (one["build_s"], one["solve_s"]) if isinstance(t, (int, float))
-        ]
-        made = " ".join(str(v) for v in (one["command"], one["method"] or one["policy"]) if v)
-        versions = ", ".join(f"{name} {v}" for name, v in one["versions"].items())
-        rows.append([
-            _cell(one["file"]), _cell(one["format"]), _cell(made or "–"),
-            _cell(one["optsched"] or "–"), _cell(one["cost_model"] or "–"), _cell(one["seed"]),
-            _cell(one["threads"]), _cell(sum(spent) if spent else None), _cell(versions or "–"),
-            _cell(one["sha256"]),
-        ])  # fmt: skip
-    return {"headers": headers, "rows": rows}
+    def made(one: dict[str, Any]) -> str:
+        return " ".join(str(v) for v in (one["command"], one["method"] or one["policy"]) if v)
+
+    def spent(one: dict[str, Any]) -> float | None:
+        times = [t for t in (one["build_s"], one["solve_s"]) if isinstance(t, (int, float))]
+        return sum(times) if times else None
+
+    def versions(one: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {v}" for name, v in one["versions"].items())
+
+    columns: list[Column] = [
+        ("file", "", lambda one: one["file"]),
+        ("format", "", lambda one: one["format"]),
+        ("made by", "", lambda one: made(one) or "–"),
+        ("optsched", "", lambda one: one["optsched"] or "–"),
+        ("cost model", "", lambda one: one["cost_model"] or "–"),
+        ("seed", "", lambda one: one["seed"]),
+        ("threads", "", lambda one: one["threads"]),
+        ("time", "s", spent),
+        ("versions", "", lambda one: versions(one) or "–"),
+        ("sha256 of the file", "", lambda one: one["sha256"]),
+    ]
+    return _table(columns, report.origins)

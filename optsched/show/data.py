@@ -1,0 +1,84 @@
+"""What pictures draw, as plain columns: shared by matplotlib's and plotly's renderers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from optsched.judge.evaluate import Evaluation
+    from optsched.judge.timeline import Timeline
+
+Floats = NDArray[np.float64]
+
+DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
+"""Columns of an Evaluation whose distributions are drawn, in words."""
+
+IDLE = ("waiting", "paused", "evicted")
+"""Phases in which a request is in no batch: drawn thinner."""
+
+
+def thinned(n: int, most: int) -> list[int]:
+    """Return at most ``most`` of the indices 0..n-1, evenly spread, both ends included."""
+    if n <= most:
+        return list(range(n))
+    return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})
+
+
+def distribution(evaluation: Evaluation, metric: str) -> tuple[Floats, str]:
+    """Return the sorted values of a metric of requests, where there is one, and their unit."""
+    scale, unit = 1, "rounds" if evaluation.instance.in_rounds else "s"
+    if metric == "tpot":
+        scale, unit = (1, "rounds/token") if unit == "rounds" else (1000, "ms/token")
+    values = np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
+    return values[~np.isnan(values)] * scale, unit
+
+
+def cumulative(values: Floats, most: int) -> tuple[Floats, Floats]:
+    """Return the steps of sorted values' distribution, which rises from none to all."""
+    picked = thinned(len(values), most)
+    share = (np.array(picked) + 1) / len(values)
+    return np.append(values[:1], values[picked]), np.append(0.0, share)
+
+
+def wide(columns: Iterable[Floats]) -> bool:
+    """Return whether positive values are too far apart for a linear axis."""
+    positive = [values[values > 0] for values in columns]
+    ends = [(values.min(), values.max()) for values in positive if values.size]
+    return bool(ends) and max(high for _, high in ends) / min(low for low, _ in ends) > 300
+
+
+def rows_by_arrival(timeline: Timeline) -> NDArray[np.int64]:
+    """Return each request's place in the order of arrivals, shape (n,)."""
+    row = np.empty(timeline.instance.n, dtype=np.int64)
+    row[timeline.by_arrival] = np.arange(timeline.instance.n)
+    return row
+
+
+def kv_by_worker(
+    timeline: Timeline, most_workers: int, groups: int, steps: int
+) -> list[tuple[str, Floats, NDArray[np.int64]]]:
+    """Return the KV that each worker holds over time: label, times, tokens."""
+    found = []
+    for worker in range(min(timeline.workers, most_workers)):
+        times, kv, _ = timeline.kv_by_group(groups, steps, worker)
+        found.append((f"worker {worker}", times, kv.sum(axis=0)))
+    return found
+
+
+def batch_tokens(
+    timeline: Timeline, most: int, worker: int = 0
+) -> tuple[Floats, dict[str, list[float]], str]:
+    """Return times, the mean tokens of a batch by phase from each of them on, and what they are."""
+    edges, runs = timeline.batch_bins(most, worker)
+    means = {}
+    for name in ("decode", "prefill", "refill"):
+        column = getattr(timeline, f"batch_{name}")
+        if column.any():
+            mean = [float(column[run].mean()) if len(run) else 0.0 for run in runs]
+            means[name] = [*mean, *mean[-1:]]
+    single = all(len(run) == 1 for run in runs)
+    return edges, means, "tokens per batch" if single else "mean tokens per batch"
