@@ -27,7 +27,7 @@ MAX_NODES = 5_000_000
 """Nodes of one level beyond which a leaf is refused."""
 MAX_ARCS = 40_000_000
 """Arcs of one level, of 8 bytes, beyond which a leaf is refused."""
-MAX_CELLS = 100_000_000
+MAX_CELLS = 400_000_000
 """Cells of 8 bytes, for states and labels of one level, beyond which a leaf is refused."""
 
 
@@ -304,8 +304,9 @@ class _States:
         self._tracker, self._kinds, self._budget = tracker, kinds, budget
         self._number: dict[Any, int] = {}
         self._state: list[Any] = []
-        self._after: list[array[int]] = []  # by kind; -1: not allowed, -2: not known yet
-        self._before: list[int] = []
+        self._unknown = array("i", [-2]) * kinds
+        self._after = array("i")  # by state and kind; -1: not allowed, -2: not known yet
+        self._before = array("i")
         self.weight: list[int] = []
         self.cells = 0
         self.number(tracker.start)
@@ -315,20 +316,21 @@ class _States:
         found = self._number.get(state)
         if found is None:
             found = self._number[state] = len(self._state)
-            self.cells += 40 + len(state) + self._kinds // 2
+            self.cells += 30 + len(state) + self._kinds // 2
             self._state.append(state)
-            self._after.append(array("i", [-2]) * self._kinds)
+            self._after += self._unknown
             self._before.append(-2)
             self.weight.append(self._tracker.weight(state))
         return found
 
     def after(self, s: int, k: int) -> int:
         """Return the state after placing kind k, -1 if that is not allowed."""
-        found = self._after[s][k]
+        at = s * self._kinds + k
+        found = self._after[at]
         if found == -2:
             self._budget.spend(2 + len(self._state[s]))
             new = self._tracker.place(self._state[s], k)
-            found = self._after[s][k] = -1 if new is None else self.number(new)
+            found = self._after[at] = -1 if new is None else self.number(new)
         return found
 
     def before(self, s: int) -> int:
