@@ -453,7 +453,7 @@ def _judge_batches(
             *columns,
             start,
             instance.clock_origin,
-            -float(instance.first_arrival),
+            0.0 - instance.first_arrival,  # not -0.0, which would show in the times
             blur,
             worker,
             workers,
