@@ -180,6 +180,14 @@ def test_rounds_after_a_first_arrival_are_the_same_rounds() -> None:
         assert spans.tolist() == timeline(moved, there).span_start.tolist(), spec
 
 
+def test_no_time_is_minus_zero() -> None:
+    # Workers that start at time 0 start at 0.0; a file would show -0.0.
+    judged = evaluate(BUSY, simulate(BUSY, "isrtf:workers=3", PLAIN), PLAIN)
+    assert judged.batch_start.min() == 0
+    for times in (judged.batch_start, judged.first_start, judged.queuing_delay):
+        assert not np.signbit(times).any()
+
+
 def test_seconds_beyond_milliseconds_are_refused() -> None:
     Instance([MAX_SECOND], [1], [1], kv_capacity=9, time_unit="second")
     with pytest.raises(InputError, match=r"requests.arrival: request 0: 9000000000000000.0 is out"):

@@ -438,7 +438,7 @@ def _judge_batches(
         instance.prompt_tokens,
         instance.output_tokens,
         workers,
-        -float(instance.first_arrival),
+        0.0 - instance.first_arrival,  # not -0.0, which would show in the times
     )
     found = np.zeros(batches, dtype=judge.BATCH)
     breach, at, split = judge.replay(
