@@ -25,9 +25,7 @@ CostModelName = Annotated[
         "--cost-model", metavar="NAME|FILE.toml", help="For instances in seconds: `models`."
     ),
 ]
-TimeLimit = Annotated[
-    float, typer.Option("--time-limit", metavar="S", help="Seconds for the solver.")
-]
+TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="S", help="Seconds in all.")]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="N", min=0, help="Seed of every random choice.")
 ]

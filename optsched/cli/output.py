@@ -118,7 +118,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
         content = table.to_parquet(None, index=False)
     else:
         cells = table.astype(object).where(table.notna(), None)
-        content = csv_text(table.columns, cells.itertuples(index=False)).encode()
+        content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
     write_bytes(content, target)
 
 
