@@ -52,9 +52,7 @@ ScheduleFile = Annotated[str, argument("SCHEDULE", "Schedule file (JSON).")]
 CostModelName = Annotated[
     str | None, option("--cost-model", "NAME|FILE.toml", "For instances in seconds: `models`.")
 ]
-TimeLimit = Annotated[
-    float, option("--time-limit", "S", "Seconds for the solver.", callback=at_least_0)
-]
+TimeLimit = Annotated[float, option("--time-limit", "S", "Seconds in all.", callback=at_least_0)]
 Seed = Annotated[int, option("--seed", "N", "Seed of every random choice.", min=0)]
 JsonOut = Annotated[
     str | None, option("--json", "FILE|-", "Write the result as JSON; - prints it alone.")
