@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -107,7 +108,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
     if not isinstance(seed, Generator):
         seed = _index(seed, f"generate {name}: seed")
         label = f"{name}-seed{seed}"
-    return spec.draw(np.random.default_rng(seed), _Values(label, values))
+    return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
@@ -128,27 +129,19 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
     spec = _get(name)
     values: dict[str, int | float | str | None] = {}
     for key, text in texts.items():
-        parameter = _parameter(spec, key)
-        value: Any = text
-        if text.lower() in ("none", "null"):
-            values[key] = None
-            continue
-        if parameter.type != "text":
-            with suppress(ValueError):  # what stays a text is named by the check
-                value = int(text) if parameter.type == "int" else float(text)
-        values[key] = _checked(value, parameter, f"generate {name}: {key}")
+        parameter, value = _parameter(spec, key), None
+        if text.lower() not in ("none", "null"):
+            value = _checked(_number(text, parameter), parameter, f"generate {name}: {key}")
+        values[key] = value
     return values
 
 
-class _Values:
-    """A generator's parameters as attributes, all checked, and the instance's name."""
-
-    def __init__(self, label: str, values: Mapping[str, Any]) -> None:
-        self.label = label
-        self._values = values
-
-    def __getattr__(self, key: str) -> Any:
-        return self._values[key]
+def _number(text: str, parameter: Parameter) -> int | float | str:
+    """Return a text as the number that a parameter wants; `_checked` names what stays a text."""
+    kinds: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "text": str}
+    with suppress(ValueError):
+        return kinds[parameter.type](text)
+    return text
 
 
 def _generator(
@@ -187,28 +180,20 @@ def _index(value: Any, place: str) -> int:
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
     plain = value.item() if isinstance(value, np.generic) else value
     if parameter.type == "text":
-        words = ", ".join(parameter.choices)
         if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
+            words = ", ".join(parameter.choices)
             raise InputError(f"{place}: {value!r:.80}; one of {words} is right")
         return plain
+    whole = parameter.type == "int"
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        kind = "an integer" if parameter.type == "int" else "a number"
-        raise InputError(f"{place}: {value!r:.80} is not {kind}")
-    if parameter.type == "int":
-        if isinstance(plain, float) and not plain.is_integer():
-            raise InputError(f"{place}: {value!r:.80} is not an integer")
-        if not parameter.low <= plain <= parameter.high:
-            raise InputError(
-                f"{place}: {value!r:.80} is out of range; "
-                f"{parameter.low:.0f} to {parameter.high:.0f} is right"
-            )
-        return int(plain)
-    if not parameter.low < plain <= parameter.high:
-        raise InputError(
-            f"{place}: {value!r:.80} is out of range; above {parameter.low:g}, "
-            f"at most {parameter.high:g} is right"
-        )
-    return float(plain)
+        raise InputError(f"{place}: {value!r:.80} is not {'an integer' if whole else 'a number'}")
+    if whole and isinstance(plain, float) and not plain.is_integer():
+        raise InputError(f"{place}: {value!r:.80} is not an integer")
+    low, high = parameter.low, parameter.high
+    if not (low <= plain <= high and (whole or low < plain)):
+        right = f"{low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
+        raise InputError(f"{place}: {value!r:.80} is out of range; {right} is right")
+    return int(plain) if whole else float(plain)
 
 
 def _count(default: int | None, doc: str) -> Parameter:
