@@ -160,7 +160,7 @@ def kv_capacity(
     usable: float = 0.9,
     devices: int = 1,
 ) -> int:
-    """Return how many tokens of KV fit beside the weights (003, section 2.2).
+    """Return how many tokens of KV fit beside the weights (Kim et al. 2024, section 2.2).
 
     Parameters
     ----------

@@ -7,15 +7,12 @@ first, rounds, the KV capacity) is the same for all.
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -30,7 +27,7 @@ from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import PLACES
 
 DEFAULT_KV_CAPACITY = 100_000
-"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100 (InferMax)."""
+"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100."""
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file with named columns."""
@@ -78,16 +75,9 @@ class TraceReport:
     notes: tuple[str, ...] = ()
 
 
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-
-
 def trace_formats() -> dict[str, str]:
     """Return every format by name, sorted, with a line on each."""
-    _discover()
-    return {name: FORMATS[name].summary for name in sorted(FORMATS)}
+    return {name: found.summary for name, found in FORMATS.all().items()}
 
 
 class TraceOptions(TypedDict, total=False):
@@ -195,7 +185,7 @@ def read_trace_report(
     UsageError
         An option that the format does not take.
     """
-    chosen, wanted, file = _format(format), _Options(**options), Path(path)
+    chosen, wanted, file = FORMATS.get(format), _Options(**options), Path(path)
     wanted.check(chosen)
     from optsched.workloads.traces.tokenizer import token_counter
 
@@ -277,7 +267,7 @@ class _Options:
             raise InputError(f"unit: {self.unit!r}; one of {', '.join(UNITS)} is right")
         for key in ("columns", "unit", "tokenizer"):
             if getattr(self, key) and key not in format.options:
-                able = ", ".join(sorted(f.name for f in FORMATS.values() if key in f.options))
+                able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(f"{key}: the format {format.name!r} takes none; {able} can")
 
 
@@ -313,14 +303,6 @@ def _measured(file: Path, kept: Block, instance: Instance) -> Measured | None:
         return Measured(kept.latency_s, kept.ttft_s, instance_sha256=instance.sha256)
     except InputError as error:
         raise _at_line(file, error, kept.line) from None
-
-
-def _format(name: str) -> TraceFormat:
-    _discover()
-    if name not in FORMATS:
-        known = ", ".join(sorted(FORMATS))
-        raise InputError(f"trace format: {name!r} is unknown; known are {known}")
-    return FORMATS[name]
 
 
 def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputError:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.registry import Registry
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -133,7 +135,7 @@ class TraceFormat:
     options: tuple[str, ...] = ()
 
 
-FORMATS: dict[str, TraceFormat] = {}
+FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
 def trace_format(
@@ -142,7 +144,7 @@ def trace_format(
     """Register the decorated function as the reader of trace format ``name``."""
 
     def register(read: Reader) -> Reader:
-        FORMATS[name] = TraceFormat(name, summary, read, options)
+        FORMATS.add(name, TraceFormat(name, summary, read, options))
         return read
 
     return register
