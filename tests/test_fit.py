@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from optsched.cli import app
 from optsched.costs.cost import BatchCost, load_cost_model
-from optsched.costs.fit import Fit, errors_of, fit, to_toml
+from optsched.costs.fit import Fit, errors_of, fit, non_negative
 from optsched.costs.hardware import ARCHITECTURES, DEVICES, kv_capacity
-from optsched.costs.least_squares import nnls
+from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import LAYER_OPERATORS, read_profile
 from optsched.costs.roofline import roofline
 from optsched.judge.evaluate import evaluate
@@ -317,12 +317,12 @@ def test_plot_draws_every_operator(good: Path) -> None:
     assert any(text.startswith("prefill with cached KV (mean error") for text in labels)
 
 
-def test_nnls_meets_the_optimality_conditions() -> None:
+def test_non_negative_least_squares_meet_the_optimality_conditions() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         matrix = generator.normal(size=(20, 6)) * 10.0 ** generator.integers(-6, 6, 6)
         target = generator.normal(size=20)
-        x = nnls(matrix, target)
+        x = non_negative(matrix, target)
         gradient = matrix.T @ (target - matrix @ x) / np.abs(matrix).max(axis=0)
         assert (x >= 0).all()
         assert (gradient <= 1e-8).all()

@@ -84,6 +84,7 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
         ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: 'x' is not a time in seconds"),
         ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: None is not a time in seconds"),
         ({"itls": [[], [-1.0], []]}, "itls: request 1: -1.0 is not a time in seconds"),
+        ({"itls": [[], [1.0, 1.0, -1.0], []]}, "itls: request 1: -1.0 is not a time in seconds"),
         ({"itls": [[], 3, []]}, "itls: request 1: '3' is not a list"),
         ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: 2.5 is not an integer"),
         ({"output_lens": [1, True, 3]}, "output_lens: request 1: True is not an integer"),

@@ -6,37 +6,16 @@ import gzip
 import json
 import math
 import os
-import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from trace_files import put, read, refused
 from typer.testing import CliRunner
 
 from optsched.cli import app
-from optsched.problem.errors import InputError, UsageError
-from optsched.workloads.traces import read_trace_report, trace_formats
-
-
-def put(folder, text, name="trace.csv"):
-    file = folder / name
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return file
-
-
-def read(format, file, **options):
-    """Return arrivals, prompts and outputs of a trace, and the report."""
-    instance, report = read_trace_report(format, file, **options)
-    columns = (instance.arrival, instance.prompt_tokens, instance.output_tokens)
-    return *(column.tolist() for column in columns), report
-
-
-def refused(words, format, file, **options):
-    with pytest.raises((InputError, UsageError), match=re.escape(words)) as caught:
-        read_trace_report(format, file, **options)
-    assert "\n" not in str(caught.value)
-
+from optsched.workloads.traces import trace_formats
 
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log

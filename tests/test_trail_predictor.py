@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from optsched.experiments.studies.trail import ALPACA
 from optsched.experiments.studies.trail_predictions import errors
@@ -14,13 +15,38 @@ from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 from optsched.workloads.predict.trail import (
-    class_probabilities,
+    BINS,
+    LONGEST,
     lengths,
-    middles,
     refine_probabilities,
     trail,
     transition,
 )
+
+
+def middles(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
+    """Return m_i, the middle of each bin in tokens, shape (bins,)."""
+    return np.asarray((np.arange(bins) + 0.5) * (longest / bins))
+
+
+def class_probabilities(
+    readings: NDArray[np.float64],
+    noise: float,
+    bias: float,
+    *,
+    bins: int = BINS,
+    longest: float = LONGEST,
+) -> NDArray[np.float64]:
+    """Return what the synthetic classifier makes of its readings, shape (tokens, bins).
+
+    A normal density around the reading at the middles of the bins, normalised. Its variance is
+    that of all that lies between a reading and a middle: noise, bias, and a bin's width, w^2 / 12.
+    """
+    y = readings[:, None]
+    variance = noise**2 + (longest / bins) ** 2 / 12 + (bias * np.maximum(y, 0.0)) ** 2
+    density = -((y - middles(bins, longest)) ** 2) / (2 * variance)
+    density = np.exp(density - density.max(axis=1, keepdims=True))
+    return density / density.sum(axis=1, keepdims=True)
 
 
 def test_bins_are_those_of_the_paper() -> None:

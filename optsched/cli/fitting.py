@@ -134,7 +134,7 @@ def roofline(
 ) -> None:
     """Make a cost model from published peaks alone (also --cost-model roofline:MODEL)."""
     check_outputs(out, json_out)
-    from optsched.costs.fit import to_toml
+    from optsched.costs.model_file import to_toml
     from optsched.costs.roofline import roofline as run
     from optsched.files.read_write import write_bytes
 
@@ -206,7 +206,7 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 
 def _show_model(cost: BatchCost) -> None:
-    from optsched.costs.fit import UNITS
+    from optsched.costs.model_file import UNITS
 
     print(f"\n{cost.name}: {cost.layers} layers, KV capacity {cost.kv_capacity_tokens} tokens")
     show_table(

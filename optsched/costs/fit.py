@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
 from optsched.costs.hardware import kv_capacity
-from optsched.costs.least_squares import relative_fit
+from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
 from optsched.problem.errors import InputError
 
@@ -286,7 +286,12 @@ class _Data:
     operator: NDArray[np.str_]
 
     def fit(self, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return relative_fit(self.matrix[rows], self.measured[rows], self.weights[rows])
+        count, columns = self.matrix[rows].shape
+        if count < columns:
+            raise InputError(f"{count} rows for {columns} coefficients; at least as many is right")
+        root = np.sqrt(self.weights[rows])
+        # Rows divided by what was measured make the error relative.
+        return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
     def error(self, rows: NDArray[np.bool_], fold: NDArray[np.int64]) -> float:
         """Return the worst operator's mean error in cross-validation, NaN with too few rows."""
@@ -302,6 +307,19 @@ class _Data:
             for name in np.unique(self.operator[rows])
             if (mine := rows & (self.operator == name)).any()
         )
+
+
+def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return x >= 0 that minimizes ``|matrix x - target|``.
+
+    Columns are scaled to a largest entry of 1, as squared tokens stand beside constants; all-zero
+    columns get 0.
+    """
+    from scipy.optimize import nnls  # loaded only to fit
+
+    scale = np.abs(matrix).max(axis=0, initial=0)
+    scale[scale == 0] = 1
+    return np.asarray(nnls(matrix / scale, target)[0] / scale)
 
 
 def _first_rung(
@@ -391,52 +409,3 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
                     }
                 )  # fmt: skip
     return out
-
-
-UNITS = {
-    "token": "ms per token processed in the batch",
-    "base": "ms per batch",
-    "decode_kv": "ms per KV token cached before the batch, over the decode requests",
-    "decode_request": "ms per decode request",
-    "decode_base": "ms per batch that decodes",
-    "prefill_square": "ms per squared token, per prefill request",
-    "prefill_cross": "ms per token times cached KV token, per prefill request",
-    "prefill_kv": "ms per KV token cached before the batch, over the prefill requests",
-    "prefill_token": "ms per prefill token, beside `token`",
-    "prefill_request": "ms per prefill request",
-    "prefill_base": "ms per batch that prefills",
-}
-
-
-def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
-    """Return a cost model as the text of a file for `load_cost_model`."""
-    lines = [f"# {remark}" for remark in remarks]
-    lines += [
-        "# A batch's time is given in optsched.costs.cost.BatchCost; coefficients left out are 0.",
-        "",
-        'format = "optsched-cost-model"',
-        "version = 1",
-        f"name = {_quoted(model.name)}",
-        'unit = "ms_per_layer"' + (" # one layer stands for the whole model" * (model.layers == 1)),
-        f"layers = {model.layers}",
-    ]
-    if model.kv_capacity_tokens is not None:
-        lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
-    lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
-    for key in COEFFICIENTS:
-        if key in model.coefficients:
-            lines.append(f"{key} = {_decimal(model.coefficients[key])} # {UNITS[key]}")
-    if model.valid:
-        lines += ["", "[valid]"]
-        lines += [f"{key} = {value:.15g}" for key, value in sorted(model.valid.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _decimal(text: str) -> str:
-    """Return the text of a number as TOML writes floats: with a point or an exponent."""
-    return text if any(mark in text for mark in ".e") else f"{text}.0"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.least_squares import nnls
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 
@@ -145,6 +144,14 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[plain]
 
 
+def same_architecture(name: str, other: str) -> bool:
+    """Return whether two names are of one model, known or not."""
+    try:
+        return architecture(name) == architecture(other)
+    except InputError:
+        return name == other
+
+
 def kv_capacity(
     memory_gib: float,
     model_bytes: float,
@@ -153,7 +160,7 @@ def kv_capacity(
     usable: float = 0.9,
     devices: int = 1,
 ) -> int:
-    """Return how many tokens of KV fit beside the weights (003, section 2.2).
+    """Return how many tokens of KV fit beside the weights (Kim et al. 2024, section 2.2).
 
     Parameters
     ----------
@@ -205,7 +212,10 @@ def roofline_data(
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
-    token, base = nnls(np.stack([tokens, np.ones_like(tokens)], axis=1) / dense[:, None])
+    # The times are flat at first and then rise with the tokens: no coefficient comes out negative.
+    scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
+    slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
+    token = slope / ROOFLINE_TOKENS
     # A ring sends 2 (g - 1) / g of the data each way; two rings per layer, half the link each way.
     ring = 2 * 2 * (tensor_parallel - 1) / tensor_parallel * BYTES * shape.hidden
     token += ring / (peak.link_gb_s / 2) / 1e6

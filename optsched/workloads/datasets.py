@@ -55,75 +55,42 @@ class Dataset:
         return self.url.rpartition("/")[2]
 
 
-_AZURE = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data/"
-_MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
-_VIDUR = "https://raw.githubusercontent.com/microsoft/vidur/main/data/processed_traces/"
-_SPLITWISE = "Patel et al., Splitwise, ISCA 2024"
-_DATASETS = (
-    Dataset(
-        "azure-2023-conv",
-        "Azure LLM inference 2023, conversation: 19,366 requests in an hour",
-        _AZURE + "AzureLLMInferenceTrace_conv.csv",
-        "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
-        "azure",
-        "CC-BY-4.0",
-        _SPLITWISE,
-    ),
-    Dataset(
-        "azure-2023-code",
-        "Azure LLM inference 2023, code",
-        _AZURE + "AzureLLMInferenceTrace_code.csv",
-        "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6",
-        "azure",
-        "CC-BY-4.0",
-        _SPLITWISE,
-    ),
-    Dataset(
-        "burstgpt-1",
-        "BurstGPT 2.0, first two months without failures",
-        "https://github.com/HPMLL/BurstGPT/releases/download/v2.0/BurstGPT_without_fails_1.csv",
-        "a4d068a7113ec0290e74063a1b3447dc6001a30e4298eb313581b71006dda1f4",
-        "burstgpt",
-        "CC-BY-4.0",
-        "Wang et al., BurstGPT, 2024",
-        reported=True,
-    ),
-    Dataset(
-        "mooncake-conversation",
-        "Mooncake (Kimi), conversation",
-        _MOONCAKE + "conversation_trace.jsonl",
-        "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
-        "mooncake",
-        "Apache-2.0",
-        "Qin et al., Mooncake, FAST 2025",
-    ),
-    Dataset(
-        "mooncake-synthetic",
-        "Mooncake (Kimi), synthetic",
-        _MOONCAKE + "synthetic_trace.jsonl",
-        "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131",
-        "mooncake",
-        "Apache-2.0",
-        "Qin et al., Mooncake, FAST 2025",
-    ),
-    Dataset(
-        "vidur-splitwise-conv",
-        "Azure 2023, conversation, as Vidur processed it",
-        _VIDUR + "splitwise_conv.csv",
-        "439e4138b7e384f316de614c071f7162be05b8af0cef866f82faacd1b0472249",
-        "vidur",
-        "MIT",
-        "Agrawal et al., Vidur, MLSys 2024",
-    ),
-    Dataset(
-        "vidur-splitwise-code",
-        "Azure 2023, code, as Vidur processed it",
-        _VIDUR + "splitwise_code.csv",
-        "f266b907d109d471c61283ab69771c17ad79a18b33ff6e96aa546346f52767a6",
-        "vidur",
-        "MIT",
-        "Agrawal et al., Vidur, MLSys 2024",
-    ),
+_GITHUB = "https://raw.githubusercontent.com"
+_AZURE = f"{_GITHUB}/Azure/AzurePublicDataset/master/data/AzureLLMInferenceTrace_"
+_MOONCAKE = f"{_GITHUB}/kvcache-ai/Mooncake/main/FAST25-release/traces/"
+_VIDUR = f"{_GITHUB}/microsoft/vidur/main/data/processed_traces/"
+_BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0/BurstGPT_without_fails_1.csv"
+_ORIGINS = {  # licence and citation, by format
+    "azure": ("CC-BY-4.0", "Patel et al., Splitwise, ISCA 2024"),
+    "burstgpt": ("CC-BY-4.0", "Wang et al., BurstGPT, 2024"),
+    "mooncake": ("Apache-2.0", "Qin et al., Mooncake, FAST 2025"),
+    "vidur": ("MIT", "Agrawal et al., Vidur, MLSys 2024"),
+}
+_TABLE = (  # name, summary, address, digest; the name begins with the format
+    ("azure-2023-conv", "Azure LLM inference 2023, conversation: 19,366 requests in an hour",
+     _AZURE + "conv.csv", "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8"),
+    ("azure-2023-code", "Azure LLM inference 2023, code",
+     _AZURE + "code.csv", "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6"),
+    ("burstgpt-1", "BurstGPT 2.0, first two months without failures",
+     _BURSTGPT, "a4d068a7113ec0290e74063a1b3447dc6001a30e4298eb313581b71006dda1f4"),
+    ("mooncake-conversation", "Mooncake (Kimi), conversation",
+     _MOONCAKE + "conversation_trace.jsonl",
+     "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"),
+    ("mooncake-synthetic", "Mooncake (Kimi), synthetic",
+     _MOONCAKE + "synthetic_trace.jsonl",
+     "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131"),
+    ("vidur-splitwise-conv", "Azure 2023, conversation, as Vidur processed it",
+     _VIDUR + "splitwise_conv.csv",
+     "439e4138b7e384f316de614c071f7162be05b8af0cef866f82faacd1b0472249"),
+    ("vidur-splitwise-code", "Azure 2023, code, as Vidur processed it",
+     _VIDUR + "splitwise_code.csv",
+     "f266b907d109d471c61283ab69771c17ad79a18b33ff6e96aa546346f52767a6"),
+)  # fmt: skip
+_REPORTED = ("burstgpt-1",)
+_DATASETS = tuple(
+    Dataset(name, summary, url, sha256, form, *_ORIGINS[form], reported=name in _REPORTED)
+    for name, summary, url, sha256 in _TABLE
+    for form in [name.partition("-")[0]]
 )
 
 

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
+from optsched.problem.registry import Registry
 
 MAX_REQUESTS = 10_000_000
 """Most requests that a generator makes."""
@@ -71,12 +73,12 @@ class InstanceGenerator:
     draw: Callable[[Generator, Any], Instance]
 
 
-_REGISTRY: dict[str, InstanceGenerator] = {}
+_REGISTRY: Registry[InstanceGenerator] = Registry("generator")
 
 
 def generators() -> dict[str, InstanceGenerator]:
-    """Return every generator by name."""
-    return dict(_REGISTRY)
+    """Return every generator by name, sorted."""
+    return _REGISTRY.all()
 
 
 def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Instance:
@@ -97,7 +99,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
         An unknown name or parameter, with the valid ones; a value of the wrong type or out of
         range; values that contradict each other.
     """
-    spec = _get(name)
+    spec = _REGISTRY.get(name)
     values = {key: parameter.default for key, parameter in spec.parameters.items()}
     for key, value in parameters.items():
         parameter = _parameter(spec, key)
@@ -107,7 +109,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
     if not isinstance(seed, Generator):
         seed = _index(seed, f"generate {name}: seed")
         label = f"{name}-seed{seed}"
-    return spec.draw(np.random.default_rng(seed), _Values(label, values))
+    return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
@@ -125,46 +127,32 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
     InputError
         An unknown name or parameter, or a text that is no such value.
     """
-    spec = _get(name)
+    spec = _REGISTRY.get(name)
     values: dict[str, int | float | str | None] = {}
     for key, text in texts.items():
-        parameter = _parameter(spec, key)
-        value: Any = text
-        if text.lower() in ("none", "null"):
-            values[key] = None
-            continue
-        if parameter.type != "text":
-            with suppress(ValueError):  # what stays a text is named by the check
-                value = int(text) if parameter.type == "int" else float(text)
-        values[key] = _checked(value, parameter, f"generate {name}: {key}")
+        parameter, value = _parameter(spec, key), None
+        if text.lower() not in ("none", "null"):
+            value = _checked(_number(text, parameter), parameter, f"generate {name}: {key}")
+        values[key] = value
     return values
 
 
-class _Values:
-    """A generator's parameters as attributes, all checked, and the instance's name."""
-
-    def __init__(self, label: str, values: Mapping[str, Any]) -> None:
-        self.label = label
-        self._values = values
-
-    def __getattr__(self, key: str) -> Any:
-        return self._values[key]
+def _number(text: str, parameter: Parameter) -> int | float | str:
+    """Return a text as the number that a parameter wants; `_checked` names what stays a text."""
+    kinds: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "text": str}
+    with suppress(ValueError):
+        return kinds[parameter.type](text)
+    return text
 
 
 def _generator(
     name: str, summary: str, **parameters: Parameter
 ) -> Callable[[Callable[[Generator, Any], Instance]], Callable[[Generator, Any], Instance]]:
     def register(draw: Callable[[Generator, Any], Instance]) -> Callable[..., Instance]:
-        _REGISTRY[name] = InstanceGenerator(name, summary, parameters, draw)
+        _REGISTRY.add(name, InstanceGenerator(name, summary, parameters, draw))
         return draw
 
     return register
-
-
-def _get(name: str) -> InstanceGenerator:
-    if name not in _REGISTRY:
-        raise InputError(f"generate: {name!r} is unknown; known are {', '.join(_REGISTRY)}")
-    return _REGISTRY[name]
 
 
 def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
@@ -187,28 +175,20 @@ def _index(value: Any, place: str) -> int:
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
     plain = value.item() if isinstance(value, np.generic) else value
     if parameter.type == "text":
-        words = ", ".join(parameter.choices)
         if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
+            words = ", ".join(parameter.choices)
             raise InputError(f"{place}: {value!r:.80}; one of {words} is right")
         return plain
+    whole = parameter.type == "int"
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        kind = "an integer" if parameter.type == "int" else "a number"
-        raise InputError(f"{place}: {value!r:.80} is not {kind}")
-    if parameter.type == "int":
-        if isinstance(plain, float) and not plain.is_integer():
-            raise InputError(f"{place}: {value!r:.80} is not an integer")
-        if not parameter.low <= plain <= parameter.high:
-            raise InputError(
-                f"{place}: {value!r:.80} is out of range; "
-                f"{parameter.low:.0f} to {parameter.high:.0f} is right"
-            )
-        return int(plain)
-    if not parameter.low < plain <= parameter.high:
-        raise InputError(
-            f"{place}: {value!r:.80} is out of range; above {parameter.low:g}, "
-            f"at most {parameter.high:g} is right"
-        )
-    return float(plain)
+        raise InputError(f"{place}: {value!r:.80} is not {'an integer' if whole else 'a number'}")
+    if whole and isinstance(plain, float) and not plain.is_integer():
+        raise InputError(f"{place}: {value!r:.80} is not an integer")
+    low, high = parameter.low, parameter.high
+    if not (low <= plain <= high and (whole or low < plain)):
+        right = f"{low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
+        raise InputError(f"{place}: {value!r:.80} is out of range; {right} is right")
+    return int(plain) if whole else float(plain)
 
 
 def _count(default: int | None, doc: str) -> Parameter:
@@ -221,7 +201,7 @@ def _capacity(default: int | None, doc: str = "KV capacity, tokens") -> Paramete
 
 @_generator(
     "jaillet-model-1",
-    "MC-SF paper (002), section 5.1, arrival model 1: all at 0",
+    "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 1: all at 0",
     n=_count(None, "requests; none: uniform on 40..60"),
     kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
 )
@@ -233,7 +213,7 @@ def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
 
 @_generator(
     "jaillet-model-2",
-    "MC-SF paper (002), section 5.1, arrival model 2: Poisson over rounds 1..T",
+    "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 2: Poisson over rounds 1..T",
     n=_count(None, "requests: the first n arrivals of the process without an end; none: random"),
     kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
     horizon=Parameter("int", None, "T, rounds; none: uniform on 40..60; unused with n", 1, 10**7),
@@ -316,7 +296,7 @@ def _uniform(rng: Generator, values: Any) -> Instance:
 
 @_generator(
     "lognormal",
-    "lengths with the published mean, median and maximum of LMSYS-Chat-1M (001, 002)",
+    "lengths with the published mean, median and maximum of LMSYS-Chat-1M",
     n=_count(1000, "requests"),
     prompt_mean=Parameter("float", 40.62, "mean prompt after clipping, tokens", 0.0),
     prompt_median=Parameter("float", 11.0, "median prompt, tokens", 0.0),
@@ -421,7 +401,7 @@ def _with_arrivals(
 
 @_generator(
     "infermax-fixed",
-    "InferMax paper (003): equal requests at 0, as in its CSP experiments",
+    "InferMax (Kim et al. 2024): equal requests at 0, as in its CSP experiments",
     n=_count(4, "B, requests"),
     prompt=Parameter("int", 64, "I, tokens"),
     output=Parameter("int", 4, "O, tokens"),
@@ -442,7 +422,7 @@ def _infermax_fixed(rng: Generator, values: Any) -> Instance:
 
 @_generator(
     "infermax-mix",
-    "InferMax paper (003), appendix A.3: shuffled halves of two classes of requests at 0",
+    "InferMax (Kim et al. 2024), appendix A.3: shuffled halves of two classes of requests at 0",
     n=_count(64, "B, requests; the first class gets the odd one"),
     mix=Parameter("text", "LILO+SISO", "classes: short or long input and output, joined by +"),
     kv_capacity=_capacity(100_000, "M, tokens"),

@@ -11,11 +11,8 @@ list edited::
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import PREDICTIONS, Instance
+from optsched.problem.registry import Registry
 from optsched.problem.specs import (
     Parameter,
     convert_all,
@@ -63,29 +61,22 @@ class PredictorInfo:
         return parameters_of(self.make)
 
 
-_REGISTRY: dict[str, PredictorInfo] = {}
+_REGISTRY: Registry[PredictorInfo] = Registry("predictor", __name__)
 
 
 def predictor(name: str, summary: str) -> Callable[[Callable[..., Guess]], Callable[..., Guess]]:
     """Register the decorated function as the maker of predictor ``name``."""
 
     def register(make: Callable[..., Guess]) -> Callable[..., Guess]:
-        _REGISTRY[name] = PredictorInfo(name, summary, make)
+        _REGISTRY.add(name, PredictorInfo(name, summary, make))
         return make
 
     return register
 
 
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-
-
 def predictors() -> dict[str, PredictorInfo]:
     """Return every registered predictor by name, sorted."""
-    _discover()
-    return dict(sorted(_REGISTRY.items()))
+    return _REGISTRY.all()
 
 
 def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator = 0) -> Instance:
@@ -151,9 +142,7 @@ def _guess(spec: str) -> Guess:
         if texts:
             raise InputError(f"predictor {spec!r}: a user's function takes no parameters here")
         return found
-    info = predictors().get(name)
-    if info is None:
-        raise InputError(f"predictor {name!r} is unknown; known are {', '.join(predictors())}")
+    info = _REGISTRY.get(name)
     values = convert_all(texts, info.parameters, f"predictor {name!r}")
     try:
         return info.make(**values)

@@ -1,4 +1,4 @@
-"""The iterative predictor of ELIS (004): asked again every window, it errs less and less."""
+"""ELIS' iterative predictor (Choi et al. 2025): asked again every window, it errs ever less."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     Parameters
     ----------
     window : int
-        Tokens from one prediction to the next (004: 50).
+        Tokens from one prediction to the next (the paper: 50).
     error : float
         Factor of all errors; 0 is the oracle.
     decay : float
@@ -35,7 +35,7 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     Notes
     -----
     Fitted to what the paper reports of its predictor over all prompts and windows: mean absolute
-    error 19.923 and root mean square error 34.327 tokens (004, section 4.2). ``SPREAD`` and
+    error 19.923 and root mean square error 34.327 tokens (section 4.2). ``SPREAD`` and
     ``POWER`` give exactly these, cut at 1, on outputs of `generate`'s lognormal distribution (mean
     85.32, median 45, at most 883 tokens) with windows of 50 tokens. The paper shows that the mean
     absolute error falls from window to window (Figure 2b) without a number in its text; 0.8 is

@@ -26,7 +26,7 @@ def oracle() -> Guess:
 
 @predictor("interval", "one interval for every request")
 def interval(*, low: int = 1, high: int = 1000) -> Guess:
-    """[low, high] for all (001, experiment 1)."""
+    """[low, high] for all (Chen, Ye and Zhou 2025, experiment 1)."""
     _ordered(low, high)
 
     def guess(instance: Instance, _: Generator) -> Columns:
@@ -37,7 +37,7 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
 
 @predictor("classes", "the class of width w that holds the output")
 def classes(*, width: int = 100) -> Guess:
-    """[k w + 1, (k + 1) w] (001, experiment 2)."""
+    """[k w + 1, (k + 1) w] (Chen, Ye and Zhou 2025, experiment 2)."""
     if width < 1:
         raise InputError(f"width: {width}; an integer >= 1 is right")
 
@@ -50,7 +50,7 @@ def classes(*, width: int = 100) -> Guess:
 
 @predictor("relative", "max(1, floor((1 - x) o)) to ceil((1 + x) o)")
 def relative(*, x: float = 0.1) -> Guess:
-    """An interval around each output (001, experiment 3)."""
+    """An interval around each output (Chen, Ye and Zhou 2025, experiment 3)."""
     if not 0 <= x <= 1:
         raise InputError(f"x: {x}; 0 <= x <= 1 is right")
 

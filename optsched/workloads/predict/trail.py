@@ -1,4 +1,4 @@
-"""TRAIL's predictor (000, section 3.1): bin probabilities, refined by a Bayesian filter.
+"""TRAIL's predictor (Shahout et al. 2024, section 3.1): bins, refined by a Bayesian filter.
 
 k equal bins cover the remaining tokens from 0 to ``longest``. After every token a classifier that
 reads the model's embeddings gives a probability to each bin; a filter that knows how lengths
@@ -22,11 +22,6 @@ from optsched.workloads.predict import Columns, Guess, predictor
 
 BINS, LONGEST = 10, 512
 """k, and the tokens that the bins cover."""
-
-
-def middles(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
-    """Return m_i, the middle of each bin in tokens, shape (bins,)."""
-    return np.asarray((np.arange(bins) + 0.5) * (longest / bins))
 
 
 def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
@@ -72,21 +67,6 @@ def refine_probabilities(
     return q
 
 
-def class_probabilities(
-    readings: ArrayLike, noise: float, bias: float, *, bins: int = BINS, longest: float = LONGEST
-) -> NDArray[np.float64]:
-    """Return what the synthetic classifier makes of its readings, shape (tokens, bins).
-
-    A normal density around the reading at the middles of the bins, normalised. Its variance is
-    that of all that lies between a reading and a middle: noise, bias, and a bin's width, w^2 / 12.
-    """
-    y = np.asarray(readings, dtype=np.float64)[:, None]
-    variance = noise**2 + (longest / bins) ** 2 / 12 + (bias * np.maximum(y, 0.0)) ** 2
-    density = -((y - middles(bins, longest)) ** 2) / (2 * variance)
-    density = np.exp(density - density.max(axis=1, keepdims=True))
-    return density / density.sum(axis=1, keepdims=True)
-
-
 def lengths(
     readings: NDArray[np.float64],
     offsets: NDArray[np.int64],
@@ -99,8 +79,10 @@ def lengths(
 ) -> NDArray[np.float64]:
     """Return the predicted tokens left of every reading, in loops that are to be compiled.
 
-    The mean of `refine_probabilities` (without ``refine``, of `class_probabilities`) over the
-    middles of the bins, for the requests at ``offsets``.
+    For the requests at ``offsets``, the mean over the middles of the bins of what
+    `refine_probabilities` gives; without ``refine``, of the synthetic classifier alone. That is a
+    normal density around the reading at the middles of the bins, normalised. Its variance is that
+    of all that lies between a reading and a middle: noise, bias, and a bin's width, w^2 / 12.
     """
     width = longest / bins
     found = np.empty(readings.shape[0])

@@ -1,21 +1,18 @@
 """Traces of real serving systems as instances.
 
-A file of this package reads one format and registers it with `trace_format`; nothing else needs
-editing. What follows (the window of rows, a random sample, arrivals relative to the first, rounds,
-the KV capacity) is the same for all.
+A function of a file of this package reads one format and registers it with `trace_format`; nothing
+else needs editing. What follows (the window of rows, a random sample, arrivals relative to the
+first, rounds, the KV capacity) is the same for all.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -25,11 +22,12 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, KvAccounting
-from optsched.workloads.traces.base import FORMATS, PLACES, Block, Source, TraceFormat, Window
-from optsched.workloads.traces.rows import Rows
+from optsched.workloads.traces.base import FORMATS, Block, Source, TraceFormat, Window
+from optsched.workloads.traces.collected import Rows
+from optsched.workloads.traces.fields import PLACES
 
 DEFAULT_KV_CAPACITY = 100_000
-"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100 (003)."""
+"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100."""
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file with named columns."""
@@ -77,20 +75,13 @@ class TraceReport:
     notes: tuple[str, ...] = ()
 
 
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-
-
 def trace_formats() -> dict[str, str]:
     """Return every format by name, sorted, with a line on each."""
-    _discover()
-    return {name: FORMATS[name].summary for name in sorted(FORMATS)}
+    return {name: found.summary for name, found in FORMATS.all().items()}
 
 
 class TraceOptions(TypedDict, total=False):
-    """Options of `read_trace_report` and `read_trace`, described there."""
+    """Options of `read_trace` and `read_trace_report`, described there."""
 
     offset: int
     limit: int | None
@@ -133,24 +124,7 @@ def read_trace(format: str, path: str | Path, **options: Unpack[TraceOptions]) -
 
 
 def read_trace_report(
-    format: str,
-    path: str | Path,
-    *,
-    offset: int = 0,
-    limit: int | None = None,
-    sample: int | None = None,
-    seed: int = 0,
-    kv_capacity: int | None = None,
-    kv_accounting: KvAccounting | None = None,
-    rate: float | None = None,
-    rate_scale: float = 1.0,
-    round_seconds: float | None = None,
-    columns: Mapping[str, str] | None = None,
-    unit: str | None = None,
-    tokenizer: str | Callable[[str], int] | None = None,
-    strict: bool = False,
-    name: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    format: str, path: str | Path, **options: Unpack[TraceOptions]
 ) -> tuple[Instance, TraceReport]:
     """Return the instance of a trace, or of some of its rows, and a report on the rows.
 
@@ -164,14 +138,19 @@ def read_trace_report(
         One of `trace_formats`.
     path : str or Path
         The file; one that is compressed with gzip is read too.
+    **options
+        See below; those that are left out have their default.
+
+    Other Parameters
+    ----------------
     offset, limit : int
-        Rows to skip, and rows to read after them (None: all). Both count rows of the file, also
-        those that are dropped, so that windows side by side never share a request.
+        Rows to skip (0), and rows to read after them (None: all). Both count rows of the file,
+        also those that are dropped, so that windows side by side never share a request.
     sample : int, optional
         Keep this many requests of the window, drawn without replacement, each set equally
         likely. The rate of arrivals falls by as much; ``rate_scale`` can make up for it.
     seed : int
-        Of the sample and of drawn arrivals.
+        Of the sample and of drawn arrivals (0).
     kv_capacity : int, optional
         In tokens. None: `DEFAULT_KV_CAPACITY` in seconds; in rounds it must be given.
     kv_accounting : {"generated", "cached"}, optional
@@ -180,19 +159,19 @@ def read_trace_report(
         Draw Poisson arrivals of this many requests a second, in place of the trace's own;
         infinity: all arrive at 0, as they do without it where the trace has no arrivals.
     rate_scale : float
-        Requests come this many times as fast.
+        Requests come this many times as fast (1).
     round_seconds : float, optional
         Length of a round: arrivals become the rounds in which they fall, floor(t / length),
         computed exactly. None: an instance in seconds.
     columns : mapping, optional
-        For ``csv``: names of columns by field; see `optsched.workloads.traces.columns.FIELDS`.
+        For ``csv``: names of columns by field; see `optsched.workloads.traces.formats.FIELDS`.
     unit : str, optional
         For ``csv``: one of `UNITS`; None: seconds.
     tokenizer : str or callable, optional
         For texts; see `optsched.workloads.traces.tokenizer.token_counter`. None: words count.
     strict : bool
         Refuse a file with rows that would be dropped or sorted, or without arrivals if no
-        ``rate`` is given.
+        ``rate`` is given (False).
     name : str, optional
         Name of the instance; None: that of the file.
     progress : callable, optional
@@ -206,70 +185,35 @@ def read_trace_report(
     UsageError
         An option that the format does not take.
     """
-    chosen = _format(format)
-    _whole_option(offset, "offset", 0)
-    _whole_option(seed, "seed", 0)
-    for key, option in (("limit", limit), ("sample", sample)):
-        if option is not None:
-            _whole_option(option, key, 1)
-    scale = _positive(rate_scale, "rate_scale")
-    if rate is not None and rate != math.inf:
-        _positive(rate, "rate")
-    if kv_capacity is None:
-        if round_seconds is not None:
-            raise InputError("kv_capacity: missing; an instance in rounds needs one, in tokens")
-        kv_capacity = DEFAULT_KV_CAPACITY
-    _whole_option(kv_capacity, "kv_capacity", 1)
-    if unit is not None and unit not in UNITS:
-        raise InputError(f"unit: {unit!r}; one of {', '.join(UNITS)} is right")
-    for key, given in (("columns", columns), ("unit", unit), ("tokenizer", tokenizer)):
-        if given and key not in chosen.options:
-            able = ", ".join(sorted(f.name for f in FORMATS.values() if key in f.options))
-            raise UsageError(f"{key}: the format {format!r} takes none; {able} can")
+    chosen, wanted, file = FORMATS.get(format), _Options(**options), Path(path)
+    wanted.check(chosen)
     from optsched.workloads.traces.tokenizer import token_counter
 
-    file = Path(path)
-    window = Window(offset, limit)
-    source = Source(file, window, columns or {}, unit or "s", token_counter(tokenizer))
-    # Two streams of one seed: the sample does not depend on whether arrivals are drawn.
-    draws = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
-    rows = Rows(file, window, sample, draws[0], strict, drawn=rate is not None)
-    rows.collect(chosen.read(source), progress)
-    kept = rows.kept()
-    notes = rows.notes()
-    if "tokenizer" in chosen.options and tokenizer is None:
-        notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
-    order = np.arange(len(kept.line))
-    if rate is None and kept.time_ns is not None:
-        time = kept.time_ns
-        if (np.diff(time) < 0).any():
-            order = np.argsort(time, kind="stable")
-        since = time[order] - time.min()
-    else:
-        if rate is None:
-            notes += (
-                "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
-                "Poisson arrivals of R requests a second",
-            )
-        since = _poisson(len(kept.line), rate, draws[1])
-    arrival: NDArray[Any]
-    if round_seconds is None:
-        arrival = since / 1e9 / float(scale)
-    else:
-        arrival = _rounds(since, scale * _positive(round_seconds, "round_seconds"))
-    instance = _instance(
-        file,
-        kept.line[order],
-        arrival=arrival,
-        prompt_tokens=kept.prompt_tokens[order],
-        output_tokens=kept.output_tokens[order],
-        kv_capacity=kv_capacity,
-        time_unit="second" if round_seconds is None else "round",
-        kv_accounting=kv_accounting or ("cached" if round_seconds is None else "generated"),
-        name=file.name.removesuffix(".gz").rpartition(".")[0] if name is None else name,
+    window = Window(wanted.offset, wanted.limit)
+    source = Source(
+        file, window, wanted.columns or {}, wanted.unit or "s", token_counter(wanted.tokenizer)
     )
-    as_it_is = offset == 0 and limit is None and sample is None and rate is None
-    as_it_is = as_it_is and scale == 1 and round_seconds is None and rows.arrivals
+    # Two streams of one seed: the sample does not depend on whether arrivals are drawn.
+    draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
+    drawn = wanted.rate is not None
+    rows = Rows(file, window, wanted.sample, draws[0], wanted.strict, drawn)
+    rows.collect(chosen.read(source), wanted.progress)
+    kept, notes = rows.kept(), rows.notes()
+    if "tokenizer" in chosen.options and wanted.tokenizer is None:
+        notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
+    if drawn or kept.time_ns is None:
+        since = _poisson(len(kept.line), wanted.rate, draws[1])
+    else:
+        time, order = kept.time_ns, np.argsort(kept.time_ns, kind="stable")
+        since = time[order] - time.min()
+        if rows.backwards:
+            kept = kept.pick(order)
+    if not (drawn or rows.arrivals):
+        notes += (
+            "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
+            "Poisson arrivals of R requests a second",
+        )
+    instance = _instance(file, kept, wanted, since)
     report = TraceReport(
         read=window.taken,
         dropped=rows.dropped,
@@ -278,39 +222,87 @@ def read_trace_report(
         backwards=rows.backwards,
         first_backwards_line=rows.first_backwards,
         arrivals=rows.arrivals,
-        measured=_measured(file, kept, order, instance) if as_it_is else None,
+        measured=_measured(file, kept, instance) if rows.arrivals and wanted.as_it_is else None,
         notes=notes,
     )
     return instance, report
 
 
-def _measured(
-    file: Path, kept: Block, order: NDArray[np.int64], instance: Instance
-) -> Measured | None:
+@dataclass(frozen=True)
+class _Options:
+    """`TraceOptions` with their defaults."""
+
+    offset: int = 0
+    limit: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    kv_capacity: int | None = None
+    kv_accounting: KvAccounting | None = None
+    rate: float | None = None
+    rate_scale: float = 1.0
+    round_seconds: float | None = None
+    columns: Mapping[str, str] | None = None
+    unit: str | None = None
+    tokenizer: str | Callable[[str], int] | None = None
+    strict: bool = False
+    name: str | None = None
+    progress: Callable[[int], None] | None = None
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether every row is read, at the times of the trace."""
+        window = self.offset == 0 and self.limit is None and self.sample is None
+        return window and self.rate is None and self.rate_scale == 1 and self.round_seconds is None
+
+    def check(self, format: TraceFormat) -> None:
+        for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
+            _check_whole(getattr(self, key), key, low)
+        for key in ("rate_scale", "rate", "round_seconds"):
+            if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
+                _exact(value, key)
+        if self.round_seconds is not None and self.kv_capacity is None:
+            raise InputError("kv_capacity: missing; an instance in rounds needs one, in tokens")
+        _check_whole(self.kv_capacity, "kv_capacity", 1)
+        if self.unit is not None and self.unit not in UNITS:
+            raise InputError(f"unit: {self.unit!r}; one of {', '.join(UNITS)} is right")
+        for key in ("columns", "unit", "tokenizer"):
+            if getattr(self, key) and key not in format.options:
+                able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
+                raise UsageError(f"{key}: the format {format.name!r} takes none; {able} can")
+
+
+def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64]) -> Instance:
+    """Return the instance of rows that arrive so many nanoseconds after the first."""
+    length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
+    in_rounds = length is not None
+    arrival: NDArray[Any] = since / 1e9 / float(scale)
+    if length is not None:
+        arrival = _rounds(since, scale * _exact(length, "round_seconds"))
+    try:
+        return Instance(
+            arrival=arrival,
+            prompt_tokens=kept.prompt_tokens,
+            output_tokens=kept.output_tokens,
+            kv_capacity=wanted.kv_capacity or DEFAULT_KV_CAPACITY,
+            time_unit="round" if in_rounds else "second",
+            kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
+            name=wanted.name
+            if wanted.name is not None
+            else file.name.removesuffix(".gz").rpartition(".")[0],
+        )
+    except InputError as error:
+        hint = "; a larger kv_capacity is right" if "kv_capacity" in str(error) else ""
+        raise InputError(f"{_at_line(file, error, kept.line)}{hint}") from None
+
+
+def _measured(file: Path, kept: Block, instance: Instance) -> Measured | None:
     """Return the measured times of the instance's requests, in its order."""
     if kept.latency_s is None:
         return None
-    ttft = None if kept.ttft_s is None else kept.ttft_s[order]
     try:
-        return Measured(kept.latency_s[order], ttft, instance_sha256=instance.sha256)
+        return Measured(kept.latency_s, kept.ttft_s, instance_sha256=instance.sha256)
     except InputError as error:
-        raise _at_line(file, error, kept.line[order]) from None
-
-
-def _format(name: str) -> TraceFormat:
-    _discover()
-    if name not in FORMATS:
-        known = ", ".join(sorted(FORMATS))
-        raise InputError(f"trace format: {name!r} is unknown; known are {known}")
-    return FORMATS[name]
-
-
-def _instance(file: Path, line: NDArray[np.int64], **fields: Any) -> Instance:
-    try:
-        return Instance(**fields)
-    except InputError as error:
-        hint = "; a larger kv_capacity is right" if "kv_capacity" in str(error) else ""
-        raise InputError(f"{_at_line(file, error, line)}{hint}") from None
+        raise _at_line(file, error, kept.line) from None
 
 
 def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputError:
@@ -336,7 +328,7 @@ def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64
     return np.array(exact, dtype=object)
 
 
-def _positive(value: float, name: str) -> Fraction:
+def _exact(value: float, name: str) -> Fraction:
     """Return a positive number as the decimal that it prints as."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise InputError(f"{name}: {value!r} is not a number")
@@ -345,6 +337,7 @@ def _positive(value: float, name: str) -> Fraction:
     return Fraction(str(value))
 
 
-def _whole_option(value: int, name: str, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+def _check_whole(value: int | None, name: str, low: int) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if value is not None and (not whole or value < low):
         raise InputError(f"{name}: {value!r}; an integer >= {low} is right")

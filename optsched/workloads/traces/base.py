@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.errors import InputError
+from optsched.problem.registry import Registry
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,22 @@ class Block:
     ttft_s: NDArray[np.float64] | None = None
     latency_s: NDArray[np.float64] | None = None
 
+    def pick(self, index: NDArray[Any]) -> Block:
+        """Return some of the rows, by a mask or by their numbers."""
+        columns: dict[str, Any] = {
+            key: None if column is None else column[index] for key, column in vars(self).items()
+        }
+        return Block(**columns)
+
+    @staticmethod
+    def join(parts: Sequence[Block]) -> Block:
+        """Return the rows of several blocks of one trace, one after the other."""
+        columns: dict[str, Any] = {
+            key: None if first is None else np.concatenate([vars(part)[key] for part in parts])
+            for key, first in vars(parts[0]).items()
+        }
+        return Block(**columns)
+
 
 class Window:
     """The rows ``offset`` .. ``offset + limit`` of a file, told as its rows go by.
@@ -51,13 +68,13 @@ class Window:
 
     def __init__(self, offset: int, limit: int | None) -> None:
         self.offset = offset
+        self.end = sys.maxsize if limit is None else offset + limit
         self.seen = self.taken = 0
-        self._end = None if limit is None else offset + limit
 
     @property
     def left(self) -> int:
         """Rows until the end of the window, those to be skipped included."""
-        return sys.maxsize if self._end is None else max(self._end - self.seen, 0)
+        return max(self.end - self.seen, 0)
 
     @property
     def done(self) -> bool:
@@ -67,10 +84,10 @@ class Window:
     def take(self, rows: int) -> slice:
         """Return which of the next ``rows`` rows are inside."""
         begin = min(max(self.offset - self.seen, 0), rows)
-        end = rows if self._end is None else min(max(self._end - self.seen, 0), rows)
+        end = max(begin, min(self.left, rows))
         self.seen += rows
-        self.taken += max(0, end - begin)
-        return slice(begin, max(begin, end))
+        self.taken += end - begin
+        return slice(begin, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +102,8 @@ class Source:
     columns : mapping
         Names of columns by the fields they are for, where a user gave some.
     unit : str
-        Unit of times, a key of `PLACES`, or ``"datetime"``.
-    count : callable, optional
+        Unit of times: a key of `optsched.workloads.traces.fields.PLACES`, or ``"datetime"``.
+    count : callable
         Number of tokens of a text.
     """
 
@@ -96,9 +113,6 @@ class Source:
     unit: str = "s"
     count: Callable[[str], int] = lambda text: len(text.split())
 
-
-PLACES = {"s": 9, "ms": 6, "us": 3, "ns": 0}
-"""Decimal places of a nanosecond in each unit of time."""
 
 Reader = Callable[[Source], Iterator[Block]]
 
@@ -121,7 +135,7 @@ class TraceFormat:
     options: tuple[str, ...] = ()
 
 
-FORMATS: dict[str, TraceFormat] = {}
+FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
 def trace_format(
@@ -130,15 +144,7 @@ def trace_format(
     """Register the decorated function as the reader of trace format ``name``."""
 
     def register(read: Reader) -> Reader:
-        FORMATS[name] = TraceFormat(name, summary, read, options)
+        FORMATS.add(name, TraceFormat(name, summary, read, options))
         return read
 
     return register
-
-
-def refuse(path: Path, line: int, name: str, text: object, right: str) -> InputError:
-    """Return the error for a value of a trace, cut to a length that fits a line."""
-    shown = repr(text)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return InputError(f"{path}: line {line}: {name}: {shown} {right}")

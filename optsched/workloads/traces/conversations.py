@@ -12,7 +12,7 @@ import numpy as np
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.objects import objects_in_blocks
+from optsched.workloads.traces.json_objects import objects_in_blocks
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
 _USERS = ("human", "user")

@@ -1,6 +1,7 @@
-"""Delimited text in blocks of a few megabytes: rows and fields without a Python loop.
+"""Delimited text in blocks of a megabyte, parsed by numpy.
 
-A block that holds quotes goes through the csv module, which gives the same, only slower.
+A block that numpy does not take as it stands (quotes, blank lines, a row of another length, a
+number written in another way) goes through the csv module, which finds out what is wrong where.
 """
 
 from __future__ import annotations
@@ -9,57 +10,32 @@ import csv
 import gzip
 import io
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.fields import Fields
 
 BLOCK_BYTES = 1 << 20
-_MOST_QUOTED_BYTES = 1 << 26
+_MAX_QUOTED_BYTES = 1 << 26
+WHOLE = ("prompt_tokens", "output_tokens")
+"""Fields of whole numbers; the others are times."""
+
+_TEXT = "S40"
 _CODES = (
     (b"\xff\xfe\x00\x00", "UTF-32"), (b"\x00\x00\xfe\xff", "UTF-32"),
     (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Fields:
-    """Consecutive rows of a file: where the fields that a reader wants lie in a buffer.
-
-    Parameters
-    ----------
-    path : Path
-    data : ndarray of uint8
-    line : ndarray of int64, shape (n,)
-        Line of the file, counted from 1.
-    names : dict of str to str
-        Name in the header of each field found.
-    start, end : dict of str to ndarray of int64, shape (n,)
-        Place of each field found: ``data[start:end]``.
-    """
-
-    path: Path
-    data: NDArray[np.uint8]
-    line: NDArray[np.int64]
-    names: Mapping[str, str]
-    start: Mapping[str, NDArray[np.int64]]
-    end: Mapping[str, NDArray[np.int64]]
-
-    def __contains__(self, field: str) -> bool:
-        return field in self.names
-
-    def text(self, field: str, row: int) -> str:
-        """Return one field as text, without the spaces around it."""
-        part = self.data[self.start[field][row] : self.end[field][row]]
-        return part.tobytes().decode("utf-8", "replace").strip()
+_BLANK = re.compile(rb"\n[ \t]*\n")
 
 
 @contextmanager
@@ -76,8 +52,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; a file is right") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text ({error.reason})") from None
     except EOFError:
         raise InputError(f"{path}: cannot be read: the gzip file is cut short") from None
     except (OSError, zlib.error) as error:
@@ -98,11 +72,6 @@ def without_mark(path: Path, head: bytes) -> bytes:
     if b"\0" in head[:4096]:
         raise InputError(f"{path}: holds zero bytes and is no UTF-8 text (UTF-16 without a mark?)")
     return head.removeprefix(b"\xef\xbb\xbf")
-
-
-def plain_name(text: str) -> str:
-    """Return a column's name in lower case without spaces, underscores and hyphens."""
-    return re.sub(r"[\s_\-]+", "", text).casefold()
 
 
 def find_columns(
@@ -128,23 +97,26 @@ def find_columns(
     InputError
         A missing or an ambiguous column, with the columns that there are.
     """
-    plain = [plain_name(name) for name in found]
+
+    def plain(name: str) -> str:
+        return re.sub(r"[\s_\-]+", "", name).casefold()
+
+    have = ", ".join(map(repr, found))
+    have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
     for field, names in wanted.items():
         exact = [k for name in names for k, had in enumerate(found) if had == name]
-        loose = [k for name in names for k, had in enumerate(plain) if had == plain_name(name)]
-        have = ", ".join(repr(name) for name in found)
-        have = have if len(have) <= 200 else have[:200] + "..."
-        if len(exact or loose) > 1:
+        loose = [k for name in names for k, had in enumerate(found) if plain(had) == plain(name)]
+        fits = exact or loose
+        if len(fits) > 1:
             raise InputError(
-                f"{path}: line 1: {names[0]}: {len(exact or loose)} columns have this name: {have}"
+                f"{path}: line 1: {names[0]}: {len(fits)} columns have this name: {have}"
             )
-        if exact or loose:
-            where[field] = (exact or loose)[0]
+        if fits:
+            where[field] = fits[0]
         elif field not in optional:
-            right = " or ".join(repr(name) for name in names)
             raise InputError(
-                f"{path}: line 1: {right}: no such column; the file has "
+                f"{path}: line 1: {' or '.join(map(repr, names))}: no such column; the file has "
                 + (have or "an empty first line")
             )
     return where
@@ -172,33 +144,28 @@ def read_delimited(
         that never ends.
     """
     with open_bytes(path) as stream:
-        head = without_mark(path, stream.readline(_MOST_QUOTED_BYTES))
-        at = 2
-        if b"\r" in head.rstrip(b"\r\n"):  # lines that end in a carriage return alone
-            head, _, rest = head.partition(b"\r")
-        else:
+        head = without_mark(path, stream.readline(_MAX_QUOTED_BYTES))
+        head, end, rest = head.partition(b"\r")  # lines may end in a carriage return alone
+        if end and rest in (b"", b"\n"):
             rest = b""
-        text = _utf8(path, head, 1).strip("\r\n")
+        text = _utf8(path, head, 1).strip("\n")
         delimiter = max(",;\t", key=text.count)
         try:
             header = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
         except csv.Error as error:
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
         where = find_columns(path, header, wanted, optional)
-        names = {field: header[k] for field, k in where.items()}
+        layout = _Layout(path, header, where, delimiter)
+        at = 2
         while not window.done:
-            block, last = _whole_lines(path, stream, rest, at)
-            rest = b""
+            block, cut = _whole_lines(path, stream, rest, at)
             if not block:
                 return
-            lines = block.count(b"\n")
-            if b'"' in block:
-                fields = _quoted(path, block, at, window, where, names, len(header), delimiter)
-            else:
-                fields = _plain(path, block, at, window, where, names, len(header), delimiter, last)
-            at += lines
+            fields = layout.fields(block, at, window, cut)
             if fields is not None:
                 yield fields
+            at += block.count(b"\n")
+            rest = b""
 
 
 def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[bytes, bool]:
@@ -212,7 +179,7 @@ def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[b
         parts.append(stream.readline())
         quotes += parts[-1].count(b'"')
         size += len(parts[-1])
-        if not parts[-1] or size > _MOST_QUOTED_BYTES:
+        if not parts[-1] or size > _MAX_QUOTED_BYTES:
             raise InputError(f"{path}: after line {at - 1}: not CSV: a quote is never closed")
     block = b"".join(parts)
     if b"\r" in block:
@@ -222,133 +189,106 @@ def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[b
     return block + b"\n", True
 
 
-def _utf8(path: Path, block: bytes, at: int) -> str:
+def _utf8(path: Path, text: bytes, line: int) -> str:
     try:
-        return block.decode("utf-8")
+        return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = at + block.count(b"\n", 0, error.start)
         raise InputError(
-            f"{path}: line {line}: is not UTF-8 text (byte 0x{block[error.start]:02x}, "
-            f"{error.reason}); UTF-8 is right (iconv -f LATIN1 -t UTF-8, if it is Latin-1)"
+            f"{path}: line {line + text.count(10, 0, error.start)}: is not UTF-8 text (byte "
+            f"0x{text[error.start]:02x}, {error.reason}); UTF-8 is right (iconv -f LATIN1 -t "
+            "UTF-8, if it is Latin-1)"
         ) from None
 
 
-def _plain(
-    path: Path,
-    block: bytes,
-    at: int,
-    window: Window,
-    where: Mapping[str, int],
-    names: Mapping[str, str],
-    width: int,
-    delimiter: str,
-    last: bool,
-) -> Fields | None:
-    data = np.frombuffer(block, dtype=np.uint8)
-    row_end = np.flatnonzero(data == ord("\n"))
-    row_start = np.concatenate(([0], row_end[:-1] + 1))
-    line = np.arange(at, at + len(row_end))
-    if (blank := _blank(block, row_start, row_end)) is not None:
-        row_start, row_end, line = row_start[~blank], row_end[~blank], line[~blank]
-    total = len(line)
-    inside = window.take(total)
-    row_start, row_end, line = row_start[inside], row_end[inside], line[inside]
-    if not len(line):
-        return None
-    if not block.isascii():
-        _utf8(path, block[row_start[0] : row_end[-1]], int(line[0]))
-    cuts = np.flatnonzero(data[row_start[0] : row_end[-1]] == ord(delimiter)) + row_start[0]
-    first = np.searchsorted(cuts, row_start)
-    count = np.searchsorted(cuts, row_end) - first
-    if (count != width - 1).any():
-        i = int(np.argmax(count != width - 1))
-        text = block[row_start[i] : row_end[i]].decode("utf-8", "replace")
-        final = last and inside.stop == total and i == len(line) - 1
-        raise _bad_width(path, int(line[i]), int(count[i]) + 1, width, text, window, final)
-    start, end = {}, {}
-    for field, k in where.items():
-        start[field] = row_start if k == 0 else cuts[first + k - 1] + 1
-        end[field] = row_end if k == width - 1 else cuts[first + k]
-    return Fields(path, data, line, names, start, end)
+@dataclass(frozen=True)
+class _Layout:
+    """A file's columns, the index of each that is wanted, and what stands between them."""
 
+    path: Path
+    header: Sequence[str]
+    where: Mapping[str, int]
+    delimiter: str
 
-def _blank(
-    block: bytes, row_start: NDArray[np.int64], row_end: NDArray[np.int64]
-) -> NDArray[np.bool_] | None:
-    """Return which lines hold nothing but spaces, None if none does."""
-    short = np.flatnonzero(row_end - row_start < 4)
-    found = [i for i in short.tolist() if not block[row_start[i] : row_end[i]].strip()]
-    if not found:
-        return None
-    blank = np.zeros(len(row_start), dtype=bool)
-    blank[found] = True
-    return blank
+    def fields(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
+        """Return the rows of a block that lie in the window, None if none does.
 
+        The block begins in line ``at``; ``cut`` says that its last line had no end.
+        """
+        lines = block.count(b"\n")
+        simple = b'"' not in block and b"\0" not in block and not _BLANK.search(b"\n" + block)
+        if simple and window.seen + lines <= window.offset:
+            window.take(lines)
+            return None
+        if simple and window.left < lines:  # what is not read does no harm
+            block, lines = b"\n".join([*block.split(b"\n", window.left)[:-1], b""]), window.left
+        table = self._parsed(block) if simple else None
+        if table is None:
+            return self._row_by_row(block, at, window, cut)
+        inside = window.take(lines)
+        columns = {field: table[str(k)][inside] for field, k in self.where.items()}
+        return Fields(self.path, np.arange(at, at + lines)[inside], self._names, columns)
 
-def _bad_width(
-    path: Path, line: int, found: int, right: int, text: str, window: Window, final: bool
-) -> InputError:
-    if not final:
+    @property
+    def _names(self) -> dict[str, str]:
+        return {field: self.header[k] for field, k in self.where.items()}
+
+    def _parsed(self, block: bytes) -> NDArray[Any] | None:
+        """Return the columns as numpy reads them, None if it cannot."""
+        kinds = {k: "i8" if field in WHOLE else _TEXT for field, k in self.where.items()}
+        kinds |= {k: _TEXT for field, k in self.where.items() if field not in WHOLE}
+        dtype = np.dtype([(str(k), kinds.get(k, "U1")) for k in range(len(self.header))])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # a fraction as an integer
+                table = np.loadtxt(
+                    io.BytesIO(block), dtype, comments=None, delimiter=self.delimiter, ndmin=1,
+                    encoding="utf-8",
+                )  # fmt: skip
+        except (ValueError, Warning):
+            return None
+        if len(table) != block.count(b"\n"):
+            return None
+        for text in (table[str(k)] for k, kind in kinds.items() if kind == _TEXT):
+            if np.char.str_len(text).max() == text.itemsize:
+                return None  # it may have been cut
+            if not block.isascii() and (np.ascontiguousarray(text).view(np.uint8) > 127).any():
+                return None  # numpy writes Latin-1
+        return table
+
+    def _row_by_row(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
+        text = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
+        reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+        rows: list[tuple[int, list[str]]] = []
+        line = at
+        try:
+            for row in reader:
+                if self.delimiter.join(row).strip():
+                    rows.append((line, row))
+                line = at + reader.line_num
+        except csv.Error as error:
+            raise InputError(f"{self.path}: line {line}: not CSV ({error})") from None
+        inside = window.take(len(rows))
+        chosen = rows[inside]
+        if not chosen:
+            return None
+        for line, row in chosen:
+            whole = self.delimiter.join(row)
+            if not whole.isascii():
+                _utf8(self.path, whole.encode("utf-8", "surrogateescape") + b"\n", line)
+            if len(row) != len(self.header):
+                last = cut and line == rows[-1][0]
+                raise self._bad_width(line, row, whole, window.taken - 1 if last else None)
+        columns = {field: [row[k] for _, row in chosen] for field, k in self.where.items()}
+        return Fields.from_texts(self.path, [line for line, _ in chosen], self._names, columns)
+
+    def _bad_width(self, line: int, row: Sequence[str], text: str, good: int | None) -> InputError:
+        """Return the error for a row, the last one of a file after ``good`` others if given."""
+        place = f"{self.path}: line {line}:"
+        width = len(self.header)
+        if good is None:
+            return InputError(f"{place} has {len(row)} fields in {text!r:.80}; {width} is right")
+        rescue = f"limit {good} reads the {good} rows before it" if good else "no row is whole"
         return InputError(
-            f"{path}: line {line}: has {found} fields in {text!r:.80}; {right} is right"
+            f"{place} the last line is cut short: {len(row)} of {width} fields in {text!r:.80}; "
+            f"the whole file is right, or {rescue}"
         )
-    good = window.taken - 1
-    rescue = f"limit {good} reads the {good} rows before it" if good else "no row is whole"
-    return InputError(
-        f"{path}: line {line}: the last line is cut short: {found} of {right} fields in "
-        f"{text!r:.80}; the whole file is right, or {rescue}"
-    )
-
-
-def _quoted(
-    path: Path,
-    block: bytes,
-    at: int,
-    window: Window,
-    where: Mapping[str, int],
-    names: Mapping[str, str],
-    width: int,
-    delimiter: str,
-) -> Fields | None:
-    text = _utf8(path, block, at)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    before = 0
-    try:
-        for row in reader:
-            if row and (len(row) > 1 or row[0].strip()):
-                rows.append(row)
-                lines.append(at + before)
-            before = reader.line_num
-    except csv.Error as error:
-        raise InputError(f"{path}: line {at + before}: not CSV ({error})") from None
-    inside = window.take(len(rows))
-    rows, lines = rows[inside], lines[inside]
-    if not rows:
-        return None
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != width:
-            raise _bad_width(path, line, len(row), width, delimiter.join(row), window, False)
-    return from_texts(
-        path, lines, names, {field: [row[k] for row in rows] for field, k in where.items()}
-    )
-
-
-def from_texts(
-    path: Path,
-    lines: Sequence[int],
-    names: Mapping[str, str],
-    columns: Mapping[str, Sequence[str]],
-) -> Fields:
-    """Return rows whose fields are given as texts."""
-    start, end, parts, size = {}, {}, [], 0
-    for field, texts in columns.items():
-        encoded = [text.encode() for text in texts]
-        ends = size + np.cumsum([len(part) for part in encoded])
-        start[field] = np.concatenate(([size], ends[:-1])).astype(np.int64)
-        end[field] = ends.astype(np.int64)
-        parts += encoded
-        size = int(ends[-1])
-    data = np.frombuffer(b"".join(parts), dtype=np.uint8)
-    return Fields(path, data, np.asarray(lines, dtype=np.int64), names, start, end)

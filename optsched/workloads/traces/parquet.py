@@ -10,8 +10,6 @@ from typing import Any
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Window
 
-_BATCH_ROWS = 65_536
-
 
 def is_parquet(path: Path) -> bool:
     """Return whether a file is Parquet, by its first bytes."""
@@ -31,7 +29,7 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_rows(
-    path: Path, window: Window, columns: Sequence[str], batch_rows: int = _BATCH_ROWS
+    path: Path, window: Window, columns: Sequence[str], batch_rows: int = 65_536
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of the first row, from 1, and the record batch, of a window's rows."""
     with _parquet_file(path) as file:

@@ -16,9 +16,9 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
     Parameters
     ----------
     tokenizer : str or callable, optional
-        None: words, as paper 002 counts. A function of a text that returns its tokens or their
-        number, as itself or as ``file.py:NAME``. A ``tokenizer.json``, or a Hugging Face name,
-        for the package tokenizers (or transformers).
+        None: words, as Jaillet et al. (2025) count. A function of a text that returns its tokens
+        or their number, as itself or as ``file.py:NAME``. A ``tokenizer.json``, or a Hugging Face
+        name, for the package tokenizers (or transformers).
 
     Raises
     ------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from optsched.files.strict_json import read_json
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.base import Block, Source, Window, trace_format
 
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
@@ -24,79 +25,83 @@ def read_vllm(source: Source) -> Iterator[Block]:
     to the first token and the sum of its inter-token latencies. One with an error, or without
     output, failed. Results of versions without ``start_times`` have no arrivals.
     """
-    path = source.path
-    data = read_json(path)
+    data = read_json(source.path)
     missing = [name for name in _LISTS if name not in data]
     if len(missing) == len(_LISTS):
         raise InputError(
-            f"{path}: input_lens: missing: the file has no per-request lists; a benchmark run "
-            "with --save-result and --save-detailed writes them"
+            f"{source.path}: input_lens: missing: the file has no per-request lists; a benchmark "
+            "run with --save-result and --save-detailed writes them"
         )
     if missing:
-        raise InputError(f"{path}: {missing[0]}: missing; the file has {', '.join(data)[:200]}")
-    count = len(_list(path, data, "input_lens", None))
-    inside = source.window.take(count)
-    prompt = _tokens(path, _list(path, data, "input_lens", count)[inside], "input_lens", inside)
-    output = _tokens(path, _list(path, data, "output_lens", count)[inside], "output_lens", inside)
-    ttft = _times(path, _list(path, data, "ttfts", count)[inside], "ttfts", inside)
-    if "latencies" in data:
-        latencies = _list(path, data, "latencies", count)[inside]
-        latency = _times(path, latencies, "latencies", inside)
-    else:
-        steps = _list(path, data, "itls", count)[inside]
-        latency = ttft + np.array([_sum(path, inside.start + k, x) for k, x in enumerate(steps)])
+        raise InputError(
+            f"{source.path}: {missing[0]}: missing; the file has {', '.join(data)[:200]}"
+        )
+    lists = _Lists(source.path, data, source.window)
+    prompt, output = lists.tokens("input_lens"), lists.tokens("output_lens")
+    ttft = lists.times("ttfts")
     failed = output <= 0
     if data.get("errors"):
-        errors = _list(path, data, "errors", count)[inside]
-        failed = failed | np.array([bool(error) for error in errors], dtype=bool)
+        failed = failed | np.array([bool(error) for error in lists.entries("errors")], dtype=bool)
     time_ns = None
     if "start_times" in data:
-        starts = _list(path, data, "start_times", count)[inside]
-        time_ns = np.rint(_times(path, starts, "start_times", inside) * 1e9).astype(np.int64)
+        time_ns = np.rint(lists.times("start_times") * 1e9).astype(np.int64)
     yield Block(
-        line=np.arange(inside.start + 1, inside.stop + 1),
+        line=np.arange(lists.inside.start + 1, lists.inside.stop + 1),
         prompt_tokens=prompt,
         output_tokens=output,
         time_ns=time_ns,
         failed=failed,
         ttft_s=ttft,
-        latency_s=latency,
+        latency_s=lists.times("latencies") if "latencies" in data else ttft + lists.sums("itls"),
     )
 
 
-def _list(path: Any, data: dict[str, Any], name: str, count: int | None) -> list[Any]:
-    value = data[name]
-    if not isinstance(value, list):
-        raise InputError(f"{path}: {name}: {str(value)[:40]!r} is not a list")
-    if count is not None and len(value) != count:
-        raise InputError(
-            f"{path}: {name}: has {len(value)} entries, but input_lens has {count}; lists of "
-            "equal length are right"
-        )
-    return value
+class _Lists:
+    """The lists of a file, an entry for each request, as far as they lie in a window."""
 
+    def __init__(self, path: Path, data: dict[str, Any], window: Window) -> None:
+        self.path, self.data = path, data
+        self.inside = slice(0, None)
+        self.inside = window.take(len(self.entries("input_lens")))
 
-def _tokens(path: Any, values: Sequence[Any], name: str, inside: slice) -> NDArray[np.int64]:
-    for k, value in enumerate(values):
-        if type(value) is not int or abs(value) > MAX_TOKENS:
+    def entries(self, name: str) -> list[Any]:
+        value, first = self.data[name], self.data["input_lens"]
+        if not isinstance(value, list):
+            raise InputError(f"{self.path}: {name}: {str(value)[:40]!r} is not a list")
+        if len(value) != len(first):
             raise InputError(
-                f"{path}: {name}: request {inside.start + k}: {value!r:.80} is not an integer of "
-                f"at most {MAX_TOKENS}"
+                f"{self.path}: {name}: has {len(value)} entries, but input_lens has {len(first)}; "
+                "lists of equal length are right"
             )
-    return np.array(values, dtype=np.int64)
+        return value[self.inside]
 
+    def tokens(self, name: str) -> NDArray[np.int64]:
+        values = self.entries(name)
+        for request, value in enumerate(values, self.inside.start):
+            if type(value) is not int or abs(value) > MAX_TOKENS:
+                right = f"is not an integer of at most {MAX_TOKENS}"
+                raise self._refuse(name, request, f"{value!r:.80} {right}")
+        return np.array(values, dtype=np.int64)
 
-def _times(path: Any, values: Sequence[Any], name: str, inside: slice) -> NDArray[np.float64]:
-    for k, value in enumerate(values):
+    def times(self, name: str) -> NDArray[np.float64]:
+        values = self.entries(name)
+        for request, value in enumerate(values, self.inside.start):
+            self._check_time(name, request, value)
+        return np.array(values, dtype=np.float64)
+
+    def sums(self, name: str) -> NDArray[np.float64]:
+        sums = []
+        for request, steps in enumerate(self.entries(name), self.inside.start):
+            if not isinstance(steps, list):
+                raise self._refuse(name, request, f"{str(steps)[:40]!r} is not a list")
+            for step in steps:
+                self._check_time(name, request, step)
+            sums.append(np.array(steps, dtype=np.float64).sum())
+        return np.array(sums, dtype=np.float64)
+
+    def _check_time(self, name: str, request: int, value: Any) -> None:
         if type(value) not in (int, float) or not 0 <= value < 4e9:
-            raise InputError(
-                f"{path}: {name}: request {inside.start + k}: {value!r:.80} is not a time in "
-                "seconds, 0 or more"
-            )
-    return np.array(values, dtype=np.float64)
+            raise self._refuse(name, request, f"{value!r:.80} is not a time in seconds, 0 or more")
 
-
-def _sum(path: Any, request: int, steps: Any) -> float:
-    if not isinstance(steps, list):
-        raise InputError(f"{path}: itls: request {request}: {str(steps)[:40]!r} is not a list")
-    return float(_times(path, steps, "itls", slice(request, request + 1)).sum())
+    def _refuse(self, name: str, request: int, words: str) -> InputError:
+        return InputError(f"{self.path}: {name}: request {request}: {words}")

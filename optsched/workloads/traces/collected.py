@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,19 @@ class Rows:
 
     A sample keeps the requests with the smallest of one random key each: it does not depend on
     how rows are cut into blocks, and never holds much more than twice its size.
+
+    Parameters
+    ----------
+    file : Path
+    window : Window
+    sample : int, optional
+        How many requests to keep; None: all.
+    rng : Generator
+        Of the sample.
+    strict : bool
+        Refuse a row that would be dropped or sorted, and a trace without arrivals.
+    drawn : bool
+        Whether arrivals are drawn, so that the trace's own do not matter.
     """
 
     def __init__(
@@ -50,8 +62,8 @@ class Rows:
             if self._sample is not None:
                 keys = self._rng.random(len(block.line))
                 chosen = keys < self._highest
-                block, keys = _pick(block, chosen), keys[chosen]
-                self._keys.append(keys)
+                block = block.pick(chosen)
+                self._keys.append(keys[chosen])
             self._parts.append(block)
             self._held += len(block.line)
             if self._sample is not None and self._held > 2 * self._sample + 65_536:
@@ -62,31 +74,23 @@ class Rows:
             self._thin(self._sample)
 
     def _usable(self, block: Block) -> Block:
-        good = (block.prompt_tokens > 0) & (block.output_tokens > 0)
-        if block.failed is not None:
-            good &= ~block.failed
+        failed = np.zeros(len(block.line), dtype=bool) if block.failed is None else block.failed
+        good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
         if good.all():
             return block
-        line = int(block.line[np.argmin(good)])
-        failed = 0 if block.failed is None else int(block.failed.sum())
+        i = int(np.argmin(good))
+        line = int(block.line[i])
         if self.strict:
-            i = int(np.argmin(good))
-            what = (
-                "a failed request"
-                if block.failed is not None and block.failed[i]
-                else (
-                    f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens: "
-                    "zero or negative tokens"
-                )
-            )
+            tokens = f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
+            found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
             raise InputError(
-                f"{self.file}: line {line}: {what}; at least 1 prompt and 1 output token is right"
+                f"{self.file}: line {line}: {found}; at least 1 prompt and 1 output token is right"
             )
         if self.first_dropped is None:
             self.first_dropped = line
         self.dropped += int((~good).sum())
-        self.failed += failed
-        return _pick(block, good)
+        self.failed += int(failed.sum())
+        return block.pick(good)
 
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
@@ -117,7 +121,7 @@ class Rows:
     def _thin(self, size: int) -> None:
         keys = np.concatenate(self._keys)
         keep = np.sort(np.argpartition(keys, size - 1)[:size])
-        self._parts = [_pick(_join(self._parts), keep)]
+        self._parts = [Block.join(self._parts).pick(keep)]
         self._keys = [keys[keep]]
         self._held = size
         self._highest = float(self._keys[0].max())
@@ -131,18 +135,18 @@ class Rows:
             There is none.
         """
         if self._held:
-            return _join(self._parts)
+            return Block.join(self._parts)
         offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
         if offset and seen and not taken:
             raise InputError(
                 f"{self.file}: offset {offset} leaves no request: the file has {seen} rows; "
                 f"an offset of at most {seen - 1} is right"
             )
+        after = f" after the first {offset}" if offset else ""
+        lost = f", {self.dropped} of them failed or without tokens" if self.dropped else ""
         raise InputError(
-            f"{self.file}: no requests: {taken} rows"
-            + (f" after the first {offset}" if offset else "")
-            + (f", {self.dropped} of them failed or without tokens" if self.dropped else "")
-            + "; rows with at least 1 prompt and 1 output token are right"
+            f"{self.file}: no requests: {taken} rows{after}{lost}; rows with at least 1 prompt "
+            "and 1 output token are right"
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -162,25 +166,3 @@ class Rows:
                 f"{self.first_backwards}: sorted by arrival",
             )
         return notes
-
-
-def _pick(block: Block, index: NDArray[Any]) -> Block:
-    return _each(lambda column: column[index], vars(block))
-
-
-def _join(parts: Sequence[Block]) -> Block:
-    if len(parts) == 1:
-        return parts[0]
-    first = vars(parts[0])
-    columns = {
-        key: None if first[key] is None else [vars(part)[key] for part in parts] for key in first
-    }
-    return _each(np.concatenate, columns)
-
-
-def _each(change: Callable[[Any], Any], columns: Mapping[str, Any]) -> Block:
-    """Return a block of the columns that there are, each changed."""
-    changed: dict[str, Any] = {
-        key: None if column is None else change(column) for key, column in columns.items()
-    }
-    return Block(**changed)

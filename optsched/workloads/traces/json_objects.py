@@ -16,7 +16,7 @@ from optsched.workloads.traces.base import Window
 from optsched.workloads.traces.delimited import open_bytes, without_mark
 
 _READ_BYTES = 1 << 20
-_MOST_CHARS = 1 << 28
+_MAX_CHARS = 1 << 28
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -75,31 +75,30 @@ class _Text:
         self._json = json.JSONDecoder(parse_float=Decimal, parse_constant=self._no_constant)
         self._more(without_mark(path, stream.read(_READ_BYTES)))
 
-    def _more(self, read: bytes | None = None) -> None:
-        if read is None:
-            read = self._stream.read(max(_READ_BYTES, len(self.buffer) - self.at))
+    def _more(self, read: bytes) -> None:
         self._ended = not read
         try:
             fresh = self._bytes.decode(read, final=self._ended)
         except UnicodeDecodeError as error:
-            line = self.line + self.buffer.count("\n", self.at) + read.count(b"\n", 0, error.start)
+            line = self._line_at(len(self.buffer)) + read.count(b"\n", 0, error.start)
             raise InputError(
                 f"{self.path}: line {line}: is not UTF-8 text ({error.reason})"
             ) from None
         self.buffer, self.at = self.buffer[self.at :] + fresh, 0
 
+    def _line_at(self, position: int) -> int:
+        return self.line + self.buffer.count("\n", self.at, position)
+
     def go(self, to: int) -> None:
-        self.line += self.buffer.count("\n", self.at, to)
-        self.at = to
+        self.line, self.at = self._line_at(to), to
 
     def peek(self) -> str:
         """Return the next character that is no space, or nothing at the end."""
         while True:
-            found = _SPACE.match(self.buffer, self.at)
-            self.go(found.end() if found else self.at)
+            self.go(_SPACE.match(self.buffer, self.at).end())  # type: ignore[union-attr]
             if self.at < len(self.buffer) or self._ended:
                 return self.buffer[self.at : self.at + 1]
-            self._more()
+            self._more(self._stream.read(_READ_BYTES))
 
     def value(self) -> Any:
         while True:
@@ -108,8 +107,9 @@ class _Text:
             except json.JSONDecodeError as error:
                 # What is wrong near the end of the text read so far may only be cut there.
                 cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
-                if cut and not self._ended and len(self.buffer) - self.at < _MOST_CHARS:
-                    self._more()
+                held = len(self.buffer) - self.at
+                if cut and not self._ended and held < _MAX_CHARS:
+                    self._more(self._stream.read(max(_READ_BYTES, held)))
                     continue
                 words = error.msg[0].lower() + error.msg[1:]
                 self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
@@ -121,8 +121,9 @@ class _Text:
             return value
 
     def fail(self, position: int, words: str) -> NoReturn:
-        line = self.line + self.buffer.count("\n", self.at, position)
-        raise InputError(f"{self.path}: line {line}: not JSON: {words}") from None
+        raise InputError(
+            f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
+        ) from None
 
     def _no_constant(self, word: str) -> NoReturn:
         self.fail(self.at, f"{word} is no number of JSON")

@@ -1,0 +1,116 @@
+"""Whole-batch times of Splitwise (Patel et al., 2024): perf_model.csv.
+
+A row is one prefill batch, then decode batches of the same requests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.costs.hardware import BYTES, Device, architecture, same_architecture
+from optsched.costs.profiles.tables import (
+    Measurements,
+    Profile,
+    Table,
+    attention_flops,
+    features_of,
+    read_table,
+)
+from optsched.problem.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPLITWISE_TOKENS = 128
+"""Longest output in perf_model.csv that is generated to its end."""
+
+
+def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
+    """Return the profile in a folder, None if there is none of this kind."""
+    file = path / "perf_model.csv"
+    if not file.is_file():
+        return None
+    rows = Measurements(file, splitwise_rows(file, model, degree, peak), peak, [])
+    shape = architecture(model or str(rows.frame["model"].iloc[0]))
+    n, s, o = (rows.numbers(name, 1) for name in ("batch_size", "prompt_size", "token_size"))
+    prompt, token = rows.times("prompt_time"), rows.times("token_time")
+    weights = shape.weight_bytes / degree
+    attention = shape.layers * attention_flops(shape, s, 0.0, degree)
+    fits = rows.possible("prompt_time", prompt, n * (weights / BYTES * 2 * s + attention), weights)
+    kv = s + (o - 1) / 2  # mean over the decode steps
+    reads = weights + n * s * shape.kv_bytes / degree
+    works = rows.possible("token_time", token, weights / BYTES * 2 * n, reads)
+    works &= fits  # a repetition with an impossible prefill is not to be trusted in its decodes
+    # Longer outputs stop at the end-of-sequence token: their context is not known.
+    works &= o <= SPLITWISE_TOKENS
+    a, b = int(fits.sum()), int(works.sum())
+    prefill = {
+        "token": n * s, "base": 1 + 0 * n, "prefill_square": n * s**2, "prefill_base": 1 + 0 * n,
+        "prefill_request": n,
+    }  # fmt: skip
+    decode = {
+        "token": n, "base": 1 + 0 * n, "decode_kv": n * kv, "decode_request": n,
+        "decode_base": 1 + 0 * n,
+    }  # fmt: skip
+    features = [
+        features_of(a, {key: column[fits] for key, column in prefill.items()}),
+        features_of(b, {key: column[works] for key, column in decode.items()}),
+    ]
+
+    def both(of_prefills: np.ndarray | float, of_decodes: np.ndarray | float) -> np.ndarray:
+        parts = np.broadcast_to(of_prefills, n.shape), np.broadcast_to(of_decodes, n.shape)
+        return np.concatenate([parts[0][fits], parts[1][works]])
+
+    last = s + o - 1
+    table = Table(
+        "batch",
+        np.repeat(["prefill", "decode"], [a, b]),
+        np.concatenate(features),
+        both(prompt, token),
+        ("token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square"),
+        whole_batch=True,
+        ladders={"min_prefill_chunk_tokens": both(s, np.inf)},
+        limits={
+            "max_batch_tokens": both(n * s, n),
+            "max_prefill_chunk_tokens": both(s, 0),
+            "max_decode_requests": both(0, n),
+            "max_request_kv_tokens": both(0, last),
+            "max_kv_tokens": both(0, n * last),
+        },
+    )
+    notes = ("whole-batch times: one layer stands for all",)
+    return Profile("Splitwise", shape, degree, peak, (table,), tuple(rows.rejected), notes)
+
+
+def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
+    """Return the rows of perf_model.csv of a model, a tensor-parallel degree and a device.
+
+    Raises
+    ------
+    InputError
+        A missing column, several models and none named, or no such rows.
+    """
+    needed = (
+        "model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time",
+        "token_time", "e2e_time", "tensor_parallel",
+    )  # fmt: skip
+    frame = read_table(file, needed)
+    names = sorted(frame["model"].unique())
+    if model is None and len(names) > 1:
+        raise InputError(f"{file}: holds {', '.join(names)}; --model with one of them is right")
+    chosen = frame[
+        (frame["model"].map(lambda name: model is None or same_architecture(name, model)))
+        & (frame["hardware"] == peak.name)
+        & (frame["tensor_parallel"] == degree)
+    ]
+    if chosen.empty:
+        kinds = frame[["model", "hardware", "tensor_parallel"]].drop_duplicates()
+        known = sorted(f"{a} on {b} x {c}" for a, b, c in kinds.itertuples(index=False))
+        raise InputError(
+            f"{file}: no row for {model or names[0]} on {peak.name} x {degree}; it holds "
+            + ", ".join(known)
+        )
+    return chosen

@@ -1,0 +1,147 @@
+"""Profiles in the columns of Vidur (Agrawal et al., 2024): mlp.csv and attention*.csv."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.costs.hardware import BYTES, Architecture, Device, architecture
+from optsched.costs.profiles.tables import (
+    Measurements,
+    Profile,
+    Rejected,
+    Table,
+    Terms,
+    attention_flops,
+    decode_table,
+    read_table,
+)
+from optsched.problem.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAYER_OPERATORS = (
+    "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
+    "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
+)  # fmt: skip
+"""Operators of a layer in Vidur's mlp.csv. ``emb`` is left out: it runs once per batch.
+
+So is ``attn_kv_cache_save`` of attention.csv: in the public A800 table a prefill's takes 50 times
+as long as its memory traffic, up to three times the attention itself, which is the harness that
+measured it and not a serving system.
+"""
+
+_DEGREE = "num_tensor_parallel_workers"
+
+
+def _median(name: str) -> str:
+    return f"time_stats.{name}.median"
+
+
+def read_vidur(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
+    """Return the profile in a folder, None if there is none of this kind."""
+    dense_file = path / "mlp.csv"
+    attention_file = next(iter(sorted(path.glob("attention*.csv"))), None)
+    if not dense_file.is_file() and attention_file is None:
+        return None
+    rejected: list[Rejected] = []
+    notes: list[str] = []
+    tables: list[Table] = []
+    name = model or path.name
+    try:
+        shape = architecture(name)
+    except InputError:
+        raise InputError(
+            f"{path}: model {name!r} is unknown; --model with a known name is right"
+        ) from None
+    if dense_file.is_file():
+        needed = ["num_tokens", _DEGREE, *map(_median, LAYER_OPERATORS)]
+        rows = Measurements(dense_file, _of_degree(dense_file, needed, degree), peak, rejected)
+        tables.append(_dense(rows, shape, degree))
+    else:
+        notes.append("no mlp.csv: token and base are missing")
+    if attention_file is not None:
+        needed = [_DEGREE, "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
+        needed += [_median("attn_prefill"), _median("attn_decode")]
+        frame = _of_degree(attention_file, needed, degree)
+        tables += _attention(Measurements(attention_file, frame, peak, rejected), shape, degree)
+    else:
+        notes.append("no attention*.csv: attention costs nothing")
+    if degree > 1:
+        notes.append("all-reduces are not in these profiles")
+    return Profile(
+        "Vidur's columns", shape, degree, peak, tuple(tables), tuple(rejected), tuple(notes)
+    )
+
+
+def _of_degree(path: Path, needed: list[str], degree: int) -> pd.DataFrame:
+    frame = read_table(path, needed)
+    chosen = frame[frame[_DEGREE] == degree]
+    if chosen.empty:
+        known = ", ".join(map(str, sorted(frame[_DEGREE].unique())))
+        raise InputError(f"{path}: {_DEGREE}: no row has {degree}; {known} is right")
+    return chosen
+
+
+def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
+    tokens = rows.numbers("num_tokens", 1)
+    total = np.zeros(len(rows))
+    good = np.ones(len(rows), dtype=bool)
+    for name in LAYER_OPERATORS:
+        measured = rows.times(_median(name))
+        weights = shape.layer_weights.get(name, 0) / degree
+        if weights:
+            good &= rows.possible(name, measured, 2 * weights * tokens, BYTES * weights)
+        total += measured
+    tokens = tokens[good]
+    terms: Terms = {"token": tokens, "base": 1}
+    return Table.of("layer", total[good], terms, limits={"max_batch_tokens": tokens})
+
+
+def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Table]:
+    is_prefill = rows.frame["is_prefill"].astype(str).str.lower() == "true"
+    for name, low in (("batch_size", 1), ("prefill_chunk_size", 0), ("kv_cache_size", 0)):
+        rows.numbers(name, low)  # of all rows, before they part
+    tables = []
+    for kind, table in ((~is_prefill, _decode), (is_prefill, _prefill)):
+        if kind.any():
+            tables.append(table(rows.only(kind), shape, degree))
+    return tables
+
+
+def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
+    measured = rows.times(_median("attn_decode"))
+    n, m = rows.numbers("batch_size"), rows.numbers("kv_cache_size")
+    held = n * m
+    good = rows.possible(
+        "attn_decode", measured, 4 * shape.hidden / degree * held,
+        held * shape.layer_kv_bytes / degree,
+    )  # fmt: skip
+    return decode_table(n[good], m[good], measured[good])
+
+
+def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
+    measured = rows.times(_median("attn_prefill"))
+    n, c, m = map(rows.numbers, ("batch_size", "prefill_chunk_size", "kv_cache_size"))
+    good = rows.possible(
+        "attn_prefill", measured, n * attention_flops(shape, c, m, degree),
+        n * (c + m) * shape.layer_kv_bytes / degree,
+    )  # fmt: skip
+    n, c, m = n[good], c[good], m[good]
+    terms: Terms = {
+        "prefill_square": n * c**2, "prefill_cross": n * c * m, "prefill_kv": n * m,
+        "prefill_token": n * c, "prefill_base": 1, "prefill_request": n,
+    }  # fmt: skip
+    table = Table.of(
+        "prefill", measured[good], terms, ladders={"min_prefill_chunk_tokens": c},
+        limits={"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m},
+    )  # fmt: skip
+    identified = tuple(terms)
+    if len(np.unique(n)) == 1:  # one request at a time cannot tell it from prefill_base
+        identified = identified[:-1]
+    operator = np.where(m > 0, "prefill with cached KV", "prefill")
+    return replace(table, terms=identified, operator=operator)

@@ -1,0 +1,210 @@
+"""Fields of a trace as numbers, durations and timestamps, whole columns at a time.
+
+What is not written plainly is read one value at a time, which gives the same, only slower.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.errors import InputError
+
+PLACES = {"s": 9, "ms": 6, "us": 3, "ns": 0}
+"""Decimal places of a nanosecond in each unit of time."""
+
+_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
+_STAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
+    re.ASCII,
+)
+_YEARS = ("1900", "2190")  # differences of two such times fit into 64-bit nanoseconds
+_STAMP_CHARS = 35  # of the longest timestamp
+_DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
+_MARKS = {4: b"-", 7: b"-", 10: b" T", 13: b":", 16: b":"}
+
+
+@dataclass(frozen=True, eq=False)
+class Fields:
+    """Consecutive rows of a file, the fields that a reader wants as columns.
+
+    Parameters
+    ----------
+    path : Path
+    line : ndarray of int64, shape (n,)
+        Line of the file, counted from 1.
+    names : dict of str to str
+        Name in the file of each field found.
+    columns : dict of str to ndarray, shape (n,)
+        UTF-8 texts of each field found, or integers.
+    """
+
+    path: Path
+    line: NDArray[np.int64]
+    names: Mapping[str, str]
+    columns: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def from_texts(
+        cls,
+        path: Path,
+        line: Sequence[int],
+        names: Mapping[str, str],
+        columns: Mapping[str, Sequence[str]],
+    ) -> Fields:
+        """Return rows whose fields are given as texts."""
+        encoded = {  # numpy would take zero bytes at the end away
+            field: np.array(
+                [text.strip().replace("\0", r"\0").encode() for text in texts], dtype=np.bytes_
+            )
+            for field, texts in columns.items()
+        }
+        return cls(path, np.asarray(line, dtype=np.int64), names, encoded)
+
+    def whole_numbers(self, field: str) -> NDArray[np.int64]:
+        """Return a field as integers of at most `MAX_TOKENS`; ``3.0`` is one too.
+
+        Raises
+        ------
+        InputError
+            Anything else, with line, column and value.
+        """
+        value = column = self.columns[field]
+        if column.dtype.kind == "S":
+            plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
+            value = np.where(plain, column, b"0").astype(np.int64)
+            for i in np.flatnonzero(~plain).tolist():
+                text = self._text(field, i)
+                if _WHOLE.fullmatch(text) is None:
+                    raise self._refuse(field, i, f"is not an integer of at most {MAX_TOKENS}")
+                value[i] = int(text.partition(".")[0])
+        if (value > MAX_TOKENS).any():
+            i = int(np.argmax(value > MAX_TOKENS))
+            right = f"is out of range; at most {MAX_TOKENS} is right"
+            raise self._refuse(field, i, right, int(value[i]))
+        return value
+
+    def nanoseconds(self, field: str, unit: str) -> NDArray[np.int64]:
+        """Return times in nanoseconds from numbers in a unit of `PLACES`, halves rounded up.
+
+        Raises
+        ------
+        InputError
+            No finite number, or one beyond 64-bit nanoseconds; with line, column and value.
+        """
+        column = self.columns[field]
+        value, plain = _decimals(column, PLACES[unit])
+        for i in np.flatnonzero(~plain).tolist():
+            text = self._text(field, i)
+            exact = exact_ns(text, unit)
+            if exact is None:
+                right = "is not a number of " + {"s": "seconds"}.get(unit, unit)
+                if _NUMBER.fullmatch(text):
+                    right = "is out of range; at most 146 years are right"
+                elif _STAMP.fullmatch(text):
+                    right += "; the unit 'datetime' reads dates and times"
+                raise self._refuse(field, i, right)
+            value[i] = exact
+        return value
+
+    def seconds(self, field: str, unit: str) -> NDArray[np.float64]:
+        """Return durations in seconds, from numbers in a unit of `PLACES`; see `nanoseconds`."""
+        return np.asarray(self.nanoseconds(field, unit) / 1e9, dtype=np.float64)
+
+    def timestamps(self, field: str) -> NDArray[np.int64]:
+        """Return dates and times (UTC unless they say otherwise) in nanoseconds since 1970.
+
+        Raises
+        ------
+        InputError
+            Another form, no such day, before 1900 or after 2189; with line, column and value.
+        """
+        column = self.columns[field]
+        value, plain = _utc_stamps(column)
+        for i in np.flatnonzero(~plain).tolist():
+            exact = exact_stamp(self._text(field, i))
+            if exact is None:
+                right = "is not a date and time; 2023-11-16 18:15:46.6805900 is the form"
+                raise self._refuse(field, i, right)
+            value[i] = exact
+        return value
+
+    def _text(self, field: str, row: int) -> str:
+        return str(self.columns[field][row].decode()).strip()
+
+    def _refuse(self, field: str, row: int, right: str, found: object = None) -> InputError:
+        shown = repr(self._text(field, row) if found is None else found)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        place = f"{self.path}: line {self.line[row]}: {self.names[field]}"
+        return InputError(f"{place}: {shown} {right}")
+
+
+def exact_ns(text: str, unit: str) -> int | None:
+    """Return the nanoseconds that a number in ``unit`` stands for, None if it is none."""
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    exact = Decimal(text).scaleb(PLACES[unit])
+    return int(exact.quantize(Decimal(1), ROUND_HALF_UP)) if abs(exact) < 2**62 else None
+
+
+def exact_stamp(text: str) -> int | None:
+    """Return the nanoseconds since 1970 of a date and time, None if it is none."""
+    match = _STAMP.fullmatch(text)
+    if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
+        return None
+    plain, sign, hours, minutes = match.groups()
+    try:
+        stamp = int(np.datetime64(plain, "ns").astype(np.int64))
+    except ValueError:
+        return None
+    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes))
+    return stamp - zone * 60 * 10**9
+
+
+def _decimals(
+    texts: NDArray[np.bytes_], places: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return plain decimal numbers times ``10**places``, and which texts hold one.
+
+    Plain are digits with at most one point after the first. Halves are rounded up.
+    """
+    whole, _, fraction = np.moveaxis(np.char.partition(texts, b"."), -1, 0)
+    size = np.char.str_len(whole)
+    plain = np.char.isdigit(whole) & (np.char.isdigit(fraction) | (fraction == b""))
+    # Below 4e18 in nanoseconds, which 64 bits hold.
+    plain &= (size < 19 - places) | ((size == 19 - places) & (whole < b"4"))
+    value = np.where(plain, whole, b"0").astype(np.int64) * 10**places
+    # One digit more than there are places says which way to round.
+    digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
+    return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain
+
+
+def _utc_stamps(texts: NDArray[np.bytes_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the nanoseconds since 1970 of timestamps in UTC, and which texts hold one."""
+    size = np.char.str_len(texts)
+    chars = texts.astype(f"S{_STAMP_CHARS}").view(np.uint8).reshape(len(texts), _STAMP_CHARS)
+    plain = (size <= _STAMP_CHARS) & (texts >= _YEARS[0].encode()) & (texts < _YEARS[1].encode())
+    plain &= (chars[:, _DIGITS] - ord("0") <= 9).all(axis=1)
+    for place, marks in _MARKS.items():
+        plain &= (chars[:, place] == marks[0]) | (chars[:, place] == marks[-1])
+    zone = 6 * np.char.endswith(texts, b"+00:00") + np.char.endswith(texts, b"Z")
+    rest = np.where(np.arange(19, _STAMP_CHARS) < (size - zone)[:, None], chars[:, 19:], 0)
+    tail = rest.astype(np.uint8).view(f"S{rest.shape[1]}")[:, 0]
+    digits = np.char.isdigit(np.char.lstrip(tail, b"."))
+    point = (rest[:, 0] == ord(".")) & (rest[:, 1] != ord("."))
+    plain &= (tail == b"") | (digits & point & (rest[:, 10:] == 0).all(axis=1))
+    stamps = np.where(plain, np.char.add(texts.astype("S19"), tail), b"1970-01-01")
+    try:
+        return stamps.astype("M8[ns]").astype(np.int64), plain
+    except ValueError:  # a day that is none: which one, the caller finds out
+        return np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)

@@ -1,0 +1,123 @@
+"""Traces whose rows are columns of numbers: delimited text, JSON lines and Parquet.
+
+Each is a declaration of its columns. What is special about one is in its own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.delimited import find_columns, read_delimited
+from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.json_objects import number_text, objects_in_blocks
+from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
+
+FIELDS = ("arrival", "prompt_tokens", "output_tokens", "ttft", "latency")
+"""Fields of a request that a column can be given for."""
+
+_OPTIONAL = ("arrival", "ttft", "latency")
+
+
+def _block(rows: Fields, unit: str) -> Block:
+    """Return rows of `FIELDS`; arrivals are in the unit, or dates and the other times seconds."""
+    found = rows.columns
+    prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
+    duration = "s" if unit == "datetime" else unit
+    arrival = None
+    if "arrival" in found:
+        dates = unit == "datetime"
+        arrival = rows.timestamps("arrival") if dates else rows.nanoseconds("arrival", unit)
+    return Block(
+        line=rows.line,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        time_ns=arrival,
+        ttft_s=rows.seconds("ttft", duration) if "ttft" in found else None,
+        latency_s=rows.seconds("latency", duration) if "latency" in found else None,
+    )
+
+
+def _delimited(
+    source: Source, unit: str, *names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Iterator[Block]:
+    """Yield the rows of a CSV file; ``names`` are those of each of `FIELDS`."""
+    wanted = dict(zip(FIELDS, names, strict=False))
+    for rows in read_delimited(source.path, source.window, wanted, optional):
+        yield _block(rows, unit)
+
+
+@trace_format("azure", "Azure LLM inference traces 2023 and 2024 (CSV)")
+def read_azure(source: Source) -> Iterator[Block]:
+    """Yield rows of Microsoft's traces (Patel et al., 2024; Stojkovic et al., 2025)."""
+    return _delimited(source, "datetime", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",))
+
+
+@trace_format("burstgpt", "BurstGPT: ChatGPT and GPT-4 requests (CSV)")
+def read_burstgpt(source: Source) -> Iterator[Block]:
+    """Yield rows of BurstGPT (Wang et al., 2024); no response tokens mark a failed request."""
+    for block in _delimited(source, "s", ("Timestamp",), ("Request tokens",), ("Response tokens",)):
+        yield Block(**{**vars(block), "failed": block.output_tokens == 0})
+
+
+@trace_format("vidur", "Vidur and InferMax traces (CSV), with or without arrivals")
+def read_vidur(source: Source) -> Iterator[Block]:
+    """Yield rows of Vidur's traces (Agrawal et al., 2024); some files have no arrivals."""
+    return _delimited(
+        source, "s", ("arrived_at", "arrival_time"), ("num_prefill_tokens",),
+        ("num_decode_tokens",), optional=("arrival",),
+    )  # fmt: skip
+
+
+@trace_format("mooncake", "Mooncake traces (JSON lines)")
+def read_mooncake(source: Source) -> Iterator[Block]:
+    """Yield rows of Mooncake's traces (Qin et al., 2025); ``hash_ids`` are not used."""
+    names = dict(zip(FIELDS, ("timestamp", "input_length", "output_length"), strict=False))
+    for rows in objects_in_blocks(source.path, source.window):
+        for line, row in rows:
+            missing = [name for name in names.values() if name not in row]
+            if missing:
+                raise InputError(
+                    f"{source.path}: line {line}: {missing[0]}: missing; the object has "
+                    f"{', '.join(row)[:200]}"
+                )
+        columns = {field: [number_text(row[name]) for _, row in rows]
+                   for field, name in names.items()}  # fmt: skip
+        lines = [line for line, _ in rows]
+        yield _block(Fields.from_texts(source.path, lines, names, columns), "ms")
+
+
+@trace_format("csv", "Any CSV or Parquet file with named columns", options=("columns", "unit"))
+def read_columns(source: Source) -> Iterator[Block]:
+    """Yield the rows of the named columns; a field's own name is its column by default.
+
+    ``ttft`` and ``latency``, measured from the arrival, are read where there are such columns.
+    """
+    unknown = [field for field in source.columns if field not in FIELDS]
+    if unknown:
+        raise InputError(f"columns: {unknown[0]!r} is no field; {', '.join(FIELDS)} are")
+    names = [(source.columns.get(field, field),) for field in FIELDS]
+    optional = tuple(field for field in _OPTIONAL if field not in source.columns)
+    if not is_parquet(source.path):
+        yield from _delimited(source, source.unit, *names, optional=optional)
+        return
+    header = parquet_columns(source.path)
+    where = find_columns(source.path, header, dict(zip(FIELDS, names, strict=True)), optional)
+    found = {field: header[k] for field, k in where.items()}
+    for first, batch in parquet_rows(source.path, source.window, list(found.values())):
+        # As texts, numbers meet the same checks as in a CSV file.
+        columns = {field: _texts(batch.column(name)) for field, name in found.items()}
+        lines = range(first, first + batch.num_rows)
+        yield _block(Fields.from_texts(source.path, lines, found, columns), source.unit)
+
+
+def _texts(column: Any) -> list[str]:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ns"))
+        values = column.to_numpy(zero_copy_only=False).astype("datetime64[ns]")
+        return [str(text).replace("T", " ") for text in values]
+    return ["" if value is None else str(value) for value in column.to_pylist()]
