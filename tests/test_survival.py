@@ -28,7 +28,8 @@ from optsched.cli import app
 from optsched.cli.experimenting import TrialBar
 from optsched.experiments import experiments, load
 from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
-from optsched.experiments.runner import Outcome, run_experiment
+from optsched.experiments.results import Outcome
+from optsched.experiments.runner import run_experiment
 from optsched.experiments.store import code_version
 from optsched.problem.errors import InputError, UsageError
 

@@ -1,8 +1,9 @@
 """Runs trials in processes of their own, one per thread: a crash costs one trial.
 
-Joblib's and Dask's workers are shared by all trials: one that crashes takes the others' work with
-it, and nobody can say which trial it was. So their workers are threads that only wait, each on a
-process that belongs to it.
+The pools of joblib, concurrent.futures and Dask share their processes among all trials: where one
+process dies they call the others' trials broken too, and none says which trial it was or how it
+ended. multiprocessing imports the caller's script again in every process. So these processes are
+our own, and the pools only supply the threads that wait for them.
 """
 
 from __future__ import annotations
@@ -15,18 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from optsched.experiments.base import Row, Run
 from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
 
 ATTEMPTS = 2
 """A trial whose process dies runs once more: it may have been ended from outside."""
-
-Row = dict[str, Any]
 
 Answer = tuple[str, Any, float]
 """``("result", row, wall_s)``, ``("failed", why, wall_s)`` or ``("refused", error, wall_s)``."""
@@ -38,26 +36,24 @@ _ONE_THREAD = dict.fromkeys(
 """Processes share the cores; the caller's own settings go first."""
 
 
-def attempt(run: Callable[[Row], Row], trial: Row) -> Answer:
+def attempt(run: Run, trial: Row) -> Answer:
     """Run a trial in this process.
 
     A request that no trial could answer (`InputError`, `UsageError`) is refused; any other
     exception fails this trial alone.
     """
     begin = time.perf_counter()
-
-    def seconds() -> float:
-        return time.perf_counter() - begin
-
+    content: Any
     try:
-        return "result", run(trial), seconds()
+        kind, content = "result", run(trial)
     except (InputError, UsageError) as error:
-        return "refused", error, seconds()
+        kind, content = "refused", error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-        return "failed", why, seconds()
+        kind = "failed"
+        content = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return kind, content, time.perf_counter() - begin
 
 
 class Isolation:
@@ -90,15 +86,10 @@ class Isolation:
     def __enter__(self) -> Isolation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, run: Callable[[Row], Row], trial: Row) -> Answer:
+    def run(self, run: Run, trial: Row) -> Answer:
         """Run a trial in this thread's process.
 
         Parameters
@@ -113,12 +104,12 @@ class Isolation:
             The process does not start, or runs other code than this one.
         """
         begin = time.perf_counter()
+        # The function is packed for itself: a process that cannot import it fails the trial.
         order = pickle.dumps((pickle.dumps(run), trial))
         why = ""
         for _ in range(ATTEMPTS):
-            child = self._child()
             try:
-                return child.ask(order, self._limit)
+                return self._child().ask(order, self._limit)
             except _TooMuchError:
                 why = f"more memory than the limit of {memory_text(self._limit or 0)}"
                 break
@@ -129,6 +120,7 @@ class Isolation:
         return "failed", why, time.perf_counter() - begin
 
     def _child(self) -> _Child:
+        """Return this thread's process, started where it has none."""
         child: _Child | None = getattr(self._own, "child", None)
         how = ""
         for _ in range(ATTEMPTS):
@@ -141,7 +133,7 @@ class Isolation:
                 self._children = [c for c in self._children if c.alive()] + [child]
             self._own.child = child
             try:
-                found = child.begin()
+                found = child.receive()
             except _DiedError as died:
                 how = str(died)
                 continue
@@ -170,14 +162,17 @@ class _TooMuchError(Exception):
 
 
 class _Child:
+    """A process that runs `optsched.experiments.worker`."""
+
     def __init__(self) -> None:
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py"))],
+            [sys.executable, "-P", "-m", "optsched.experiments.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C is for the parent; a group of its own ends as one, solvers' processes too.
             start_new_session=True,
-            env={**_ONE_THREAD, **os.environ},
+            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -186,27 +181,20 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def begin(self) -> str:
-        self._send(pickle.dumps(os.getpid()) + pickle.dumps(sys.path))
-        return str(self._receive())
-
     def ask(self, order: bytes, limit: int | None) -> Answer:
-        self._send(order)
+        try:
+            self._orders.write(order)
+            self._orders.flush()
+        except OSError:
+            raise _DiedError(self._fate()) from None
         while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
             if memory_in_use(self._process.pid) > limit:
                 self.end()
                 raise _TooMuchError
-        answer: Answer = self._receive()
+        answer: Answer = self.receive()
         return answer
 
-    def _send(self, content: bytes) -> None:
-        try:
-            self._orders.write(content)
-            self._orders.flush()
-        except OSError:
-            raise _DiedError(self._fate()) from None
-
-    def _receive(self) -> Any:
+    def receive(self) -> Any:
         try:
             return pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from optsched import __version__
@@ -128,7 +126,7 @@ class Store:
 
     Every trial is a transaction in write-ahead-log mode, on disk before `put` returns. While a
     store is open no second process can open the same one, but `read` and other readers can look
-    at it. Its methods may be called from any thread.
+    at it.
 
     Parameters
     ----------
@@ -148,16 +146,12 @@ class Store:
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
         self._path = path
         self._identity = identity
-        self._one = threading.Lock()
         with ExitStack() as opened:
             if path is not None:
                 opened.callback(_lock(path).close)
             with _one_line(path):
                 self._connection = sqlite3.connect(
-                    path or ":memory:",
-                    timeout=_BUSY_S,
-                    isolation_level=None,
-                    check_same_thread=False,
+                    path or ":memory:", timeout=_BUSY_S, isolation_level=None
                 )
                 opened.callback(self._connection.close)
                 self._open(fresh)
@@ -220,23 +214,17 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._one:
-            self._opened.close()
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
 
     def records(self) -> dict[int, Record]:
         """Return the finished trials by number."""
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             return _records(self._connection)
 
     def get(self, trial: int) -> Record:
         """Return a finished trial."""
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             rows = self._connection.execute(f"{_SELECT} WHERE trial = ?", (trial,))
             return _record(rows.fetchone())
 
@@ -259,12 +247,12 @@ class Store:
             trial, self._identity.key(parameters), json.dumps(parameters),
             json.dumps(result or {}), failed, wall_s,
         )  # fmt: skip
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def forget_failed(self) -> None:
         """Delete the trials that failed, so that they run again."""
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             self._connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
 

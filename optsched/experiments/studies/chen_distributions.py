@@ -10,7 +10,7 @@ import numpy as np
 from optsched.analysis import theory
 from optsched.analysis.ratio.families import from_shares, two_point
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.experiments import Claim, Experiment, Figure, Row, check_known
-from optsched.experiments.runner import measured
+from optsched.experiments.base import Claim, Experiment, Figure, Row, check_known, measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.workloads.generate import generate

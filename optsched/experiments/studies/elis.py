@@ -15,8 +15,7 @@ import numpy as np
 
 from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
-from optsched.experiments import Claim, Experiment, Figure, Row, check_known
-from optsched.experiments.runner import measured
+from optsched.experiments.base import Claim, Experiment, Figure, Row, check_known, measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance

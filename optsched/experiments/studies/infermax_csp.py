@@ -7,7 +7,7 @@ from typing import Any
 
 from optsched.costs.cost import load_cost_model
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.experiments.studies.offline import MODEL, POWERS, quiet
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve

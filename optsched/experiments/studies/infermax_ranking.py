@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.experiments.studies.offline import (
     COLUMNS,
     MODEL,

@@ -13,7 +13,7 @@ from optsched.costs.cost import load_cost_model
 from optsched.costs.hardware import device
 from optsched.costs.profiles import SPLITWISE_TOKENS, splitwise_rows
 from optsched.experiments import Claim, Experiment, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.experiments.studies.offline import quiet
 from optsched.judge.evaluate import evaluate
 from optsched.policies.base import Rules

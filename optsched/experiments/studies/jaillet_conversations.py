@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.workloads.generate import generate

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies.engine.simulate import simulate

@@ -11,7 +11,7 @@ from typing import Any
 from optsched.bounds import lower_bound
 from optsched.costs.cost import cost_for
 from optsched.experiments import Claim, Experiment, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.experiments.studies.offline import quiet
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate

@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.costs.cost import load_cost_model
 from optsched.experiments import Claim, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance

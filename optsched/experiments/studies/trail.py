@@ -17,7 +17,7 @@ import numpy as np
 
 from optsched.analysis.queueing.simulation import Estimate, estimate
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance

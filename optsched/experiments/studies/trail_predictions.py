@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 from optsched.experiments.studies.trail import SETTINGS, above, by_draw, over_draws, text, workload
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import predict

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.analysis import queueing
 from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import measured
 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
