@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from optsched.experiments.studies.trail import ALPACA
-from optsched.experiments.studies.trail_predictions import errors
+from optsched.experiments.studies.trail import ALPACA, errors
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError
 
 Row = dict[str, Any]
 """A trial's parameters or results by column: numbers, texts, booleans or None."""
@@ -173,25 +173,3 @@ def _converted(value: Any, default: Any, where: str) -> Any:
         words = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
         raise InputError(f"{where}: {value!r}; {words} is right") from None
     return value
-
-
-def measured(run: Callable[[], Row]) -> Row:
-    """Return a trial's results, or the error that made it impossible in the column ``error``."""
-    try:
-        return {**run(), "error": None}
-    except OptschedError as error:
-        return {"error": " ".join(str(error).split())}
-
-
-def check_known(name: str, values: Iterable[Any], known: Iterable[str]) -> None:
-    """Check that every value of a parameter is one of those known.
-
-    Raises
-    ------
-    InputError
-        One is not.
-    """
-    names = list(known)
-    for value in values:
-        if value not in names:
-            raise InputError(f"{name}: {value!r} is unknown; known are {', '.join(names)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -238,9 +239,11 @@ def memory_in_use(process: int) -> int:
     return total
 
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+_UNITS = {"": 1} | {
+    letter + i: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for i, base in (("", 1000), ("i", 1024))
+}
 
 
 def memory_bytes(text: str) -> int:
@@ -256,11 +259,10 @@ def memory_bytes(text: str) -> int:
     InputError
         Anything else, and what is less than one byte.
     """
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = text.strip()[len(number) :].lower()
+    found = re.fullmatch(r"([\d.]+)\s*(?:([kmgt]i?)?b)?", text.strip(), re.ASCII | re.IGNORECASE)
     try:
-        value = int(float(number) * _UNITS[unit])
-    except (KeyError, OverflowError, ValueError):
+        value = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    except (OverflowError, ValueError):
         value = 0
     if value < 1:
         raise InputError(f"--memory-limit: {text!r}; an amount such as 4GiB or 500MB is right")
@@ -269,8 +271,5 @@ def memory_bytes(text: str) -> int:
 
 def memory_text(value: int) -> str:
     """Return an amount of memory for people."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        size = _UNITS[unit.lower()]
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value} bytes"
+    power = min(4, (value.bit_length() - 1) // 10)
+    return f"{value / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power > 0 else f"{value} bytes"

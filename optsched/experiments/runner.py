@@ -154,9 +154,7 @@ def run_experiment(
                 if kind == "refused":
                     raise content
                 result, failed = (content, None) if kind == "result" else (None, content)
-                store.put(k, wanted[k], result, failed, wall_s)
-                # Read back, so that a resumed run sees the very same values.
-                found[k] = store.get(k)
+                found[k] = store.put(k, wanted[k], result, failed, wall_s)
                 if how.progress is not None:
                     how.progress(len(found), len(wanted))
     records = [found[k] for k in range(len(wanted))]

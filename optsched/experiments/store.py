@@ -38,6 +38,7 @@ WITHOUT_EFFECT = ("cli", "show", "experiments/figures.py")
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
 
 _BUSY_S = 10.0
+_TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
 
 
 @cache
@@ -222,12 +223,6 @@ class Store:
         with _one_line(self._path):
             return _records(self._connection)
 
-    def get(self, trial: int) -> Record:
-        """Return a finished trial."""
-        with _one_line(self._path):
-            rows = self._connection.execute(f"{_SELECT} WHERE trial = ?", (trial,))
-            return _record(rows.fetchone())
-
     def put(
         self,
         trial: int,
@@ -235,20 +230,19 @@ class Store:
         result: Mapping[str, Any] | None,
         failed: str | None,
         wall_s: float,
-    ) -> None:
-        """Store a finished trial.
+    ) -> Record:
+        """Store a finished trial, and return it as a resumed run will see it.
 
         Raises
         ------
         InputError
             The disk is full, the file cannot be written, or another process keeps it locked.
         """
-        row = (
-            trial, self._identity.key(parameters), json.dumps(parameters),
-            json.dumps(result or {}), failed, wall_s,
-        )  # fmt: skip
+        texts = json.dumps(parameters), json.dumps(result or {})
+        row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
         with _one_line(self._path):
             self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
+        return _record(row)
 
     def forget_failed(self) -> None:
         """Delete the trials that failed, so that they run again."""
@@ -280,16 +274,13 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
             connection.close()
 
 
-_SELECT = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
-
-
 def _record(row: tuple[Any, ...]) -> Record:
     number, key, parameters, result, failed, wall_s = row
     return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
-    return {row[0]: _record(row) for row in connection.execute(_SELECT)}
+    return {row[0]: _record(row) for row in connection.execute(_TRIALS)}
 
 
 def _identity(connection: sqlite3.Connection) -> Identity:
