@@ -30,7 +30,7 @@ from optsched.experiments import experiments, load
 from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
 from optsched.experiments.results import Outcome
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.store import code_version
+from optsched.experiments.store import code_version, counted_files, version_of
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 SCRIPT = str(Path(survival.__file__))
@@ -400,7 +400,6 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
-
     with refused("holds trials with size = 2, this asks for 3; another --out"):
         run_experiment(SURVIVAL, {"size": 3}, out=tmp_path)
     with refused("holds trials with seed = 0, this asks for 5"):
@@ -419,29 +418,20 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
 
 
 def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
-    # The digest of a copy of the package: cli/ does not count, the judge and models do.
-    def digest() -> str:
-        text = "from optsched.experiments.store import code_version; print(code_version())"
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        words = [sys.executable, "-c", text]
-        found = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        return found.stdout
-
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("optsched", "models", "instances"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    first = digest()
-    assert first == code_version() + "\n"
-    with (tmp_path / "optsched" / "cli" / "application.py").open("a") as file:
-        file.write("\n# more\n")
-    assert digest() == first
-    with (tmp_path / "optsched" / "judge" / "evaluate.py").open("a") as file:
-        file.write("\n# more\n")
-    second = digest()
-    assert second != first
-    with next((tmp_path / "models").glob("*.toml")).open("a") as file:
-        file.write("\n# more\n")
-    assert digest() not in (first, second)
+    files = counted_files()
+    for name in (
+        "judge/evaluate.py",
+        "experiments/study.py",
+        "models/llama2-70b-tp2-a100-derived.toml",
+    ):
+        assert files[name].is_file()
+    assert any(name.startswith("instances/") for name in files)
+    assert not any(name.startswith(("cli/", "show/")) for name in files)
+    assert version_of(files) == code_version()
+    changed = tmp_path / "evaluate.py"
+    changed.write_bytes(files["judge/evaluate.py"].read_bytes() + b"\n")
+    assert version_of({**files, "judge/evaluate.py": changed}) != code_version()
+    assert version_of({k: v for k, v in files.items() if "judge" not in k}) != code_version()
 
 
 def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:

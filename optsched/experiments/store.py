@@ -41,26 +41,33 @@ _BUSY_S = 10.0
 _TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
 
 
-@cache
-def code_version() -> str:
-    """Return the version and a digest of all that a trial's result may depend on.
+def counted_files() -> dict[str, Path]:
+    """Return by name the files on which a trial's result may depend.
 
-    These are the package's sources but for `WITHOUT_EFFECT`, the shipped cost models and the
-    shipped instances.
+    They are the package's sources but for `WITHOUT_EFFECT`, and the shipped cost models and
+    instances.
     """
     root = Path(__file__).resolve().parents[1]
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
-    files = {
-        name: file
-        for name, file in sources.items()
-        if name not in WITHOUT_EFFECT and name.split("/")[0] not in WITHOUT_EFFECT
+    return {
+        **{n: f for n, f in sources.items() if not {n, n.split("/")[0]} & set(WITHOUT_EFFECT)},
+        **{f"models/{file.name}": file for file in models_folder().glob("*.toml")},
+        **{f"instances/{file.name}": file for file in example_instances().values()},
     }
-    files |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
-    files |= {f"instances/{file.name}": file for file in example_instances().values()}
+
+
+def version_of(files: Mapping[str, Path]) -> str:
+    """Return the version of optsched with a digest of files."""
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):
         digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return f"{__version__}+{digest.hexdigest()[:12]}"
+
+
+@cache
+def code_version() -> str:
+    """Return the version and a digest of all that a trial's result may depend on."""
+    return version_of(counted_files())
 
 
 def libraries() -> str:
