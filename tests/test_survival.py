@@ -543,6 +543,18 @@ def test_functions_of_a_script_run_only_in_it() -> None:
     assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
 
 
+def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import survival\nsurvival.main({str(tmp_path / 'out')!r}, 'size=2', 'jobs=2')"
+    )
+    place = os.pathsep.join((str(Path(SCRIPT).parent), os.environ["PYTHONPATH"]))
+    environment = {**os.environ, "PYTHONPATH": place}
+    subprocess.run([sys.executable, script], env=environment, check=True)
+    assert sorted(starts(log)) == [0, 1]
+    assert len(load(tmp_path / "out")) == 2
+
+
 def test_amounts_of_memory() -> None:
     # 4 GiB = 4 x 1024^3, 0.5 GB = 5 x 10^8
     assert memory_bytes("4GiB") == 4 * 1024**3

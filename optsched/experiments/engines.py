@@ -46,25 +46,7 @@ def in_this_process(run: Run, todo: Mapping[int, Row]) -> Answers:
 def in_processes(
     run: Run, todo: Mapping[int, Row], *, jobs: int, code: str, memory_limit: int | None = None
 ) -> Answers:
-    """Run trials in processes of this machine.
-
-    Parameters
-    ----------
-    run : callable
-    todo : mapping
-        Trials by number.
-    jobs : int
-        How many processes.
-    code : str
-        The version of the code that they must run.
-    memory_limit : int, optional
-        Bytes per process.
-
-    Raises
-    ------
-    UsageError
-        A memory limit where there can be none.
-    """
+    """Run trials in so many processes of this machine; see `Isolation` for the other limits."""
     # The processes are ended first: then the threads that wait for them end, too.
     with ThreadPoolExecutor(jobs) as threads, Isolation(code, memory_limit) as isolation:
         yield from _answers(threads, lambda trial: isolation.run(run, trial), todo, lambda: jobs)
@@ -81,24 +63,9 @@ def on_dask(
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process beside the worker's.
 
-    A worker that is lost has its trials run by others; Dask gives a trial up when it has lost
-    four workers (``distributed.scheduler.allowed-failures``), and then the trial has failed.
-
-    Parameters
-    ----------
-    run, todo, code, memory_limit
-        As for `in_processes`.
-    jobs : int
-        Workers of the cluster that is started where no scheduler is given.
-    scheduler : str, optional
-        Address of a running cluster; all its workers are used.
-
-    Raises
-    ------
-    UsageError
-        No package dask[distributed]; no such scheduler, or no workers there.
-    InputError
-        The cluster is lost, or its workers have other code.
+    Without the address of a scheduler a cluster of ``jobs`` workers is started. A worker that is
+    lost has its trials run by others; Dask gives a trial up when it has lost four workers
+    (``distributed.scheduler.allowed-failures``), and then the trial has failed.
     """
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")

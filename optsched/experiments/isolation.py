@@ -58,20 +58,10 @@ def attempt(run: Run, trial: Row) -> Answer:
 
 
 class Isolation:
-    """Processes for trials, one per thread that asks.
+    """Processes for trials, one per thread that asks, that must run this version of the code.
 
-    Parameters
-    ----------
-    code : str
-        The version of the code that the processes must run.
-    memory_limit : int, optional
-        Bytes of memory in use (with the processes that a solver starts) beyond which a trial is
-        ended. Looked at ten times a second.
-
-    Raises
-    ------
-    UsageError
-        A memory limit where the system does not tell what a process uses.
+    A trial that has more bytes of memory in use than the limit (with the processes that a solver
+    starts) is ended; that is looked at ten times a second.
     """
 
     def __init__(self, code: str, memory_limit: int | None = None) -> None:
@@ -93,16 +83,8 @@ class Isolation:
     def run(self, run: Run, trial: Row) -> Answer:
         """Run a trial in this thread's process.
 
-        Parameters
-        ----------
-        run : callable
-            At the top level of its module, or a partial of such a one.
-        trial : dict
-
-        Raises
-        ------
-        OptschedError
-            The process does not start, or runs other code than this one.
+        The function is at the top level of its module, or a partial of such a one. A process that
+        does not start, or that runs other code, is an error and not an answer.
         """
         begin = time.perf_counter()
         # The function is packed for itself: a process that cannot import it fails the trial.
@@ -221,13 +203,7 @@ class _Child:
 
 
 def memory_in_use(process: int) -> int:
-    """Return the bytes of memory that a process and those that it started have in use.
-
-    Parameters
-    ----------
-    process : int
-        Its id. One that has ended uses none.
-    """
+    """Return the bytes that a process and those that it started have in use, 0 if it has ended."""
     folder = Path(f"/proc/{process}")
     try:
         total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -247,18 +223,7 @@ _UNITS = {"": 1} | {
 
 
 def memory_bytes(text: str) -> int:
-    """Return an amount of memory in bytes.
-
-    Parameters
-    ----------
-    text : str
-        A number and a unit, ``4GiB`` or ``500MB``; a number alone is bytes.
-
-    Raises
-    ------
-    InputError
-        Anything else, and what is less than one byte.
-    """
+    """Return an amount of memory in bytes: ``4GiB``, ``500MB``, or a number of bytes alone."""
     found = re.fullmatch(r"([\d.]+)\s*(?:([kmgt]i?)?b)?", text.strip(), re.ASCII | re.IGNORECASE)
     try:
         value = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0

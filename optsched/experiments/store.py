@@ -77,18 +77,7 @@ def libraries() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What the trials of one store have in common.
-
-    Parameters
-    ----------
-    experiment : str
-    parameters : mapping
-    seed : int
-    code : str
-        See `code_version`.
-    libraries : str
-        See `libraries`.
-    """
+    """What the trials of one store have in common; see `code_version` and `libraries`."""
 
     experiment: str
     parameters: Mapping[str, Any]
@@ -104,22 +93,7 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished trial.
-
-    Parameters
-    ----------
-    trial : int
-        Its number.
-    key : str
-        See `Identity.key`.
-    parameters : dict
-    result : dict
-        Empty if it failed.
-    failed : str or None
-        Why it has no result.
-    wall_s : float
-        Seconds that it took.
-    """
+    """A finished trial: its number, its `Identity.key`, and its result or why it has none."""
 
     trial: int
     key: str
@@ -136,19 +110,10 @@ class Store:
     store is open no second process can open the same one, but `read` and other readers can look
     at it.
 
-    Parameters
-    ----------
-    path : Path or None
-        None keeps the trials in memory.
-    identity : Identity
-    fresh : bool
-        Forget all trials, of whatever experiment, that the store has.
-
-    Raises
-    ------
-    InputError
-        Another program's database or another version's; one that is damaged, in use or cannot be
-        written; trials of another experiment, of other parameters or of other code.
+    Without a path the trials are kept in memory; ``fresh`` forgets those, of whatever experiment,
+    that the store has. Refused are another program's database or another version's; one that is
+    damaged, in use or cannot be written; trials of another experiment, of other parameters or of
+    other code.
     """
 
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
@@ -238,13 +203,7 @@ class Store:
         failed: str | None,
         wall_s: float,
     ) -> Record:
-        """Store a finished trial, and return it as a resumed run will see it.
-
-        Raises
-        ------
-        InputError
-            The disk is full, the file cannot be written, or another process keeps it locked.
-        """
+        """Store a finished trial, and return it as a resumed run will see it."""
         texts = json.dumps(parameters), json.dumps(result or {})
         row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
         with _one_line(self._path):
@@ -258,13 +217,7 @@ class Store:
 
 
 def read(folder: str | Path) -> tuple[Identity, list[Record]]:
-    """Return what an experiment's folder holds, also while the experiment runs.
-
-    Raises
-    ------
-    InputError
-        No store, another program's or version's, or a damaged one.
-    """
+    """Return what an experiment's folder holds, also while the experiment runs."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder}: no experiment's folder ({FILE} is missing)")
@@ -312,13 +265,7 @@ def _lock(path: Path) -> sqlite3.Connection:
 
 
 def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
-    """Return whether the database is still empty; refuse any that is not a store.
-
-    Raises
-    ------
-    InputError
-        Another program's, another version's, or damaged.
-    """
+    """Return whether the database is still empty; refuse any that is not a store."""
 
     def value(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]

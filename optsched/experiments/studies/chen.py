@@ -89,11 +89,9 @@ INTERVALS = Experiment(
     summary="A_max and A_min against H-SF: one interval, ten classes, relative intervals",
     paper=f"{PAPER}, section 6 (Figures 5 to 7)",
     parameters={
-        "draws": 5,
-        "settings": list(SETTINGS),
+        "draws": 5, "settings": list(SETTINGS),
         "requests": [200, 400, 600, 800, 1000, 1200, 1400, 1600, 1800, 2000],
-        "policies": ["h-sf", "a-min", "a-max", "a-max:sample=all"],
-        "kv_capacity": 16492,
+        "policies": ["h-sf", "a-min", "a-max", "a-max:sample=all"], "kv_capacity": 16492,
         "cost_model": "llama2-70b-tp2-a100-splitwise",
     },
     trials=sweep(
@@ -219,11 +217,8 @@ DISTRIBUTIONS = Experiment(
     summary="ratios to H-SF on two-point, geometric and worst-case outputs, beside the theorems",
     paper=f"{PAPER}, sections 3 to 5 (Figures 1 to 3)",
     parameters={
-        "kv_capacity": [500, 2000, 8000],
-        "q": [0.3, 0.6, 0.8, 0.9, 0.95],
-        "longest": [4, 16, 64, 256],
-        "requests_per_token": 4,
-        "seeds": 3,
+        "kv_capacity": [500, 2000, 8000], "q": [0.3, 0.6, 0.8, 0.9, 0.95],
+        "longest": [4, 16, 64, 256], "requests_per_token": 4, "seeds": 3,
     },
     trials=ratio_trials,
     run=run_ratio,

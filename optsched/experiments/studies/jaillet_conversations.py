@@ -159,11 +159,8 @@ SLOPES = Experiment(
     summary="average latency against the number of conversations, high and low demand",
     paper=f"{PAPER}, Figure 3",
     parameters={
-        "runs": 1,
-        "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
-        "rates": [HIGH, LOW],
-        "policies": list(TABLE_1),
-        **SHARED,
+        "runs": 1, "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
+        "rates": [HIGH, LOW], "policies": list(TABLE_1), **SHARED,
     },
     trials=sweep(
         draw=Count("runs"), policy="policies", requests="requests", rate="rates", **LAST,
@@ -273,12 +270,8 @@ BETA = Experiment(
     summary="average latency against beta",
     paper=f"{PAPER}, Figures 9 and 11",
     parameters={
-        "runs": 2,
-        "requests": 1000,
-        "rates": [HIGH, LOW],
-        "alphas": [0.06, 0.07, 0.1],
-        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7],
-        **SHARED,
+        "runs": 2, "requests": 1000, "rates": [HIGH, LOW], "alphas": [0.06, 0.07, 0.1],
+        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7], **SHARED,
     },
     trials=sweep(
         draw=Count("runs"),

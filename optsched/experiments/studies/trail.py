@@ -193,10 +193,7 @@ C = Experiment(
     summary="TRAIL's limit on preemption: latency, KV and evictions by C",
     paper=f"{PAPER}, section 4.2 (Figure 5) and Appendix D",
     parameters={
-        **SHARED,
-        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
-        "seats_rate": 34.0,
-        "both_rate": 34.0,
+        **SHARED, "c": [0.0, 0.2, 0.5, 0.8, 1.0], "seats_rate": 34.0, "both_rate": 34.0,
         "memory_rate": 24.0,
     },
     trials=sweep(
@@ -301,10 +298,8 @@ RATES = Experiment(
     summary="TRAIL against vLLM, first come and shortest first, over request rates and in a burst",
     paper=f"{PAPER}, section 4.2 (Figures 6 and 7)",
     parameters={
-        **SHARED,
-        "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
-        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0],
-        "burst": 1000,
+        **SHARED, "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
+        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0], "burst": 1000,
     },
     trials=rate_trials,
     run=run,
@@ -378,10 +373,7 @@ PREDICTIONS = Experiment(
     summary="TRAIL's predictor: errors of one-off, classified and refined predictions",
     paper=f"{PAPER}, sections 3.1 and 4.1 (Figures 3 and 4)",
     parameters={
-        "draws": 5,
-        "requests": 3000,
-        "noise": [20.0, 60.0, 120.0],
-        "bias": [0.0, 0.1, 0.21, 0.3],
+        "draws": 5, "requests": 3000, "noise": [20.0, 60.0, 120.0], "bias": [0.0, 0.1, 0.21, 0.3],
     },
     trials=sweep(
         noise="noise", bias="bias", draw=Count("draws"), requests="requests", seed="seed"

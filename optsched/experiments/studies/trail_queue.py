@@ -104,12 +104,8 @@ LEMMA = Experiment(
     summary="Lemma 1 corrected and as printed against simulation; memory against C",
     paper=f"{PAPER}, Lemma 1, Appendices C and D",
     parameters={
-        "predictions": list(LAWS),
-        "shape": [1.0, 0.5, 2.0],
-        "load": [0.5, 0.6, 0.7, 0.8, 0.9],
-        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
-        "arrivals": 200_000,
-        "replications": 40,
+        "predictions": list(LAWS), "shape": [1.0, 0.5, 2.0], "load": [0.5, 0.6, 0.7, 0.8, 0.9],
+        "c": [0.0, 0.2, 0.5, 0.8, 1.0], "arrivals": 200_000, "replications": 40,
     },
     trials=sweep(
         predictions="predictions", shape="shape", load="load", c="c", **LAST,
@@ -199,11 +195,8 @@ REFINED = Experiment(
     summary="SPRPT with refined predictions: SOAP's formula against simulation",
     paper=f"{PAPER}, Appendix E",
     parameters={
-        "load": [0.5, 0.7, 0.9],
-        "hit": [0.0, 0.05, 0.2, 0.5, 1.0],
-        "longest": 20,
-        "arrivals": 100_000,
-        "replications": 40,
+        "load": [0.5, 0.7, 0.9], "hit": [0.0, 0.05, 0.2, 0.5, 1.0], "longest": 20,
+        "arrivals": 100_000, "replications": 40,
     },
     trials=sweep(load="load", hit="hit", longest="longest", **LAST),
     run=run_refined,
