@@ -248,7 +248,7 @@ def test_a_larger_kv_capacity_never_raises_the_bound() -> None:
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_mc_sf_beside_the_proved_optimum_of_the_synthetic_models(model: str) -> None:
-    for row in run_experiment(model, {"n": "6"}, trials=4).rows:
+    for row in run_experiment(model, {"n": "6", "time_limit": 600}, trials=4).rows:
         assert row["error"] is None
         assert row["requests"] == 6
         assert row["proved"]
