@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from optsched import __version__
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.store import Record, read
-from optsched.files.strict_json import csv_cell, json_text, write_bytes
+from optsched.files.strict_json import csv_text, json_text, write_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -78,8 +77,8 @@ class Outcome:
     def write(self, folder: Path, *, parquet: bool = False) -> None:
         """Write results.csv, timings.csv, summary.json and, if asked for, results.parquet."""
         timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(self.wall_s)]
-        write_bytes(csv_text(self.rows).encode(), folder / "results.csv")
-        write_bytes(csv_text(timings).encode(), folder / "timings.csv")
+        write_bytes(rows_as_csv(self.rows).encode(), folder / "results.csv")
+        write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
         if parquet:
             write_bytes(parquet_bytes(self.rows), folder / "results.parquet")
         write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
@@ -97,21 +96,14 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with the columns of `columns_of`, floats with all their digits.
-
-    Texts are safe in spreadsheets (`optsched.files.strict_json.csv_cell`).
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:  # None and missing values are empty
-        writer.writerow({column: csv_cell(value) for column, value in row.items()})
-    return text.getvalue()
+def rows_as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with the columns of `columns_of`; see `optsched.files.csv_text`."""
+    columns = columns_of(rows)
+    return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
 
 def parquet_bytes(rows: Sequence[Row]) -> bytes:
-    """Return rows as a Parquet file with the columns of `csv_text`.
+    """Return rows as a Parquet file with the columns of `rows_as_csv`.
 
     A column that holds values of several kinds (numbers and texts) becomes one of texts.
     """
