@@ -1,4 +1,4 @@
-"""How much faster an experiment is with two jobs: 400 proofs of 002's model, n = 12.
+"""How much faster an experiment is with two jobs: 400 proofs of Jaillet et al.'s model 1, n = 12.
 
     python benchmarks/experiment_jobs.py
 

@@ -474,7 +474,9 @@ def test_the_experiments_hold_formulas_against_simulation() -> None:
 
 
 def test_an_experiments_bad_values_are_one_line() -> None:
-    with pytest.raises(InputError, match="predictions: 'good'; perfect or exponential is right"):
+    with pytest.raises(
+        InputError, match="predictions: 'good' is unknown; known are perfect, exponential"
+    ):
         run_experiment("trail-lemma-1", {"predictions": "good"})
     row = run_experiment("trail-lemma-1", {"load": [1.5]}, trials=1).rows[0]
     assert row["error"].startswith("rate: 1.5 is a load of 1.5")

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +28,10 @@ from optsched.cli import app
 from optsched.cli.experimenting import TrialBar
 from optsched.experiments import experiments, load
 from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
-from optsched.experiments.runner import Outcome, run_experiment
-from optsched.experiments.store import code_version
-from optsched.problem.errors import InputError, UsageError
+from optsched.experiments.results import Outcome
+from optsched.experiments.runner import run_experiment
+from optsched.experiments.store import code_version, counted_files, version_of
+from optsched.problem.errors import InputError, OptschedError, UsageError
 
 SCRIPT = str(Path(survival.__file__))
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,20 @@ def go(folder: Path | None = None, **settings: Any) -> Outcome:
     names = ("jobs", "engine", "scheduler", "memory_limit", "resume", "retry_failed", "trials")
     options = {name: settings.pop(name) for name in names if name in settings}
     return run_experiment(SURVIVAL, settings, isolate=True, out=folder, **options)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Return whether two folders hold the same results, bit for bit."""
+    names = ("results.csv", "summary.json")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@contextmanager
+def refused(words: str, kind: type[OptschedError] = InputError) -> Iterator[None]:
+    """Check that what follows is refused in one line."""
+    with pytest.raises(kind, match=words) as caught:
+        yield
+    assert "\n" not in str(caught.value)
 
 
 def starts(log: Path) -> list[int]:
@@ -121,8 +136,7 @@ def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None
         assert stored.isdisjoint(ran[before:])
     assert set(ran) == set(range(size))
     assert len(ran) <= size + allowed
-    for name in ("results.csv", "summary.json"):
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert same(folder, tmp_path / "whole")
     ends = Counter(line for line in log.read_text().splitlines() if line.startswith("end"))
     twice = sum(ends.values()) - size
     print(f"{kills} kills: {len(ran)} starts of {size} trials, {twice} killed between end and disk")
@@ -212,24 +226,24 @@ def test_a_trial_that_eats_memory_is_ended(log: Path) -> None:
     assert memory_in_use(2**22 + 1) == 0  # no process has such an id
 
 
-def test_jobs_do_not_change_results_and_results_are_files_of_every_kind(
-    tmp_path: Path, log: Path
-) -> None:
+def test_jobs_do_not_change_results(tmp_path: Path, log: Path) -> None:
     here = run_experiment(SURVIVAL, {"size": 6}, out=tmp_path / "here")
     go(tmp_path / "two", size=6, jobs=2)
-    for name in ("results.csv", "summary.json"):
-        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert same(tmp_path / "here", tmp_path / "two")
     table = load(tmp_path / "two")
     assert table["tel"].tolist() == [row["tel"] for row in here.rows]
     assert list(table) == [*here.rows[0], "wall_s"]
     assert table["failed"].isna().all()
-    if find_spec("pyarrow"):
-        import pandas as pd
 
-        run_experiment(SURVIVAL, {"size": 6}, out=tmp_path / "two", parquet=True)
-        again = pd.read_parquet(tmp_path / "two" / "results.parquet")
-        assert again["share"].tolist() == table["share"].tolist()
-        assert list(again) == list(here.rows[0])
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="no pyarrow")
+def test_results_are_a_parquet_file_if_asked_for(tmp_path: Path, log: Path) -> None:
+    import pandas as pd
+
+    here = run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, parquet=True)
+    found = pd.read_parquet(tmp_path / "results.parquet")
+    assert found["share"].tolist() == [row["share"] for row in here.rows]
+    assert list(found) == list(here.rows[0])
 
 
 def test_a_folder_can_be_read_while_trials_go_on(tmp_path: Path, log: Path) -> None:
@@ -253,8 +267,7 @@ needs_dask = pytest.mark.skipif(find_spec("distributed") is None, reason="no das
 def test_a_dask_cluster_of_its_own_gives_the_same_results(tmp_path: Path, log: Path) -> None:
     go(tmp_path / "here", size=8, how="3:abort")
     go(tmp_path / "dask", size=8, how="3:abort", engine="dask", jobs=1)
-    for name in ("results.csv", "summary.json"):
-        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "dask" / name).read_bytes()
+    assert same(tmp_path / "here", tmp_path / "dask")
 
 
 @pytest.fixture
@@ -284,8 +297,7 @@ def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: 
     )  # fmt: skip
     assert len(killed) == 2
     assert whole.rows[11]["failed"] is None
-    ours, theirs = (tmp_path / name / "results.csv" for name in ("whole", "dask"))
-    assert ours.read_bytes() == theirs.read_bytes()
+    assert same(tmp_path / "whole", tmp_path / "dask")
 
 
 @needs_dask
@@ -307,19 +319,18 @@ def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
         if done == 2:
             cluster.close()
 
-    with pytest.raises(InputError, match="the cluster does not go on") as caught:
+    with refused("the cluster does not go on"):
         run_experiment(
             SURVIVAL, {"size": 8, "nap": 0.05}, out=tmp_path, engine="dask",
             scheduler=cluster.scheduler_address, progress=close,
         )  # fmt: skip
-    assert "\n" not in str(caught.value)
     assert go(tmp_path, size=8, nap=0.05).resumed >= 2
 
 
 @needs_dask
 def test_no_dask_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optsched.experiments.engines._CONNECT_S", 0.5)
-    with pytest.raises(UsageError, match="no Dask scheduler answers at"):
+    with refused("no Dask scheduler answers at", UsageError):
         go(size=2, engine="dask", scheduler="tcp://127.0.0.1:9")
 
 
@@ -345,8 +356,7 @@ def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
     assert "the same command goes on once there is space on the disk" in last
     rest = go(tmp_path / "out", size=60)
     assert 0 < rest.resumed < 60
-    ours, theirs = (tmp_path / name / "results.csv" for name in ("whole", "out"))
-    assert ours.read_bytes() == theirs.read_bytes()
+    assert same(tmp_path / "whole", tmp_path / "out")
 
 
 @pytest.fixture
@@ -374,15 +384,13 @@ def test_a_full_disk_is_one_line_and_the_rest_runs_when_there_is_space(
                 while True:
                     file.write(b"x" * 4096)
 
-    with pytest.raises(InputError, match="goes on once there is space on the disk") as caught:
+    with refused("goes on once there is space on the disk"):
         run_experiment(SURVIVAL, {"size": 30}, out=small_disk / "out", progress=fill)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match=r"no space|space on the disk"):
+    with refused(r"no space|space on the disk"):
         go(small_disk / "new", size=2)
     filler.unlink()
     assert 10 <= go(small_disk / "out", size=30).resumed < 30
-    ours, theirs = tmp_path / "whole" / "results.csv", small_disk / "out" / "results.csv"
-    assert ours.read_bytes() == theirs.read_bytes()
+    assert same(tmp_path / "whole", small_disk / "out")
 
 
 # Bad input
@@ -392,54 +400,44 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
-
-    def refused(words: str, experiment: Any = SURVIVAL, size: int = 2, **options: Any) -> None:
-        with pytest.raises(InputError, match=words) as caught:
-            run_experiment(experiment, {"size": size}, out=tmp_path, **options)
-        assert "\n" not in str(caught.value)
-
-    refused("holds trials with size = 2, this asks for 3; another --out", size=3)
-    refused("holds trials with seed = 0, this asks for 5", seed=5)
-    refused("holds trials of survival, this asks for other", replace(SURVIVAL, name="other"))
+    with refused("holds trials with size = 2, this asks for 3; another --out"):
+        run_experiment(SURVIVAL, {"size": 3}, out=tmp_path)
+    with refused("holds trials with seed = 0, this asks for 5"):
+        run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, seed=5)
+    with refused("holds trials of survival, this asks for other"):
+        run_experiment(replace(SURVIVAL, name="other"), {"size": 2}, out=tmp_path)
     monkeypatch.setattr("optsched.experiments.runner.code_version", lambda: "0.2.0+abc")
-    refused(rf"run by optsched {re.escape(code_version())}, this is 0\.2\.0\+abc; that version")
+    with refused(rf"run by optsched {re.escape(code_version())}, this is 0\.2\.0\+abc; that"):
+        run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     # Nothing was lost by asking; --fresh forgets it all.
     assert run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, resume=False).ran == 2
     monkeypatch.undo()
-    refused("run by optsched")
+    with refused("run by optsched"):
+        run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     assert run_experiment(SURVIVAL, {"size": 3}, out=tmp_path, resume=False).ran == 3
 
 
 def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
-    # The digest of a copy of the package: cli/ does not count, the judge and models do.
-    def digest() -> str:
-        text = "from optsched.experiments.store import code_version; print(code_version())"
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        words = [sys.executable, "-c", text]
-        found = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        return found.stdout
-
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("optsched", "models", "instances"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    first = digest()
-    assert first == code_version() + "\n"
-    with (tmp_path / "optsched" / "cli" / "application.py").open("a") as file:
-        file.write("\n# more\n")
-    assert digest() == first
-    with (tmp_path / "optsched" / "judge" / "evaluate.py").open("a") as file:
-        file.write("\n# more\n")
-    second = digest()
-    assert second != first
-    with next((tmp_path / "models").glob("*.toml")).open("a") as file:
-        file.write("\n# more\n")
-    assert digest() not in (first, second)
+    files = counted_files()
+    for name in (
+        "judge/evaluate.py",
+        "experiments/study.py",
+        "models/llama2-70b-tp2-a100-derived.toml",
+    ):
+        assert files[name].is_file()
+    assert any(name.startswith("instances/") for name in files)
+    assert not any(name.startswith(("cli/", "show/")) for name in files)
+    assert version_of(files) == code_version()
+    changed = tmp_path / "evaluate.py"
+    changed.write_bytes(files["judge/evaluate.py"].read_bytes() + b"\n")
+    assert version_of({**files, "judge/evaluate.py": changed}) != code_version()
+    assert version_of({k: v for k, v in files.items() if "judge" not in k}) != code_version()
 
 
 def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:
     run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     other = replace(SURVIVAL, trials=lambda p, s: ({**t, "nap": 1} for t in survival.trials(p, s)))
-    with pytest.raises(InputError, match="trial 0 is another one now than when it ran"):
+    with refused("trial 0 is another one now than when it ran"):
         run_experiment(other, {"size": 2}, out=tmp_path)
 
 
@@ -447,7 +445,7 @@ def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
     process = start(tmp_path / "out", "size=2", "how=1:wait")
     try:
         wait_for(process, 1)
-        with pytest.raises(InputError, match=r"results\.lock: another process is using it; wait"):
+        with refused(r"results\.lock: another process is using it; wait"):
             go(tmp_path / "out", size=2, how="1:wait")
         assert len(load(tmp_path / "out")) == 1
     finally:
@@ -463,21 +461,18 @@ def test_a_store_that_another_program_keeps_locked_is_refused(
     monkeypatch.setattr("optsched.experiments.store._BUSY_S", 0.2)
     other = sqlite3.connect(tmp_path / "results.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(InputError, match=r"results\.sqlite: another process is using it"):
+    with refused(r"results\.sqlite: another process is using it"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path)
     other.close()
     assert run_experiment(SURVIVAL, {"size": 1}, out=tmp_path).resumed == 1
 
 
 def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> None:
-    def refused(words: str, folder: Path) -> None:
-        for ask in (
-            lambda: run_experiment(SURVIVAL, {"size": 1}, out=folder),
-            lambda: load(folder),
-        ):
-            with pytest.raises(InputError, match=words) as caught:
-                ask()
-            assert "\n" not in str(caught.value)
+    def no_store(words: str, folder: Path) -> None:
+        with refused(words):
+            run_experiment(SURVIVAL, {"size": 1}, out=folder)
+        with refused(words):
+            load(folder)
 
     def database(name: str, *statements: str) -> Path:
         folder = tmp_path / name
@@ -488,38 +483,41 @@ def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> Non
         connection.close()
         return folder
 
-    refused("another program's database", database("theirs", "CREATE TABLE t (a)"))
-    refused("another program's database", database("named", "PRAGMA application_id=7"))
+    no_store("another program's database", database("theirs", "CREATE TABLE t (a)"))
+    no_store("another program's database", database("named", "PRAGMA application_id=7"))
     run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "next")
     with sqlite3.connect(tmp_path / "next" / "results.sqlite") as connection:
         connection.execute("PRAGMA user_version=2")
     connection.close()
-    refused("a store of version 2, this optsched writes version 1", tmp_path / "next")
+    no_store("a store of version 2, this optsched writes version 1", tmp_path / "next")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "results.sqlite").write_text("no database, but long enough " * 99)
-    refused("is no SQLite database", tmp_path / "text")
+    no_store("is no SQLite database", tmp_path / "text")
     run_experiment(SURVIVAL, {"size": 60}, out=tmp_path / "damaged")
     file = tmp_path / "damaged" / "results.sqlite"
     content = file.read_bytes()
     assert len(content) > 12288
     file.write_bytes(content[:4096] + bytes(8192) + content[12288:])
-    refused("is damaged", tmp_path / "damaged")
+    no_store("is damaged", tmp_path / "damaged")
     file.write_bytes(content[:5000])
-    refused("is damaged", tmp_path / "damaged")
+    no_store("is damaged", tmp_path / "damaged")
 
 
 def test_folders_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="file: is a file; a folder is right"):
+    with refused("file: is a file; a folder is right"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file")
-    with pytest.raises(InputError, match="file/below: cannot be made"):
+    with refused("file/below: cannot be made"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file" / "below")
-    with pytest.raises(InputError, match="no experiment's folder"):
+    with refused("no experiment's folder"):
         load(tmp_path)
-    if os.getuid():
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(InputError, match="cannot be written"):
-            run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "closed")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with refused("cannot be written"):
+        run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "closed")
 
 
 @pytest.mark.parametrize(
@@ -531,7 +529,7 @@ def test_folders_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, Any], words: str) -> None:
-    with pytest.raises((InputError, UsageError), match=words):
+    with refused(words, OptschedError):
         go(size=1, **options)
 
 
@@ -540,9 +538,21 @@ def test_functions_of_a_script_run_only_in_it() -> None:
         return {}
 
     run.__module__ = "__main__"
-    with pytest.raises(UsageError, match="in a module that they can import, not in a script"):
+    with refused("in a module that they can import, not in a script", UsageError):
         run_experiment(replace(SURVIVAL, run=run), {"size": 1}, jobs=2)
     assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
+
+
+def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import survival\nsurvival.main({str(tmp_path / 'out')!r}, 'size=2', 'jobs=2')"
+    )
+    place = os.pathsep.join((str(Path(SCRIPT).parent), os.environ["PYTHONPATH"]))
+    environment = {**os.environ, "PYTHONPATH": place}
+    subprocess.run([sys.executable, script], env=environment, check=True)
+    assert sorted(starts(log)) == [0, 1]
+    assert len(load(tmp_path / "out")) == 2
 
 
 def test_amounts_of_memory() -> None:
@@ -553,7 +563,7 @@ def test_amounts_of_memory() -> None:
     assert memory_text(4 * 1024**3) == "4 GiB"
     assert memory_text(1000) == "1000 bytes"
     for text in ("", "GiB", "four", "-1GiB", "0", "nan", "inf GiB", "4 apples"):
-        with pytest.raises(InputError, match="an amount such as 4GiB or 500MB is right"):
+        with refused("an amount such as 4GiB or 500MB is right"):
             memory_bytes(text)
 
 
@@ -592,7 +602,8 @@ def test_the_command_names_failed_trials(
     assert "--isolate is right" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path, jobs: int) -> None:
     text = (
         "import survival\n"
         "from optsched.cli import main\n"
@@ -600,28 +611,21 @@ def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path) -> None:
         "experiments()['survival'] = survival.SURVIVAL\n"
         "main()\n"
     )
-    for jobs in ("1", "2"):
-        words = ["experiment", "survival", "--out", str(tmp_path / jobs), "--jobs", jobs]
-        words += ["--set", "size=3", "--set", "how=1:wait"]
-        process = subprocess.Popen(
-            [sys.executable, "-c", text, *words], cwd=Path(SCRIPT).parent,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        want = int(jobs)
-        while not (
-            (tmp_path / jobs / "results.sqlite").exists() and stored(tmp_path / jobs) == want
-        ):
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 130
-        folder = tmp_path / jobs
-        assert err == (
-            f"error: interrupted: {want} of 3 trials are stored in {folder}; the same command goes "
-            "on\n"
-        )
-        assert stored(folder) == want
+    words = ["experiment", "survival", "--out", str(tmp_path), "--jobs", str(jobs)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, *words, "--set", "size=3", "--set", "how=1:wait"],
+        cwd=Path(SCRIPT).parent, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # Trial 1 waits for ever: one job has finished one trial by then, two have finished two.
+    while not ((tmp_path / "results.sqlite").exists() and stored(tmp_path) == jobs):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = f"{jobs} of 3 trials are stored in {tmp_path}; the same command goes on"
+    assert err == f"error: interrupted: {kept}\n"
+    assert stored(tmp_path) == jobs
 
 
 def stored(folder: Path) -> int:

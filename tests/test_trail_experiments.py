@@ -9,13 +9,14 @@ from optsched.experiments.runner import run_experiment
 from optsched.experiments.studies.trail import (
     POLICIES,
     SETTINGS,
+    errors,
     mean,
     ratio,
     summarize_c,
+    summarize_predictions,
     summarize_rates,
     workload,
 )
-from optsched.experiments.studies.trail_predictions import errors, summarize_predictions
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance
 

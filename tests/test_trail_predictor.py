@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optsched.experiments.studies.trail import ALPACA
-from optsched.experiments.studies.trail_predictions import errors
+from optsched.experiments.studies.trail import ALPACA, errors
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate

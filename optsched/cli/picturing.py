@@ -284,7 +284,7 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
 def _experiment(folder: str, kind: str | None) -> Figure:
     from optsched.experiments import get_experiment
     from optsched.experiments.figures import draw_figure, figure_names
-    from optsched.experiments.runner import row_of
+    from optsched.experiments.results import row_of
     from optsched.experiments.store import read
 
     identity, records = read(folder)

@@ -1,123 +1,122 @@
-"""Where trials run: in this process, in processes beside it, or on a Dask cluster."""
+"""Where trials run: in this process, in processes beside it, or on a Dask cluster.
+
+Both kinds of processes are asked by threads, in one loop: concurrent.futures supplies the threads,
+and a trial is handed out only when an earlier one has been kept. joblib's processes and its Dask
+engine are not used: the former share a crash (see `optsched.experiments.isolation`), the latter
+waits for ever for a task that Dask gave up, and runs the trials in this process where the cluster
+has one worker.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
-from optsched.experiments.isolation import Answer, Isolation, Row, attempt
+from optsched.experiments.base import Row, Run
+from optsched.experiments.isolation import Answer, Isolation, attempt
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
-Finished = Generator[int]
-"""Numbers of trials that have finished and whose answers are kept, as they come."""
+MAX_JOBS = 1024
 
-Keep = Callable[[int, Answer], None]
-"""Makes an answer durable; called in any thread, so that none goes on before it is done."""
+Answers = Generator[tuple[int, Answer]]
+"""Numbers of trials and their answers, as they come.
+
+The next trial is handed out when the caller asks for the next answer: so a caller that makes each
+answer durable at once loses, when it is killed, only what was running.
+"""
 
 _CONNECT_S = 10.0
 
 
-def in_this_process(run: Callable[[Row], Row], todo: Mapping[int, Row], keep: Keep) -> Finished:
+def in_this_process(run: Run, todo: Mapping[int, Row]) -> Answers:
     """Run one trial after the other here: a crash ends the experiment."""
     for number, trial in todo.items():
-        keep(number, attempt(run, trial))
-        yield number
+        yield number, attempt(run, trial)
 
 
 def in_processes(
-    run: Callable[[Row], Row],
-    todo: Mapping[int, Row],
-    keep: Keep,
-    *,
-    jobs: int,
-    code: str,
-    memory_limit: int | None = None,
-) -> Finished:
-    """Run trials in processes of this machine.
-
-    Parameters
-    ----------
-    run : callable
-    todo : mapping
-        Trials by number.
-    keep : callable
-    jobs : int
-        How many processes.
-    code : str
-        The version of the code that they must run.
-    memory_limit : int, optional
-        Bytes per process.
-
-    Raises
-    ------
-    UsageError
-        More than one job without joblib; a memory limit where there can be none.
-    """
-    if jobs > 1 and find_spec("joblib") is None:
-        raise UsageError("jobs: more than 1 needs the package joblib; install it, or use 1")
-    with Isolation(code, memory_limit) as isolation:
-
-        def one(number: int, trial: Row) -> int:
-            keep(number, isolation.run(run, trial))
-            return number
-
-        if jobs == 1:
-            for number, trial in todo.items():
-                yield one(number, trial)
-            return
-        joblib: Any = import_module("joblib")
-        # One trial to a batch: a trial that waits for others of its batch would not be durable.
-        pool = joblib.Parallel(
-            n_jobs=jobs, backend="threading", batch_size=1, return_as="generator_unordered"
-        )
-        answers = pool(joblib.delayed(one)(number, trial) for number, trial in todo.items())
-        try:
-            yield from answers
-        finally:
-            isolation.close()  # or joblib would wait for the trials that run
+    run: Run, todo: Mapping[int, Row], *, jobs: int, code: str, memory_limit: int | None = None
+) -> Answers:
+    """Run trials in so many processes of this machine; see `Isolation` for the other limits."""
+    # The processes are ended first: then the threads that wait for them end, too.
+    with ThreadPoolExecutor(jobs) as threads, Isolation(code, memory_limit) as isolation:
+        yield from _answers(threads, lambda trial: isolation.run(run, trial), todo, lambda: jobs)
 
 
 def on_dask(
-    run: Callable[[Row], Row],
+    run: Run,
     todo: Mapping[int, Row],
-    keep: Keep,
     *,
     jobs: int,
     code: str,
     memory_limit: int | None = None,
     scheduler: str | None = None,
-) -> Finished:
+) -> Answers:
     """Run trials on a Dask cluster, each in a process beside the worker's.
 
-    A worker that is lost has its trials run by others; Dask gives a trial up when it has lost
-    four workers (``distributed.scheduler.allowed-failures``), and then the trial has failed.
-    joblib's Dask engine is not used: it waits for ever for a task that was given up, and runs
-    the trials in this process where the cluster has one worker.
-
-    Parameters
-    ----------
-    run, todo, keep, code, memory_limit
-        As for `in_processes`.
-    jobs : int
-        Workers of the cluster that is started where no scheduler is given.
-    scheduler : str, optional
-        Address of a running cluster; all its workers are used.
-
-    Raises
-    ------
-    UsageError
-        No package dask[distributed]; no such scheduler, or no workers there.
-    InputError
-        The cluster is lost, or its workers have other code.
+    Without the address of a scheduler a cluster of ``jobs`` workers is started. A worker that is
+    lost has its trials run by others; Dask gives a trial up when it has lost four workers
+    (``distributed.scheduler.allowed-failures``), and then the trial has failed.
     """
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
+    distributed: Any = import_module("distributed")
+
+    def ask(trial: Row) -> Answer:
+        try:
+            future = client.submit(_beside_worker, run, trial, code, memory_limit, pure=False)
+            answer: Answer = future.result()
+            return answer
+        except distributed.scheduler.KilledWorker:
+            return "failed", "the Dask workers that ran it died", 0.0
+
+    def room() -> int:
+        # A trial more than there are threads for each, so that none waits for the network.
+        return 2 * max(1, sum(client.ncores().values()))
+
+    # Without the cluster the threads that wait for it end.
+    with ThreadPoolExecutor(2 * MAX_JOBS) as threads, _cluster(jobs, scheduler) as client:
+        try:
+            yield from _answers(threads, ask, todo, room)
+        except OptschedError:
+            raise
+        except (Exception, CancelledError) as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"--engine dask: the cluster does not go on ({text}); what has finished is "
+                "stored, and the same command goes on with the rest"
+            ) from None
+
+
+def _answers(
+    threads: Executor,
+    ask: Callable[[Row], Answer],
+    todo: Mapping[int, Row],
+    room: Callable[[], int],
+) -> Answers:
+    left = iter(todo.items())
+    asked: dict[Future[Answer], int] = {}
+    while True:
+        for number, trial in islice(left, max(0, room() - len(asked))):
+            asked[threads.submit(ask, trial)] = number
+        if not asked:
+            return
+        for future in wait(asked, return_when=FIRST_COMPLETED).done:
+            yield asked.pop(future), future.result()
+
+
+@contextmanager
+def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
+    """Yield a client of a running Dask cluster, or of one that is started for it."""
     distributed: Any = import_module("distributed")
     with ExitStack() as stack:
         address: Any = scheduler
@@ -142,7 +141,7 @@ def on_dask(
             raise UsageError(
                 f"--scheduler: {scheduler!r} has no workers; start `dask worker` first"
             ) from None
-        yield from _through(client, distributed, run, todo, keep, code, memory_limit)
+        yield client
 
 
 @contextmanager
@@ -158,65 +157,11 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _through(
-    client: Any,
-    distributed: Any,
-    run: Callable[[Row], Row],
-    todo: Mapping[int, Row],
-    keep: Keep,
-    code: str,
-    memory_limit: int | None,
-) -> Finished:
-    left = iter(todo.items())
-    running: dict[Any, int] = {}
-    answers = distributed.as_completed(loop=client.loop)
-
-    def feed() -> None:
-        # A trial more than there are threads for each, so that none waits for the network.
-        room = 2 * max(1, sum(client.ncores().values())) - len(running)
-        for number, trial in islice(left, max(0, room)):
-            future = client.submit(_remote, run, trial, code, memory_limit, pure=False)
-            running[future.key] = number
-            answers.add(future)
-
-    try:
-        feed()
-        for future in answers:
-            number = running.pop(future.key)
-            # Not its status: a result may be lost with its worker while it is on its way, and
-            # then this waits until another worker has it.
-            try:
-                answer = future.result()
-            except distributed.scheduler.KilledWorker:
-                answer = ("failed", "the Dask workers that ran it died", 0.0)
-            except OptschedError:
-                raise
-            except Exception as error:
-                raise _lost(error) from None
-            keep(number, answer)
-            feed()
-            yield number
-    except OSError as error:
-        raise _lost(error) from None
-    finally:
-        with suppress(Exception):
-            client.cancel(list(answers.futures))
+@cache
+def _isolation(code: str, memory_limit: int | None) -> Isolation:
+    return Isolation(code, memory_limit)
 
 
-def _lost(why: Exception) -> InputError:
-    text = " ".join(f"{type(why).__name__}: {why}".split())
-    return InputError(
-        f"--engine dask: the cluster does not go on ({text}); what has finished is stored, and "
-        "the same command goes on with the rest"
-    )
-
-
-_here: dict[tuple[str, int | None], Isolation] = {}
-_one_at_a_time = threading.Lock()
-
-
-def _remote(run: Callable[[Row], Row], trial: Row, code: str, memory_limit: int | None) -> Answer:
+def _beside_worker(run: Run, trial: Row, code: str, memory_limit: int | None) -> Answer:
     """Run a trial beside the Dask worker that this is."""
-    with _one_at_a_time:
-        isolation = _here.setdefault((code, memory_limit), Isolation(code, memory_limit))
-    return isolation.run(run, trial)
+    return _isolation(code, memory_limit).run(run, trial)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.experiments import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.show.plot import rows as drawing
 from optsched.show.plot import style
 

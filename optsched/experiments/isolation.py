@@ -1,32 +1,31 @@
 """Runs trials in processes of their own, one per thread: a crash costs one trial.
 
-Joblib's and Dask's workers are shared by all trials: one that crashes takes the others' work with
-it, and nobody can say which trial it was. So their workers are threads that only wait, each on a
-process that belongs to it.
+The pools of joblib, concurrent.futures and Dask share their processes among all trials: where one
+process dies they call the others' trials broken too, and none says which trial it was or how it
+ended. multiprocessing imports the caller's script again in every process. So these processes are
+our own, and the pools only supply the threads that wait for them.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from optsched.experiments.base import Row, Run
 from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
 
 ATTEMPTS = 2
 """A trial whose process dies runs once more: it may have been ended from outside."""
-
-Row = dict[str, Any]
 
 Answer = tuple[str, Any, float]
 """``("result", row, wall_s)``, ``("failed", why, wall_s)`` or ``("refused", error, wall_s)``."""
@@ -38,43 +37,31 @@ _ONE_THREAD = dict.fromkeys(
 """Processes share the cores; the caller's own settings go first."""
 
 
-def attempt(run: Callable[[Row], Row], trial: Row) -> Answer:
+def attempt(run: Run, trial: Row) -> Answer:
     """Run a trial in this process.
 
     A request that no trial could answer (`InputError`, `UsageError`) is refused; any other
     exception fails this trial alone.
     """
     begin = time.perf_counter()
-
-    def seconds() -> float:
-        return time.perf_counter() - begin
-
+    content: Any
     try:
-        return "result", run(trial), seconds()
+        kind, content = "result", run(trial)
     except (InputError, UsageError) as error:
-        return "refused", error, seconds()
+        kind, content = "refused", error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-        return "failed", why, seconds()
+        kind = "failed"
+        content = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return kind, content, time.perf_counter() - begin
 
 
 class Isolation:
-    """Processes for trials, one per thread that asks.
+    """Processes for trials, one per thread that asks, that must run this version of the code.
 
-    Parameters
-    ----------
-    code : str
-        The version of the code that the processes must run.
-    memory_limit : int, optional
-        Bytes of memory in use (with the processes that a solver starts) beyond which a trial is
-        ended. Looked at ten times a second.
-
-    Raises
-    ------
-    UsageError
-        A memory limit where the system does not tell what a process uses.
+    A trial that has more bytes of memory in use than the limit (with the processes that a solver
+    starts) is ended; that is looked at ten times a second.
     """
 
     def __init__(self, code: str, memory_limit: int | None = None) -> None:
@@ -90,35 +77,22 @@ class Isolation:
     def __enter__(self) -> Isolation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, run: Callable[[Row], Row], trial: Row) -> Answer:
+    def run(self, run: Run, trial: Row) -> Answer:
         """Run a trial in this thread's process.
 
-        Parameters
-        ----------
-        run : callable
-            At the top level of its module, or a partial of such a one.
-        trial : dict
-
-        Raises
-        ------
-        OptschedError
-            The process does not start, or runs other code than this one.
+        The function is at the top level of its module, or a partial of such a one. A process that
+        does not start, or that runs other code, is an error and not an answer.
         """
         begin = time.perf_counter()
+        # The function is packed for itself: a process that cannot import it fails the trial.
         order = pickle.dumps((pickle.dumps(run), trial))
         why = ""
         for _ in range(ATTEMPTS):
-            child = self._child()
             try:
-                return child.ask(order, self._limit)
+                return self._child().ask(order, self._limit)
             except _TooMuchError:
                 why = f"more memory than the limit of {memory_text(self._limit or 0)}"
                 break
@@ -129,6 +103,7 @@ class Isolation:
         return "failed", why, time.perf_counter() - begin
 
     def _child(self) -> _Child:
+        """Return this thread's process, started where it has none."""
         child: _Child | None = getattr(self._own, "child", None)
         how = ""
         for _ in range(ATTEMPTS):
@@ -141,7 +116,7 @@ class Isolation:
                 self._children = [c for c in self._children if c.alive()] + [child]
             self._own.child = child
             try:
-                found = child.begin()
+                found = child.receive()
             except _DiedError as died:
                 how = str(died)
                 continue
@@ -170,14 +145,17 @@ class _TooMuchError(Exception):
 
 
 class _Child:
+    """A process that runs `optsched.experiments.worker`."""
+
     def __init__(self) -> None:
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py"))],
+            [sys.executable, "-P", "-m", "optsched.experiments.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C is for the parent; a group of its own ends as one, solvers' processes too.
             start_new_session=True,
-            env={**_ONE_THREAD, **os.environ},
+            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -186,27 +164,20 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def begin(self) -> str:
-        self._send(pickle.dumps(os.getpid()) + pickle.dumps(sys.path))
-        return str(self._receive())
-
     def ask(self, order: bytes, limit: int | None) -> Answer:
-        self._send(order)
+        try:
+            self._orders.write(order)
+            self._orders.flush()
+        except OSError:
+            raise _DiedError(self._fate()) from None
         while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
             if memory_in_use(self._process.pid) > limit:
                 self.end()
                 raise _TooMuchError
-        answer: Answer = self._receive()
+        answer: Answer = self.receive()
         return answer
 
-    def _send(self, content: bytes) -> None:
-        try:
-            self._orders.write(content)
-            self._orders.flush()
-        except OSError:
-            raise _DiedError(self._fate()) from None
-
-    def _receive(self) -> Any:
+    def receive(self) -> Any:
         try:
             return pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
@@ -232,13 +203,7 @@ class _Child:
 
 
 def memory_in_use(process: int) -> int:
-    """Return the bytes of memory that a process and those that it started have in use.
-
-    Parameters
-    ----------
-    process : int
-        Its id. One that has ended uses none.
-    """
+    """Return the bytes that a process and those that it started have in use, 0 if it has ended."""
     folder = Path(f"/proc/{process}")
     try:
         total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -250,29 +215,19 @@ def memory_in_use(process: int) -> int:
     return total
 
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+_UNITS = {"": 1} | {
+    letter + i: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for i, base in (("", 1000), ("i", 1024))
+}
 
 
 def memory_bytes(text: str) -> int:
-    """Return an amount of memory in bytes.
-
-    Parameters
-    ----------
-    text : str
-        A number and a unit, ``4GiB`` or ``500MB``; a number alone is bytes.
-
-    Raises
-    ------
-    InputError
-        Anything else, and what is less than one byte.
-    """
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = text.strip()[len(number) :].lower()
+    """Return an amount of memory in bytes: ``4GiB``, ``500MB``, or a number of bytes alone."""
+    found = re.fullmatch(r"([\d.]+)\s*(?:([kmgt]i?)?b)?", text.strip(), re.ASCII | re.IGNORECASE)
     try:
-        value = int(float(number) * _UNITS[unit])
-    except (KeyError, OverflowError, ValueError):
+        value = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    except (OverflowError, ValueError):
         value = 0
     if value < 1:
         raise InputError(f"--memory-limit: {text!r}; an amount such as 4GiB or 500MB is right")
@@ -281,8 +236,5 @@ def memory_bytes(text: str) -> int:
 
 def memory_text(value: int) -> str:
     """Return an amount of memory for people."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        size = _UNITS[unit.lower()]
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value} bytes"
+    power = min(4, (value.bit_length() - 1) // 10)
+    return f"{value / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power > 0 else f"{value} bytes"

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from optsched import __version__
@@ -40,28 +38,36 @@ WITHOUT_EFFECT = ("cli", "show", "experiments/figures.py")
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
 
 _BUSY_S = 10.0
+_TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
 
 
-@cache
-def code_version() -> str:
-    """Return the version and a digest of all that a trial's result may depend on.
+def counted_files() -> dict[str, Path]:
+    """Return by name the files on which a trial's result may depend.
 
-    These are the package's sources but for `WITHOUT_EFFECT`, the shipped cost models and the
-    shipped instances.
+    They are the package's sources but for `WITHOUT_EFFECT`, and the shipped cost models and
+    instances.
     """
     root = Path(__file__).resolve().parents[1]
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
-    files = {
-        name: file
-        for name, file in sources.items()
-        if name not in WITHOUT_EFFECT and name.split("/")[0] not in WITHOUT_EFFECT
+    return {
+        **{n: f for n, f in sources.items() if not {n, n.split("/")[0]} & set(WITHOUT_EFFECT)},
+        **{f"models/{file.name}": file for file in models_folder().glob("*.toml")},
+        **{f"instances/{file.name}": file for file in example_instances().values()},
     }
-    files |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
-    files |= {f"instances/{file.name}": file for file in example_instances().values()}
+
+
+def version_of(files: Mapping[str, Path]) -> str:
+    """Return the version of optsched with a digest of files."""
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):
         digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return f"{__version__}+{digest.hexdigest()[:12]}"
+
+
+@cache
+def code_version() -> str:
+    """Return the version and a digest of all that a trial's result may depend on."""
+    return version_of(counted_files())
 
 
 def libraries() -> str:
@@ -71,18 +77,7 @@ def libraries() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What the trials of one store have in common.
-
-    Parameters
-    ----------
-    experiment : str
-    parameters : mapping
-    seed : int
-    code : str
-        See `code_version`.
-    libraries : str
-        See `libraries`.
-    """
+    """What the trials of one store have in common; see `code_version` and `libraries`."""
 
     experiment: str
     parameters: Mapping[str, Any]
@@ -98,22 +93,7 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished trial.
-
-    Parameters
-    ----------
-    trial : int
-        Its number.
-    key : str
-        See `Identity.key`.
-    parameters : dict
-    result : dict
-        Empty if it failed.
-    failed : str or None
-        Why it has no result.
-    wall_s : float
-        Seconds that it took.
-    """
+    """A finished trial: its number, its `Identity.key`, and its result or why it has none."""
 
     trial: int
     key: str
@@ -128,36 +108,23 @@ class Store:
 
     Every trial is a transaction in write-ahead-log mode, on disk before `put` returns. While a
     store is open no second process can open the same one, but `read` and other readers can look
-    at it. Its methods may be called from any thread.
+    at it.
 
-    Parameters
-    ----------
-    path : Path or None
-        None keeps the trials in memory.
-    identity : Identity
-    fresh : bool
-        Forget all trials, of whatever experiment, that the store has.
-
-    Raises
-    ------
-    InputError
-        Another program's database or another version's; one that is damaged, in use or cannot be
-        written; trials of another experiment, of other parameters or of other code.
+    Without a path the trials are kept in memory; ``fresh`` forgets those, of whatever experiment,
+    that the store has. Refused are another program's database or another version's; one that is
+    damaged, in use or cannot be written; trials of another experiment, of other parameters or of
+    other code.
     """
 
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
         self._path = path
         self._identity = identity
-        self._one = threading.Lock()
         with ExitStack() as opened:
             if path is not None:
                 opened.callback(_lock(path).close)
             with _one_line(path):
                 self._connection = sqlite3.connect(
-                    path or ":memory:",
-                    timeout=_BUSY_S,
-                    isolation_level=None,
-                    check_same_thread=False,
+                    path or ":memory:", timeout=_BUSY_S, isolation_level=None
                 )
                 opened.callback(self._connection.close)
                 self._open(fresh)
@@ -220,25 +187,13 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._one:
-            self._opened.close()
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
 
     def records(self) -> dict[int, Record]:
         """Return the finished trials by number."""
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             return _records(self._connection)
-
-    def get(self, trial: int) -> Record:
-        """Return a finished trial."""
-        with self._one, _one_line(self._path):
-            rows = self._connection.execute(f"{_SELECT} WHERE trial = ?", (trial,))
-            return _record(rows.fetchone())
 
     def put(
         self,
@@ -247,35 +202,22 @@ class Store:
         result: Mapping[str, Any] | None,
         failed: str | None,
         wall_s: float,
-    ) -> None:
-        """Store a finished trial.
-
-        Raises
-        ------
-        InputError
-            The disk is full, the file cannot be written, or another process keeps it locked.
-        """
-        row = (
-            trial, self._identity.key(parameters), json.dumps(parameters),
-            json.dumps(result or {}), failed, wall_s,
-        )  # fmt: skip
-        with self._one, _one_line(self._path):
+    ) -> Record:
+        """Store a finished trial, and return it as a resumed run will see it."""
+        texts = json.dumps(parameters), json.dumps(result or {})
+        row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
+        with _one_line(self._path):
             self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
+        return _record(row)
 
     def forget_failed(self) -> None:
         """Delete the trials that failed, so that they run again."""
-        with self._one, _one_line(self._path):
+        with _one_line(self._path):
             self._connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
 
 def read(folder: str | Path) -> tuple[Identity, list[Record]]:
-    """Return what an experiment's folder holds, also while the experiment runs.
-
-    Raises
-    ------
-    InputError
-        No store, another program's or version's, or a damaged one.
-    """
+    """Return what an experiment's folder holds, also while the experiment runs."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder}: no experiment's folder ({FILE} is missing)")
@@ -292,16 +234,13 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
             connection.close()
 
 
-_SELECT = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
-
-
 def _record(row: tuple[Any, ...]) -> Record:
     number, key, parameters, result, failed, wall_s = row
     return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
-    return {row[0]: _record(row) for row in connection.execute(_SELECT)}
+    return {row[0]: _record(row) for row in connection.execute(_TRIALS)}
 
 
 def _identity(connection: sqlite3.Connection) -> Identity:
@@ -326,13 +265,7 @@ def _lock(path: Path) -> sqlite3.Connection:
 
 
 def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
-    """Return whether the database is still empty; refuse any that is not a store.
-
-    Raises
-    ------
-    InputError
-        Another program's, another version's, or damaged.
-    """
+    """Return whether the database is still empty; refuse any that is not a store."""
 
     def value(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]

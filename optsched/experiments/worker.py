@@ -1,12 +1,11 @@
 """A process of its own for trials: it crashes or eats memory without harm to the experiment.
 
-`optsched.experiments.isolation` starts this file as a script, which imports nothing of optsched
-until it has been told where optsched is.
+`optsched.experiments.isolation` starts it as ``python -m optsched.experiments.worker PARENT`` with
+the process id of the parent, whose ``sys.path`` is in ``PYTHONPATH``.
 
-**What goes through the pipes**, pickled: to stdin the parent's process id, its ``sys.path``, then
-for each trial the pickled function and its argument; the end of stdin ends this process. From
-stdout the version of the code, then for each trial one of ``("result", row, wall_s)``,
-``("failed", why, wall_s)``, ``("refused", error)``.
+**What goes through the pipes**, pickled: to stdin for each trial the pickled function and its
+argument; the end of stdin ends this process. From stdout the version of the code, then for each
+trial an `Answer`.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from optsched.experiments.base import Row
+from optsched.experiments.isolation import attempt
+from optsched.experiments.store import code_version
+
 IDLE_S = 300.0
 """A process that hears nothing for so long ends; another is started when one is needed."""
 
 
 def main() -> None:
     """Run the trials that come through stdin; see the module's head."""
-    orders = sys.stdin.buffer
+    _end_with(int(sys.argv[1]))
     # What native code prints to stdout must not get between the messages.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    try:
-        _end_with(pickle.load(orders))
-        sys.path[:] = pickle.load(orders)
-    except EOFError:  # the parent has ended meanwhile
-        return
     # The parent decides what these mean; this process ends when it does.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -50,31 +48,29 @@ def main() -> None:
         pickle.dump(message, out, protocol=5)
         out.flush()
 
-    from optsched.experiments.isolation import attempt
-    from optsched.experiments.store import code_version
-
     inbox: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
-
-    def listen() -> None:
-        while True:
-            try:
-                inbox.put(pickle.load(orders))
-            except BaseException:
-                os._exit(1)
-
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=_listen, args=(inbox,), daemon=True).start()
     tell(code_version())
     while True:
         try:
-            pickled, trial = inbox.get(timeout=IDLE_S)
+            packed, trial = inbox.get(timeout=IDLE_S)
         except queue.Empty:
             os._exit(0)
-        tell(attempt(partial(_run, pickled), trial))
+        tell(attempt(partial(_run, packed), trial))
 
 
-def _run(pickled: bytes, trial: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = pickle.loads(pickled)(trial)
+def _run(packed: bytes, trial: Row) -> Row:
+    row: Row = pickle.loads(packed)(trial)
     return row
+
+
+def _listen(inbox: queue.SimpleQueue[tuple[bytes, Any]]) -> None:
+    """Pass on what comes through stdin; its end ends this process, also amid a trial."""
+    while True:
+        try:
+            inbox.put(pickle.load(sys.stdin.buffer))
+        except BaseException:
+            os._exit(1)
 
 
 def _end_with(parent: int) -> None:

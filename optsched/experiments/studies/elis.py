@@ -1,4 +1,4 @@
-"""ELIS (004): job completion times of FCFS, ISRTF and SJF, and peak throughput over workers.
+"""ELIS (Choi et al. 2025): job completion times, and peak throughput over workers.
 
 LMSYS-Chat-1M and batch times of the paper's models are not at hand: requests have the published
 statistics of its lengths, and a cost model is stretched in time to the published average latency.
@@ -6,27 +6,35 @@ statistics of its lengths, and a cost model is stretched in time to the publishe
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
-from optsched.experiments import Claim, Experiment, Figure, Row, check_known
-from optsched.experiments.runner import measured
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
+from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.study import (
+    Count,
+    claim,
+    distinct,
+    judged,
+    mean,
+    measured,
+    over,
+    picked,
+    quiet,
+    sweep,
+)
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
+PAPER = "Choi et al. 2025 (ELIS)"
 LATENCY_S = {
     "opt-6.7b": 1.3155, "opt-13b": 2.6432, "vicuna-13b": 2.9649,
     "llama2-7b": 6.5222, "llama2-13b": 8.6102,
 }  # fmt: skip
-"""Average latency of one request (004, Table 4)."""
+"""Average latency of one request (Table 4)."""
 
 TABLE_5 = {
     "opt-13b": ((77.83, 73.57, 20.35), (116.46, 98.74, 43.63), (118.13, 118.11, 43.63)),
@@ -35,11 +43,15 @@ TABLE_5 = {
     "llama2-13b": ((240.25, 212.60, 70.55), (350.55, 352.53, 133.11), (451.59, 377.29, 125.59)),
     "llama2-7b": ((91.28, 130.71, 37.02), (229.64, 200.34, 59.37), (251.66, 234.08, 89.64)),
 }
-"""Mean JCT of FCFS, ISRTF and SJF at 1x, 3x and 5x load, batch size 4 (004, Table 5), seconds."""
+"""Mean JCT of FCFS, ISRTF and SJF at 1x, 3x and 5x load, batch size 4 (Table 5), seconds."""
 
 POLICIES = ["elis-fcfs", "isrtf", "elis-sjf"]
 LOADS = [1.0, 3.0, 5.0]
 KV_CAPACITY = 100_000
+METRICS = {
+    "jct_s": "mean_latency", "queuing_s": "mean_queuing_delay", "waiting_s": "mean_waiting",
+    "p99_s": "p99_latency",
+}  # fmt: skip
 
 
 def stretched(cost: BatchCost, latency_s: float) -> BatchCost:
@@ -79,29 +91,12 @@ def _told(trial: Row) -> str | None:
     return str(trial["predictor"]) if trial["policy"].startswith("isrtf") else None
 
 
-def jct_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    """Yield one trial per model, batch size, load, draw and policy."""
-    check_known("models", parameters["models"], LATENCY_S)
-    for model in parameters["models"]:
-        for batch_size in parameters["batch_size"]:
-            for load in parameters["load"]:
-                for draw in range(parameters["draws"]):
-                    for policy in parameters["policies"]:
-                        yield {
-                            "model": model, "batch_size": batch_size, "load": load, "draw": draw,
-                            "policy": policy, "predictor": parameters["predictor"],
-                            "requests": parameters["requests"], "cv": parameters["cv"],
-                            "window": parameters["window"],
-                            "cost_model": parameters["cost_model"], "seed": seed,
-                        }  # fmt: skip
+# --- job completion times -------------------------------------------------------------------------
 
 
+@measured
 def run_jct(trial: Row) -> Row:
     """Return the delays of one run of one policy."""
-    return measured(lambda: _run_jct(trial))
-
-
-def _run_jct(trial: Row) -> Row:
     cost = stretched(load_cost_model(trial["cost_model"]), LATENCY_S[trial["model"]])
     # All policies, loads and batch sizes serve the same requests; each model has its own.
     place = list(LATENCY_S).index(trial["model"])
@@ -109,99 +104,85 @@ def _run_jct(trial: Row) -> Row:
     instance = _requests(trial["requests"], trial["cv"], rng)
     rate = trial["load"] * full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     instance = at_rate(instance, rate)
-    schedule = simulate(instance, _spec(trial), cost, seed=trial["draw"], predictor=_told(trial))
-    judged = evaluate(instance, schedule, cost)
+    found = judged(instance, _spec(trial), cost, seed=trial["draw"], predictor=_told(trial))
     return {
         "rate": rate,
-        "jct_s": judged.metrics["mean_latency"],
-        "queuing_s": judged.metrics["mean_queuing_delay"],
-        "waiting_s": judged.metrics["mean_waiting"],
-        "p99_s": judged.metrics["p99_latency"],
-        "most_s": float(judged.latency.max()),
-        "makespan_s": judged.metrics["makespan"],
-        "evictions": judged.metrics["evictions"],
+        **picked(found.metrics, METRICS),
+        "most_s": float(found.latency.max()),
+        **picked(found.metrics, {"makespan_s": "makespan", "evictions": "evictions"}),
     }
-
-
-def mean(rows: Sequence[Row], column: str, **where: Any) -> float | None:
-    """Return the mean of a column over the trials that fit, None without any."""
-    found = [
-        float(row[column])
-        for row in rows
-        if row.get(column) is not None and all(row[k] == v for k, v in where.items())
-    ]
-    return float(np.mean(found)) if found else None
-
-
-def _over(rows: Sequence[Row], column: str, policy: str, **where: Any) -> float | None:
-    one = mean(rows, column, policy=policy, **where)
-    base = mean(rows, column, policy="elis-fcfs", **where)
-    return None if one is None or not base else one / base
 
 
 def summarize_jct(rows: Sequence[Row]) -> list[Claim]:
     """Return the paper's figures beside ours: ratios to FCFS, then Table 5."""
+
+    def gain(column: str, policy: str, **where: object) -> float | None:
+        one, base = (mean(rows, column, policy=p, **where) for p in (policy, "elis-fcfs"))
+        return over(one, base)
+
     claims = []
-
-    def claim(what: str, paper: float, ours: float | None) -> None:
-        claims.append(Claim(what, round(paper, 4), None if ours is None else round(ours, 4)))
-
     for place, policy in ((1, "isrtf"), (2, "elis-sjf")):
         paper = [row[place] / row[0] for table in TABLE_5.values() for row in table]
         ours = [
-            _over(rows, "jct_s", policy, model=model, load=load, batch_size=4)
+            gain("jct_s", policy, model=model, load=load, batch_size=4)
             for model in TABLE_5
             for load in LOADS
         ]
         known = [value for value in ours if value is not None]
         mean_ratio = float(np.mean(known)) if known else None
-        average = float(np.mean(paper))
-        claim(f"{policy} over FCFS, JCT, mean of all models and loads", average, mean_ratio)
-        claim(f"{policy} over FCFS, JCT, least", min(paper), min(known, default=None))
-    gain = _over(rows, "queuing_s", "isrtf", model="llama2-13b", load=5.0, batch_size=4)
-    claim("isrtf over FCFS, queuing delay, llama2-13b at 5x", 1 - 0.1675, gain)
-    gain = _over(rows, "jct_s", "isrtf", load=1.0, batch_size=1)
-    claim("isrtf over FCFS, JCT, batch size 1 at 1x", 1 - 0.1958, gain)
+        what = f"{policy} over FCFS, JCT, mean of all models and loads"
+        claims.append(claim(what, round(float(np.mean(paper)), 4), mean_ratio, show=4))
+        least = min(known, default=None)
+        what = f"{policy} over FCFS, JCT, least"
+        claims.append(claim(what, round(min(paper), 4), least, show=4))
+    queuing = gain("queuing_s", "isrtf", model="llama2-13b", load=5.0, batch_size=4)
+    alone = gain("jct_s", "isrtf", load=1.0, batch_size=1)
+    what = "isrtf over FCFS, queuing delay, llama2-13b at 5x"
+    claims.append(claim(what, round(1 - 0.1675, 4), queuing, show=4))
+    what = "isrtf over FCFS, JCT, batch size 1 at 1x"
+    claims.append(claim(what, round(1 - 0.1958, 4), alone, show=4))
     for model, table in TABLE_5.items():
         for load, published in zip(LOADS, table, strict=True):
             for policy, paper_s in zip(POLICIES, published, strict=True):
                 ours_s = mean(rows, "jct_s", model=model, load=load, policy=policy, batch_size=4)
-                claim(f"JCT of {policy}, {model} at {load:g}x, s", paper_s, ours_s)
+                what = f"JCT of {policy}, {model} at {load:g}x, s"
+                claims.append(claim(what, paper_s, ours_s, show=4))
     return claims
 
 
+COMMON_COLUMNS = {
+    "policy": "specification",
+    "draw": "which draw of the requests",
+    "requests": "per draw",
+    "batch_size": "most requests of a batch",
+    "window": "K, tokens",
+    "cv": "coefficient of variation of the gaps between arrivals (Gamma)",
+    "predictor": "what isrtf is told; the other two need nothing or the truth",
+    "cost_model": "before it is stretched",
+    "error": "why there is no result",
+}
 _NAMES = {"elis-fcfs": "FCFS", "isrtf": "ISRTF", "elis-sjf": "SJF, oracle"}
 
 JCT = Experiment(
     name="elis-jct",
     summary="job completion times of FCFS, ISRTF and SJF by load and batch size",
-    paper="004, sections 6.2 and 6.3 (Figures 5 and 6, Table 5)",
+    paper=f"{PAPER}, sections 6.2 and 6.3 (Figures 5 and 6, Table 5)",
     parameters={
-        "models": list(LATENCY_S),
-        "batch_size": [1, 2, 4],
-        "load": LOADS,
-        "draws": 10,
-        "policies": POLICIES,
-        "predictor": "elis",
-        "requests": 200,
-        "cv": 2.0,
-        "window": 50,
+        "models": list(LATENCY_S), "batch_size": [1, 2, 4], "load": LOADS, "draws": 10,
+        "policies": POLICIES, "predictor": "elis", "requests": 200, "cv": 2.0, "window": 50,
         "cost_model": "llama2-7b-a100-infermax",
     },
-    trials=jct_trials,
+    trials=sweep(
+        model="models", batch_size="batch_size", load="load", draw=Count("draws"),
+        policy="policies", predictor="predictor", requests="requests", cv="cv", window="window",
+        cost_model="cost_model", seed="seed", known={"models": LATENCY_S},
+    ),
     run=run_jct,
     summarize=summarize_jct,
     columns={
+        **COMMON_COLUMNS,
         "model": "whose average latency the cost model is stretched to",
-        "batch_size": "most requests of a batch",
         "load": "request rate, in multiples of batch size / average latency",
-        "draw": "which draw of the requests",
-        "policy": "specification",
-        "predictor": "what isrtf is told; the other two need nothing or the truth",
-        "requests": "per draw",
-        "cv": "coefficient of variation of the gaps between arrivals (Gamma)",
-        "window": "K, tokens",
-        "cost_model": "before it is stretched",
         "rate": "requests per second",
         "jct_s": "mean time from arrival to completion, s",
         "queuing_s": "mean time from arrival to the first batch, s",
@@ -210,7 +191,6 @@ JCT = Experiment(
         "most_s": "largest time from arrival to completion, s",
         "makespan_s": "last completion, s",
         "evictions": "requests that lost their KV",
-        "error": "why there is no schedule",
     },
     figures=[
         Figure(
@@ -225,36 +205,19 @@ JCT = Experiment(
 )  # fmt: skip
 
 
+# --- peak throughput ------------------------------------------------------------------------------
+
 PEAKS = {10: 2.31, 50: 18.77}
-"""Peak throughput by number of workers, requests per second (004, section 6.4, on H100)."""
+"""Peak throughput by number of workers, requests per second (section 6.4, on H100)."""
 
 
-def scaling_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    """Yield one trial per policy, number of workers and draw."""
-    for policy in parameters["policies"]:
-        for workers in parameters["workers"]:
-            for draw in range(parameters["draws"]):
-                yield {
-                    "policy": policy, "workers": workers, "draw": draw,
-                    "requests": parameters["requests_per_worker"] * workers,
-                    "batch_size": parameters["batch_size"], "window": parameters["window"],
-                    "max_delay_s": parameters["max_delay_s"], "cv": parameters["cv"],
-                    "predictor": parameters["predictor"], "latency_s": parameters["latency_s"],
-                    "cost_model": parameters["cost_model"], "seed": seed,
-                }  # fmt: skip
-
-
+@measured
 def run_scaling(trial: Row) -> Row:
     """Return the peak throughput of one draw."""
-    return measured(lambda: _run_scaling(trial))
-
-
-def _run_scaling(trial: Row) -> Row:
     cost = stretched(load_cost_model(trial["cost_model"]), trial["latency_s"])
     rng = np.random.default_rng([trial["seed"], trial["draw"], trial["workers"]])
     instance = _requests(trial["requests"], trial["cv"], rng)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # batches beyond the profiles' range
+    with quiet():
         found = peak_rate(
             f"{_spec(trial)},workers={trial['workers']}", instance, cost,
             max_delay_s=trial["max_delay_s"], predictor=_told(trial), seed=trial["draw"],
@@ -270,67 +233,50 @@ def _run_scaling(trial: Row) -> Row:
 
 def summarize_scaling(rows: Sequence[Row]) -> list[Claim]:
     """Return the peaks, and how far they are from a line through the origin."""
-    claims = []
-    ours = {w: mean(rows, "peak", workers=w, policy="isrtf") for w in PEAKS}
-    for workers, paper in PEAKS.items():
-        value = ours[workers]
-        claims.append(
-            Claim(
-                f"peak with {workers} workers, requests/s",
-                paper,
-                None if value is None else round(value, 3),
-            )
-        )
-    low, high = ours[10], ours[50]
-    growth = None if not low or high is None else round(high / low / 5, 3)
-    claims.append(
-        Claim("growth of the peak from 10 to 50 workers, over 5", 18.77 / 2.31 / 5, growth)
-    )
-    by_workers = sorted({row["workers"] for row in rows})
-    peaks = [mean(rows, "peak", workers=w, policy="isrtf") for w in by_workers]
-    if len(by_workers) > 2 and None not in peaks:
-        fit = float(np.corrcoef(by_workers, np.array(peaks, dtype=float))[0, 1] ** 2)
-        claims.append(Claim("R2 of peaks on workers", "near-linear", round(fit, 4), fit >= 0.99))
+    by_workers = sorted(set(distinct(rows, "workers")))
+    peaks = {w: mean(rows, "peak", workers=w, policy="isrtf") for w in {*by_workers, *PEAKS}}
+    claims = [
+        claim(f"peak with {workers} workers, requests/s", paper, peaks[workers], show=3)
+        for workers, paper in PEAKS.items()
+    ]
+    growth = over(peaks[50], peaks[10])
+    what = "growth of the peak from 10 to 50 workers, over 5"
+    ours = None if growth is None else growth / 5
+    claims.append(claim(what, 18.77 / 2.31 / 5, ours, show=3))
+    known = [peaks[w] for w in by_workers]
+    if len(by_workers) > 2 and None not in known:
+        fit = float(np.corrcoef(by_workers, np.array(known, dtype=float))[0, 1] ** 2)
+        claims.append(claim("R2 of peaks on workers", "near-linear", fit, lambda v: v >= 0.99, 4))
     return claims
 
 
 SCALING = Experiment(
     name="elis-scaling",
     summary="largest request rate with a mean queuing delay of 0.5 s, from 10 to 50 workers",
-    paper="004, section 6.4 (Figure 7)",
+    paper=f"{PAPER}, section 6.4 (Figure 7)",
     parameters={
-        "policies": ["isrtf"],
-        "workers": [10, 20, 30, 40, 50],
-        "draws": 5,
-        "requests_per_worker": 100,
-        "batch_size": 4,
-        "window": 50,
-        "max_delay_s": 0.5,
-        "cv": 2.0,
-        "predictor": "elis",
-        "latency_s": LATENCY_S["llama2-13b"],
+        "policies": ["isrtf"], "workers": [10, 20, 30, 40, 50], "draws": 5,
+        "requests_per_worker": 100, "batch_size": 4, "window": 50, "max_delay_s": 0.5, "cv": 2.0,
+        "predictor": "elis", "latency_s": LATENCY_S["llama2-13b"],
         "cost_model": "llama2-7b-a100-infermax",
     },
-    trials=scaling_trials,
+    trials=sweep(
+        policy="policies", workers="workers", draw=Count("draws"),
+        requests=lambda row, parameters: parameters["requests_per_worker"] * row["workers"],
+        batch_size="batch_size", window="window", max_delay_s="max_delay_s", cv="cv",
+        predictor="predictor", latency_s="latency_s", cost_model="cost_model", seed="seed",
+    ),
     run=run_scaling,
     summarize=summarize_scaling,
     columns={
-        "policy": "specification",
+        **COMMON_COLUMNS,
         "workers": "machines behind the least-loaded balancer",
-        "draw": "which draw of the requests",
-        "requests": "per draw",
-        "batch_size": "most requests of a batch",
-        "window": "K, tokens",
         "max_delay_s": "limit of the mean queuing delay, s",
-        "cv": "coefficient of variation of the gaps between arrivals (Gamma)",
-        "predictor": "what isrtf is told",
         "latency_s": "average latency of one request that the cost model is stretched to, s",
-        "cost_model": "before it is stretched",
         "peak": "largest rate within the limit, requests/s",
         "peak_per_worker": "the same over the number of workers",
         "load": "the same in multiples of batch size / average latency, per worker",
         "delay_s": "mean queuing delay at that rate, s",
-        "error": "why there is no rate",
     },
     figures=[
         Figure(

@@ -1,20 +1,28 @@
-"""MC-SF on conversations at scale (002, section 5.2): Table 1, Figures 3 and 6 to 11."""
+"""MC-SF on conversations at scale (Jaillet et al. 2025, section 5.2)."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
+from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.study import (
+    Count,
+    claim,
+    distinct,
+    judged,
+    mean,
+    measured,
+    over,
+    quiet,
+    select,
+    sweep,
+)
 from optsched.workloads.generate import generate
 
-MODEL = "llama2-70b-tp2-a100-splitwise"
+PAPER = "Jaillet et al. 2025"
 HIGH, LOW = 50.0, 10.0
 
 TABLE_1 = {
@@ -43,99 +51,60 @@ COLUMNS = {
     "busy_share": "mean KV held in the second half of the arrivals, over M",
     "error": "why there is no schedule: a loop",
 }
-
-
+SHARED = {"kv_capacity": 16492, "cost_model": "llama2-70b-tp2-a100-splitwise"}
+LAST: dict[str, Any] = {"kv_capacity": "kv_capacity", "cost_model": "cost_model", "seed": "seed"}
+"""Columns with which every sweep ends."""
 LATENCY = "mean latency [s]"
 RATES = {HIGH: "50 requests per second", LOW: "10 requests per second"}
 
 
-def trial(parameters: Mapping[str, Any], seed: int, draw: int, **more: Any) -> Row:
-    """Return a trial with what all of them share."""
-    return {
-        "draw": draw,
-        **more,
-        "kv_capacity": parameters["kv_capacity"],
-        "cost_model": parameters["cost_model"],
-        "seed": seed,
-    }
-
-
+@measured
 def run(row: Row) -> Row:
     """Run one policy over conversations with the published statistics."""
-    return measured(lambda: _run(row))
-
-
-def _run(row: Row) -> Row:
     seed = 1000 * row["seed"] + row["draw"]
     capacity = row["kv_capacity"]
     instance = generate(
         "lognormal", seed=seed, n=row["requests"], rate=row["rate"], kv_capacity=capacity
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # batches beyond the profiles' range
-        schedule = simulate(instance, row["policy"], row["cost_model"], seed=seed)
-        judged = evaluate(instance, schedule, row["cost_model"])
-    metrics = judged.metrics
+    with quiet():
+        found = judged(instance, row["policy"], row["cost_model"], seed=seed)
     last = float(instance.arrival.max())
-    early = (judged.batch_start >= last / 2) & (judged.batch_end <= last)
-    length = judged.batch_end - judged.batch_start
+    early = (found.batch_start >= last / 2) & (found.batch_end <= last)
+    length = found.batch_end - found.batch_start
     busy = None
     if early.any():
-        busy = float((judged.batch_kv[early] * length[early]).sum() / length[early].sum())
+        busy = float((found.batch_kv[early] * length[early]).sum() / length[early].sum())
     return {
-        "mean_latency_s": metrics["mean_latency"],
-        "evictions": metrics["evictions"],
-        "peak_share": (metrics["peak_kv"] or 0) / capacity,
+        "mean_latency_s": found.metrics["mean_latency"],
+        "evictions": found.metrics["evictions"],
+        "peak_share": (found.metrics["peak_kv"] or 0) / capacity,
         "busy_share": None if busy is None else busy / capacity,
     }
 
 
-def mean(rows: Sequence[Row], key: str = "mean_latency_s", **where: Any) -> float | None:
-    """Return the mean of a column over the rows that meet conditions, None without any."""
-    found = [
-        float(row[key])
-        for row in rows
-        if row.get(key) is not None and all(row.get(k) == v for k, v in where.items())
-    ]
-    return float(np.mean(found)) if found else None
+# --- Table 1 --------------------------------------------------------------------------------------
 
 
-# --- Table 1 ----------------------------------------------------------------------------------
-
-
-def _table_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    for draw in range(parameters["runs"]):
-        for policy in TABLE_1:
-            yield trial(
-                parameters,
-                seed,
-                draw,
-                policy=policy,
-                requests=parameters["requests"],
-                rate=parameters["rate"],
-            )
-
-
-def _table_summary(rows: Sequence[Row]) -> list[Claim]:
-    base = mean(rows, policy="mc-sf")
+def _table_claims(rows: Sequence[Row]) -> list[Claim]:
+    latency = {policy: mean(rows, "mean_latency_s", policy=policy) for policy in TABLE_1}
+    base = latency["mc-sf"]
     claims = [Claim("mc-sf: mean latency, s", TABLE_1["mc-sf"], base)]
     for policy, value in list(TABLE_1.items())[1:]:
-        ours = mean(rows, policy=policy)
-        ratio = None if ours is None or not base else ours / base
-        claims.append(Claim(f"{policy} over mc-sf", round(value / TABLE_1["mc-sf"], 3), ratio))
+        paper = round(value / TABLE_1["mc-sf"], 3)
+        claims.append(Claim(f"{policy} over mc-sf", paper, over(latency[policy], base)))
     return claims
 
-
-SHARED = {"kv_capacity": 16492, "cost_model": MODEL}
 
 TABLE = Experiment(
     name="jaillet-table-1",
     summary="average latency of eight policies over 1000 conversations at 50 per second",
-    paper="002, Table 1",
+    paper=f"{PAPER}, Table 1",
     parameters={"runs": 50, "requests": 1000, "rate": HIGH, **SHARED},
-    trials=_table_trials,
+    trials=sweep(
+        draw=Count("runs"), policy=list(TABLE_1), requests="requests", rate="rate", **LAST
+    ),
     run=run,
-    summarize=_table_summary,
+    summarize=_table_claims,
     columns=COLUMNS,
     figures=[
         Figure("latency", "policy", "mean_latency_s", "bar", published=TABLE_1, x_label=LATENCY)
@@ -143,23 +112,22 @@ TABLE = Experiment(
 )
 
 
-# --- Figure 3 ---------------------------------------------------------------------------------
+# --- Figure 3 -------------------------------------------------------------------------------------
 
+PUBLISHED_SLOPES = {HIGH: (1 / 6, 1 / 2), LOW: (1 / 800, 1 / 100)}
+"""Of MC-SF and of the best other policy, by rate.
 
-def _slope_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    for draw in range(parameters["runs"]):
-        for rate in parameters["rates"]:
-            for requests in parameters["requests"]:
-                for policy in parameters["policies"]:
-                    yield trial(parameters, seed, draw, policy=policy, requests=requests, rate=rate)
+They are in no unit that the paper's own Table 1 bears out (1/6 s for each of 9000 further requests
+would be 1500 s); their quotient needs none.
+"""
 
 
 def slope(rows: Sequence[Row], policy: str, rate: float) -> float | None:
     """Return seconds of average latency per further request, by least squares."""
     found = [
         (row["requests"], row["mean_latency_s"])
-        for row in rows
-        if (row["policy"], row["rate"]) == (policy, rate) and row.get("mean_latency_s") is not None
+        for row in select(rows, policy=policy, rate=rate)
+        if row.get("mean_latency_s") is not None
     ]
     if len({n for n, _ in found}) < 2:
         return None
@@ -167,45 +135,39 @@ def slope(rows: Sequence[Row], policy: str, rate: float) -> float | None:
     return float(np.polyfit(n, latency, 1)[0])
 
 
-def _slope_summary(rows: Sequence[Row]) -> list[Claim]:
-    published = {HIGH: (1 / 6, 1 / 2), LOW: (1 / 800, 1 / 100)}
+def _slope_claims(rows: Sequence[Row]) -> list[Claim]:
     claims = []
-    for rate in dict.fromkeys(row["rate"] for row in rows):
-        slopes = {
-            policy: slope(rows, policy, rate)
-            for policy in dict.fromkeys(row["policy"] for row in rows)
-        }
-        own = slopes.pop("mc-sf", None)
-        others = [v for v in slopes.values() if v is not None]
-        best = min(others) if others else None
-        first, second = published.get(rate, (None, None))
-        if first is None or second is None:
+    for rate in distinct(rows, "rate"):
+        if rate not in PUBLISHED_SLOPES:
             continue
-        # The published slopes are in no unit that its own Table 1 bears out (1/6 s for each of
-        # 9000 further requests would be 1500 s); their quotient needs none.
-        claims.append(Claim(f"slope of mc-sf at {rate:g}/s, per request", first, own))
-        claims.append(Claim(f"slope of the best other at {rate:g}/s", second, best))
-        both = None if own is None or not best else best / own
-        claims.append(
-            Claim(f"slope of the best other over mc-sf's, {rate:g}/s", second / first, both)
-        )
+        first, second = PUBLISHED_SLOPES[rate]
+        slopes = {policy: slope(rows, policy, rate) for policy in distinct(rows, "policy")}
+        own = slopes.pop("mc-sf", None)
+        best = min((v for v in slopes.values() if v is not None), default=None)
+        claims += [
+            Claim(f"slope of mc-sf at {rate:g}/s, per request", first, own),
+            Claim(f"slope of the best other at {rate:g}/s", second, best),
+            Claim(
+                f"slope of the best other over mc-sf's, {rate:g}/s", second / first, over(best, own)
+            ),
+        ]
     return claims
 
 
 SLOPES = Experiment(
     name="jaillet-slopes",
     summary="average latency against the number of conversations, high and low demand",
-    paper="002, Figure 3",
+    paper=f"{PAPER}, Figure 3",
     parameters={
-        "runs": 1,
-        "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
-        "rates": [HIGH, LOW],
-        "policies": list(TABLE_1),
-        **SHARED,
+        "runs": 1, "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
+        "rates": [HIGH, LOW], "policies": list(TABLE_1), **SHARED,
     },
-    trials=_slope_trials,
+    trials=sweep(
+        draw=Count("runs"), policy="policies", requests="requests", rate="rates", **LAST,
+        nest=("draw", "rate", "requests", "policy"),
+    ),
     run=run,
-    summarize=_slope_summary,
+    summarize=_slope_claims,
     columns=COLUMNS,
     figures=[
         Figure("latency", "requests", "mean_latency_s", series="policy", panel="rate",
@@ -214,89 +176,62 @@ SLOPES = Experiment(
 )  # fmt: skip
 
 
-# --- Figures 6 to 11 ----------------------------------------------------------------------------
+# --- Figures 8 to 11 ------------------------------------------------------------------------------
 
 
-def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    for draw in range(parameters["runs"]):
-        for rate in parameters["rates"]:
-            for alpha in parameters["alphas"]:
-                betas = parameters["betas"] if alpha >= parameters["betas_from"] else []
-                for beta in [1.0, *betas]:
-                    policy = f"alpha-protection:alpha={alpha:g}"
-                    if beta < 1:
-                        policy = f"alpha-beta:alpha={alpha:g},beta={beta:g}"
-                    yield trial(
-                        parameters,
-                        seed,
-                        draw,
-                        policy=policy,
-                        requests=parameters["requests"],
-                        rate=rate,
-                        alpha=alpha,
-                        beta=beta,
-                    )
+def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
+    """Yield the plain policy (beta = 1) for every alpha, the others where they come to an end."""
+
+    def policy(row: Row, _: Mapping[str, Any]) -> str:
+        if row["beta"] < 1:
+            return f"alpha-beta:alpha={row['alpha']:g},beta={row['beta']:g}"
+        return f"alpha-protection:alpha={row['alpha']:g}"
+
+    return sweep(
+        draw=Count("runs"), policy=policy, requests="requests", rate="rates", alpha="alphas",
+        beta=[1.0, *parameters["betas"]], **LAST,
+        where=lambda row: row["beta"] == 1 or row["alpha"] >= parameters["betas_from"],
+    )(parameters, seed)  # fmt: skip
 
 
-def _alpha_summary(rows: Sequence[Row]) -> list[Claim]:
+def _best(rows: Sequence[Row], column: str) -> float | None:
+    """Return the value of a column under which the mean latency is least."""
+    curve = {
+        value: mean(rows, "mean_latency_s", **{column: value})
+        for value in sorted(set(distinct(rows, column)))
+    }
+    known = {value: latency for value, latency in curve.items() if latency is not None}
+    return min(known, key=lambda value: known[value], default=None)
+
+
+def _alpha_claims(rows: Sequence[Row]) -> list[Claim]:
     claims = []
     for rate, published, low, high in ((HIGH, 0.21, 0.15, 0.25), (LOW, 0.24, 0.10, 0.25)):
-        here = [row for row in rows if row["rate"] == rate]
-        plain = [row for row in here if row["beta"] == 1.0]
+        here = select(rows, rate=rate)
+        plain = select(here, beta=1.0)
         loops = {row["alpha"] for row in plain if row["error"]}
-        safe = [a for a in sorted({row["alpha"] for row in plain}) if all(a > b for b in loops)]
-        claims.append(
-            Claim(
-                f"{rate:g}/s: smallest alpha that does not loop",
-                published,
-                safe[0] if safe else None,
-            )
-        )
-        for beta in sorted({row["beta"] for row in here} - {1.0}):
-            curve = {a: mean(here, alpha=a, beta=beta) for a in {row["alpha"] for row in here}}
-            known = {a: v for a, v in curve.items() if v is not None}
-            if known:
-                best = min(known, key=lambda a: known[a])
-                claims.append(
-                    Claim(
-                        f"{rate:g}/s, beta {beta:g}: best alpha",
-                        f"in [{low}, {high}]",
-                        f"{best:g}",
-                        low <= best <= high,
-                    )
-                )
+        safe = [a for a in sorted(set(distinct(plain, "alpha"))) if all(a > b for b in loops)]
+        what = f"{rate:g}/s: smallest alpha that does not loop"
+        claims.append(Claim(what, published, safe[0] if safe else None))
+        for beta in sorted(set(distinct(here, "beta")) - {1.0}):
+            best = _best(select(here, beta=beta), "alpha")
+            if best is not None:
+                what, paper = f"{rate:g}/s, beta {beta:g}: best alpha", f"in [{low}, {high}]"
+                claims.append(Claim(what, paper, f"{best:g}", low <= best <= high))
     return claims
 
 
 ALPHA = Experiment(
     name="jaillet-alpha",
     summary="average latency against alpha, and the smallest alpha that does not loop",
-    paper="002, Figures 8 and 10",
+    paper=f"{PAPER}, Figures 8 and 10",
     parameters={
         "runs": 3,
         "requests": 1000,
         "rates": [HIGH, LOW],
         "alphas": [
-            0.0,
-            0.01,
-            0.02,
-            0.03,
-            0.05,
-            0.07,
-            0.1,
-            0.13,
-            0.15,
-            0.18,
-            0.2,
-            0.21,
-            0.22,
-            0.23,
-            0.24,
-            0.25,
-            0.28,
-            0.3,
-            0.35,
-            0.4,
+            0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.15, 0.18, 0.2, 0.21, 0.22, 0.23, 0.24,
+            0.25, 0.28, 0.3, 0.35, 0.4,
         ],
         "betas": [0.1, 0.2],
         "betas_from": 0.02,  # below, requests clear each other for hours of simulated time
@@ -304,7 +239,7 @@ ALPHA = Experiment(
     },
     trials=_alpha_trials,
     run=run,
-    summarize=_alpha_summary,
+    summarize=_alpha_claims,
     columns=COLUMNS,
     figures=[
         Figure("latency", "alpha", "mean_latency_s", series="beta", panel="rate",
@@ -314,57 +249,37 @@ ALPHA = Experiment(
 )  # fmt: skip
 
 
-def _beta_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    for draw in range(parameters["runs"]):
-        for rate in parameters["rates"]:
-            for alpha in parameters["alphas"]:
-                for beta in parameters["betas"]:
-                    yield trial(
-                        parameters,
-                        seed,
-                        draw,
-                        policy=f"alpha-beta:alpha={alpha:g},beta={beta:g}",
-                        requests=parameters["requests"],
-                        rate=rate,
-                        alpha=alpha,
-                        beta=beta,
-                    )
-
-
-def _beta_summary(rows: Sequence[Row]) -> list[Claim]:
+def _beta_claims(rows: Sequence[Row]) -> list[Claim]:
     claims = []
     for rate, high in ((HIGH, 0.25), (LOW, 0.20)):
-        for alpha in sorted({row["alpha"] for row in rows}):
-            here = [r for r in rows if (r["rate"], r["alpha"]) == (rate, alpha)]
-            curve = {b: mean(here, beta=b) for b in sorted({r["beta"] for r in here})}
-            known = {b: v for b, v in curve.items() if v is not None}
-            if not known:
+        for alpha in sorted(set(distinct(rows, "alpha"))):
+            here = select(rows, rate=rate, alpha=alpha)
+            best = _best(here, "beta")
+            if best is None:
                 continue
-            best = min(known, key=lambda b: known[b])
             cleared = sum(r.get("evictions") or 0 for r in here)
             holds = None if not cleared else 0.05 <= best <= high
             words = f"{best:g}" if cleared else "any: nothing is ever cleared"
-            claims.append(
-                Claim(f"{rate:g}/s, alpha {alpha:g}: best beta", f"in [0.05, {high}]", words, holds)
-            )
+            what, paper = f"{rate:g}/s, alpha {alpha:g}: best beta", f"in [0.05, {high}]"
+            claims.append(Claim(what, paper, words, holds))
     return claims
 
 
 BETA = Experiment(
     name="jaillet-beta",
     summary="average latency against beta",
-    paper="002, Figures 9 and 11",
+    paper=f"{PAPER}, Figures 9 and 11",
     parameters={
-        "runs": 2,
-        "requests": 1000,
-        "rates": [HIGH, LOW],
-        "alphas": [0.06, 0.07, 0.1],
-        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7],
-        **SHARED,
+        "runs": 2, "requests": 1000, "rates": [HIGH, LOW], "alphas": [0.06, 0.07, 0.1],
+        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7], **SHARED,
     },
-    trials=_beta_trials,
+    trials=sweep(
+        draw=Count("runs"),
+        policy=lambda row, _: f"alpha-beta:alpha={row['alpha']:g},beta={row['beta']:g}",
+        requests="requests", rate="rates", alpha="alphas", beta="betas", **LAST,
+    ),
     run=run,
-    summarize=_beta_summary,
+    summarize=_beta_claims,
     columns=COLUMNS,
     figures=[
         Figure("latency", "beta", "mean_latency_s", series="alpha", panel="rate",
@@ -374,45 +289,30 @@ BETA = Experiment(
 )  # fmt: skip
 
 
-def _memory_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    for draw in range(parameters["runs"]):
-        for rate in parameters["rates"]:
-            yield trial(
-                parameters, seed, draw, policy="mc-sf", requests=parameters["requests"], rate=rate
-            )
+# --- Figures 6 and 7 ------------------------------------------------------------------------------
 
 
-def _memory_summary(rows: Sequence[Row]) -> list[Claim]:
+def _memory_claims(rows: Sequence[Row]) -> list[Claim]:
     claims = []
-    for rate in dict.fromkeys(row["rate"] for row in rows):
+    for rate in distinct(rows, "rate"):
         peak, busy = (mean(rows, key, rate=rate) for key in ("peak_share", "busy_share"))
-        claims.append(
-            Claim(
-                f"{rate:g}/s: peak KV of mc-sf over M",
-                "never above 1",
-                peak,
-                None if peak is None else peak <= 1,
-            )
-        )
-        claims.append(
-            Claim(
-                f"{rate:g}/s: mean KV of mc-sf over M, second half of the arrivals",
-                "near 1",
-                busy,
-                None if busy is None else busy >= 0.85,
-            )
-        )
+        what = f"{rate:g}/s: peak KV of mc-sf over M"
+        claims.append(claim(what, "never above 1", peak, lambda v: v <= 1))
+        what = f"{rate:g}/s: mean KV of mc-sf over M, second half of the arrivals"
+        claims.append(claim(what, "near 1", busy, lambda v: v >= 0.85))
     return claims
 
 
 MEMORY = Experiment(
     name="jaillet-memory",
     summary="KV held by MC-SF over time, high and low demand",
-    paper="002, Figures 6 and 7",
+    paper=f"{PAPER}, Figures 6 and 7",
     parameters={"runs": 5, "requests": 1000, "rates": [HIGH, LOW], **SHARED},
-    trials=_memory_trials,
+    trials=sweep(
+        draw=Count("runs"), policy=["mc-sf"], requests="requests", rate="rates", **LAST
+    ),
     run=run,
-    summarize=_memory_summary,
+    summarize=_memory_claims,
     columns=COLUMNS,
     figures=[
         Figure("shares", "rate", ("peak_share", "busy_share"), "bar", reference={"M": 1.0},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +10,13 @@ from typing import Any
 
 from optsched.bounds import lower_bound
 from optsched.costs.cost import cost_for
-from optsched.experiments import Claim, Experiment, Row
-from optsched.experiments.runner import measured
-from optsched.experiments.studies.offline import quiet
+from optsched.experiments.base import Claim, Experiment, Row
+from optsched.experiments.study import distinct, judged, measured, picked, quiet, select
 from optsched.files.read_write import read_instance
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate, parse_parameters
+
+METRICS = ("tel", "makespan", "tps", "mean_ttft", "mean_tpot", "evictions", "mean_kv")
 
 
 @lru_cache(maxsize=4)
@@ -30,7 +29,7 @@ def source(text: str, seed: int) -> Instance:
     return generate(name, seed=seed, **parse_parameters(name, texts))
 
 
-def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
+def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield one trial per capacity and policy, and per capacity the bound."""
     instance = source(parameters["instance"], seed)
     for factor in parameters["factors"]:
@@ -45,44 +44,30 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
             }
 
 
+@measured
+@quiet()
 def run(trial: Row) -> Row:
     """Run the policy, or compute the best bound."""
-
-    def metrics() -> Row:
-        instance = replace(
-            source(trial["instance"], trial["seed"]),
-            kv_capacity=trial["kv_capacity"],
-            known=None,
-        )
-        cost = cost_for(instance, trial["cost_model"])
-        if trial["policy"] == "bound":
-            plain = None if instance.in_rounds else cost
-            value, origin = lower_bound(instance, cost_model=plain)
-            return {"tel": value, "origin": origin}
-        with quiet():
-            schedule = simulate(instance, trial["policy"], cost, seed=trial["seed"])
-            found = evaluate(instance, schedule, cost).metrics
-        names = ("tel", "makespan", "tps", "mean_ttft", "mean_tpot", "evictions", "mean_kv")
-        return {name: found.get(name) for name in names}
-
-    return measured(metrics)
+    drawn = source(trial["instance"], trial["seed"])
+    instance = replace(drawn, kv_capacity=trial["kv_capacity"], known=None)
+    cost = cost_for(instance, trial["cost_model"])
+    if trial["policy"] == "bound":
+        value, origin = lower_bound(instance, cost_model=None if instance.in_rounds else cost)
+        return {"tel": value, "origin": origin}
+    found = judged(instance, trial["policy"], cost, seed=trial["seed"])
+    return picked(found.metrics, dict(zip(METRICS, METRICS, strict=True)))
 
 
 def summarize(rows: Sequence[Row]) -> list[Claim]:
     """Return, per policy, the gain in total latency from the smallest to the largest M."""
     claims = []
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        mine = [r for r in rows if r["policy"] == policy and r.get("tel") is not None]
+    for policy in distinct(rows, "policy"):
+        mine = [row for row in select(rows, policy=policy) if row.get("tel") is not None]
         if len(mine) > 1:
-            first, last = mine[0], mine[-1]
-            claims.append(
-                Claim(
-                    f"{policy}: total latency at M = {last['kv_capacity']} over M = "
-                    f"{first['kv_capacity']}",
-                    "not in the paper",
-                    float(last["tel"] / first["tel"]),
-                )
-            )
+            low, high = mine[0]["kv_capacity"], mine[-1]["kv_capacity"]
+            what = f"{policy}: total latency at M = {high} over M = {low}"
+            gain = float(mine[-1]["tel"] / mine[0]["tel"])
+            claims.append(Claim(what, "not in the paper", gain))
     return claims
 
 

@@ -1,34 +1,42 @@
-"""TRAIL (000) against vLLM: the choice of C, request rates and a burst.
+"""TRAIL against vLLM: the choice of C, request rates, a burst, and the predictor.
 
-The Alpaca prompts, Llama-3-8B's answers and its batch times are not at hand. Answers are lognormal
-with the range of the paper's bins, 1 to 512 tokens, an assumed mean of 200 and median of 170;
-prompts have an assumed mean of 44 tokens, the size of the one that section 3.1 shows. Batch times
-are Llama-2-7B's. Under them an A100 is not busy at the paper's 14 requests/s: rates are around the
-saturation of ours, where requests queue for seats, for KV, or for both.
+Shahout et al. 2024. The Alpaca prompts, Llama-3-8B's answers and its batch times are not at hand.
+Answers are lognormal with the range of the paper's bins, 1 to 512 tokens, an assumed mean of 200
+and median of 170; prompts have an assumed mean of 44 tokens, the size of the one that section 3.1
+shows. Batch times are Llama-2-7B's. Under them an A100 is not busy at the paper's 14 requests/s:
+rates are around the saturation of ours, where requests queue for seats, for KV, or for both.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.analysis.queueing.simulation import Estimate, estimate
-from optsched.experiments import Claim, Experiment, Figure, Row
-from optsched.experiments.runner import measured
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
+from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.study import (
+    Count,
+    claim,
+    distinct,
+    judged,
+    measured,
+    picked,
+    quiet,
+    select,
+    sweep,
+)
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
 
-MODEL = "llama2-7b-a100-vidur-fit"
+PAPER = "Shahout et al. 2024 (TRAIL)"
 SETTINGS = {"seats": 100_000, "both": 50_000, "memory": 20_000}
 """KV capacity in tokens. With 100,000 the 256 seats of a batch are what requests queue for (vLLM's
 default number), with 50,000 both seats and KV are short, with 20,000, about a sixth of the card, KV
 alone is."""
-SEATS = 256
 ALPACA = {
     "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
     "prompt_mean": 44.0, "prompt_median": 40.0, "prompt_max": 200,
@@ -46,6 +54,11 @@ POLICIES = {
 discarded at once, or kept until the memory is needed."""
 BURST = {"srpt": "srpt", "srpt-keep": "srpt:keep=true"}
 """What runs in the burst, too."""
+METRICS = {
+    "mean_latency_s": "mean_latency", "p50_latency_s": "p50_latency", "mean_ttft_s": "mean_ttft",
+    "p50_ttft_s": "p50_ttft", "mean_kv": "mean_kv", "peak_kv": "peak_kv", "evictions": "evictions",
+    "makespan_s": "makespan",
+}  # fmt: skip
 
 
 def workload(requests: int, rate: float | None, kv_capacity: int, seed: int) -> Instance:
@@ -56,30 +69,16 @@ def workload(requests: int, rate: float | None, kv_capacity: int, seed: int) -> 
     )
 
 
+@measured
 def run(trial: Row) -> Row:
     """Run one policy; all policies of a draw serve the same requests under the same predictions."""
-    return measured(lambda: _run(trial))
-
-
-def _run(trial: Row) -> Row:
     seed = 1000 * trial["seed"] + trial["draw"]
     instance = workload(trial["requests"], trial["rate"], trial["kv_capacity"], seed)
-    spec, cost = trial["policy"], trial["cost_model"]
+    spec = trial["policy"]
     policy = f"{spec}{',' if ':' in spec else ':'}max_running={trial['max_running']}"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # batches beyond the profiles' range
-        schedule = simulate(instance, policy, cost, seed=seed, predictor=trial["predictor"])
-        metrics = evaluate(instance, schedule, cost).metrics
-    return {
-        "mean_latency_s": metrics["mean_latency"],
-        "p50_latency_s": metrics["p50_latency"],
-        "mean_ttft_s": metrics["mean_ttft"],
-        "p50_ttft_s": metrics["p50_ttft"],
-        "mean_kv": metrics["mean_kv"],
-        "peak_kv": metrics["peak_kv"],
-        "evictions": metrics["evictions"],
-        "makespan_s": metrics["makespan"],
-    }
+    told = {"seed": seed, "predictor": trial["predictor"]}
+    with quiet():
+        return picked(judged(instance, policy, trial["cost_model"], **told).metrics, METRICS)
 
 
 def mean(rows: Sequence[Row], column: str, **where: Any) -> Estimate | None:
@@ -97,11 +96,8 @@ def ratio(
 
 def by_draw(rows: Sequence[Row], column: str, where: Mapping[str, Any]) -> dict[int, float]:
     """Return a column's value by draw, of the rows that have these values."""
-    return {
-        row["draw"]: float(row[column])
-        for row in rows
-        if row.get(column) is not None and all(row[k] == v for k, v in where.items())
-    }
+    here = select(rows, **where)
+    return {row["draw"]: float(row[column]) for row in here if row.get(column) is not None}
 
 
 def over_draws(values: Mapping[int, float]) -> Estimate | None:
@@ -109,31 +105,33 @@ def over_draws(values: Mapping[int, float]) -> Estimate | None:
     return estimate(np.array(list(values.values()))) if len(values) > 1 else None
 
 
-def text(value: Estimate | None) -> str | None:
+def text(value: Estimate) -> str:
     """Return a mean and half of its 95 % interval."""
-    return None if value is None else f"{value.mean:.3f} ± {value.half_width:.3f}"
+    return f"{value.mean:.3f} ± {value.half_width:.3f}"
 
 
-def above(what: str, value: Estimate | None, paper: str = "above 1") -> Claim:
+def exceeds(value: Estimate | None) -> bool:
+    """Return whether the interval of a ratio lies above 1."""
+    return value is not None and value.mean - value.half_width > 1
+
+
+def above(what: str, value: Estimate | None) -> Claim:
     """Return the claim that a ratio exceeds 1, which holds where its interval does."""
-    holds = None if value is None else value.mean - value.half_width > 1
-    return Claim(what, paper, text(value), holds)
+    return claim(what, "above 1", value, exceeds, text)
 
 
-def _common(parameters: Mapping[str, Any], seed: int, setting: str, draw: int) -> Row:
-    return {
-        "setting": setting, "kv_capacity": SETTINGS[setting], "draw": draw,
-        "requests": parameters["requests"], "max_running": parameters["max_running"],
-        "predictor": parameters["predictor"], "cost_model": parameters["cost_model"], "seed": seed,
-    }  # fmt: skip
-
-
+FIRST: dict[str, Any] = {
+    "kv_capacity": lambda row, _: SETTINGS[row["setting"]], "draw": Count("draws"),
+    "requests": "requests", "max_running": "max_running", "predictor": "predictor",
+    "cost_model": "cost_model", "seed": "seed",
+}  # fmt: skip
+"""Columns that follow the setting."""
 SHARED = {
     "draws": 10,
     "requests": 3000,
-    "max_running": SEATS,
+    "max_running": 256,
     "predictor": "trail",
-    "cost_model": MODEL,
+    "cost_model": "llama2-7b-a100-vidur-fit",
 }
 COLUMNS = {
     "setting": "what requests queue for",
@@ -155,24 +153,10 @@ COLUMNS = {
     "makespan_s": "end of the last request, s",
     "error": "why there is no schedule",
 }
+TIMES = (("mean_latency_s", "mean latency"), ("mean_ttft_s", "mean TTFT"))
 
 
-# --- C ------------------------------------------------------------------------------------------
-
-
-def c_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
-    """Yield one trial per setting, draw, fate of preempted KV, and C."""
-    for setting in SETTINGS:
-        for draw in range(parameters["draws"]):
-            for keep in (False, True):
-                for c in parameters["c"]:
-                    yield {
-                        **_common(parameters, seed, setting, draw),
-                        "rate": parameters[f"{setting}_rate"],
-                        "policy": f"trail:c={c:g},keep={str(keep).lower()}",
-                        "keep": keep,
-                        "c": c,
-                    }
+# --- C --------------------------------------------------------------------------------------------
 
 
 def summarize_c(rows: Sequence[Row]) -> list[Claim]:
@@ -181,31 +165,25 @@ def summarize_c(rows: Sequence[Row]) -> list[Claim]:
     for setting in SETTINGS:
         for keep in (False, True):
             name = f"{setting}, {'kept' if keep else 'discarded'} KV"
-            here: dict[str, Any] = {"setting": setting, "keep": keep}
-            found = {
-                c: mean(rows, "mean_latency_s", c=c, **here)
-                for c in dict.fromkeys(row["c"] for row in rows)
-            }
-            best = [c for c, value in found.items() if value is not None and c > 0]
-            best.sort(key=lambda c: found[c].mean)  # type: ignore[union-attr]
-            order = " < ".join(f"{c:g}" for c in best) or None
+            here = select(rows, setting=setting, keep=keep)
+            found = {c: mean(here, "mean_latency_s", c=c) for c in distinct(rows, "c") if c > 0}
+            known = {c: value.mean for c, value in found.items() if value is not None}
+            order = " < ".join(f"{c:g}" for c in sorted(known, key=lambda c: known[c]))
             worse = [
-                ratio(rows, "mean_latency_s", {"c": c, **here}, {"c": 0.8, **here})
-                for c in best
+                exceeds(ratio(here, "mean_latency_s", {"c": c}, {"c": 0.8}))
+                for c in known
                 if c != 0.8
             ]
-            holds = (
-                None
-                if order is None
-                else all(value is not None and value.mean - value.half_width > 1 for value in worse)
+            holds = all(worse) if known else None
+            claims.append(
+                Claim(f"{name}: C by mean latency", "0.8 < 0.5 < 0.2, 1", order or None, holds)
             )
-            claims.append(Claim(f"{name}: C by mean latency", "0.8 < 0.5 < 0.2, 1", order, holds))
-            for column, words in (("mean_latency_s", "mean latency"), ("mean_ttft_s", "mean TTFT")):
+            for column, words in TIMES:
                 for c in (1.0, 0.2):
-                    value = ratio(rows, column, {"c": c, **here}, {"c": 0.8, **here})
+                    value = ratio(here, column, {"c": c}, {"c": 0.8})
                     claims.append(above(f"{name}: {words}, C = {c:g} over 0.8", value))
             for column, words in (("mean_kv", "mean KV"), ("peak_kv", "peak KV")):
-                value = ratio(rows, column, {"c": 1.0, **here}, {"c": 0.2, **here})
+                value = ratio(here, column, {"c": 1.0}, {"c": 0.2})
                 claims.append(above(f"{name}: {words}, C = 1 over 0.2", value))
     return claims
 
@@ -213,15 +191,17 @@ def summarize_c(rows: Sequence[Row]) -> list[Claim]:
 C = Experiment(
     name="trail-c",
     summary="TRAIL's limit on preemption: latency, KV and evictions by C",
-    paper="000, section 4.2 (Figure 5) and Appendix D",
+    paper=f"{PAPER}, section 4.2 (Figure 5) and Appendix D",
     parameters={
-        **SHARED,
-        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
-        "seats_rate": 34.0,
-        "both_rate": 34.0,
+        **SHARED, "c": [0.0, 0.2, 0.5, 0.8, 1.0], "seats_rate": 34.0, "both_rate": 34.0,
         "memory_rate": 24.0,
     },
-    trials=c_trials,
+    trials=sweep(
+        setting=list(SETTINGS), **FIRST,
+        rate=lambda row, parameters: parameters[f"{row['setting']}_rate"],
+        policy=lambda row, _: f"trail:c={row['c']:g},keep={str(row['keep']).lower()}",
+        keep=[False, True], c="c",
+    ),
     run=run,
     summarize=summarize_c,
     columns=COLUMNS,
@@ -239,54 +219,28 @@ C = Experiment(
 )  # fmt: skip
 
 
-# --- rates and a burst --------------------------------------------------------------------------
+# --- rates and a burst ----------------------------------------------------------------------------
 
 
-def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterable[Row]:
+def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield one trial per setting, draw, rate (the burst last) and policy."""
     for setting in ("seats", "memory"):
-        for draw in range(parameters["draws"]):
-            for rate in [*parameters[f"{setting}_rates"], None]:
-                for spec in [*POLICIES.values(), *(BURST.values() if rate is None else ())]:
-                    yield {
-                        **_common(parameters, seed, setting, draw),
-                        "requests": parameters["burst" if rate is None else "requests"],
-                        "rate": rate,
-                        "policy": spec,
-                    }
-
-
-def _over_rates(
-    rows: Sequence[Row], column: str, setting: str, over: str, under: str
-) -> list[Estimate]:
-    rates = dict.fromkeys(row["rate"] for row in rows if row["setting"] == setting)
-    found = [
-        ratio(
-            rows,
-            column,
-            {"setting": setting, "rate": rate, "policy": POLICIES[over]},
-            {"setting": setting, "rate": rate, "policy": POLICIES[under]},
-        )
-        for rate in rates
-        if rate is not None
-    ]
-    return [value for value in found if value is not None]
+        yield from sweep(
+            setting=[setting], **{
+                **FIRST,
+                "requests": lambda row, known: known["burst" if row["rate"] is None else "requests"]
+            },
+            rate=[*parameters[f"{setting}_rates"], None],
+            policy=[*POLICIES.values(), *BURST.values()],
+            where=lambda row: row["rate"] is None or row["policy"] not in BURST.values(),
+        )(parameters, seed)  # fmt: skip
 
 
 def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
     """Return section 4.2's statements about request rates (Figure 6) and a burst (Figure 7)."""
     claims = []
-
-    def span(what: str, paper: str, found: list[Estimate], low: float, high: float) -> None:
-        """State the range of a ratio over rates; the largest is to lie between two values."""
-        if not found:
-            claims.append(Claim(what, paper, None))
-            return
-        values = [value.mean for value in found]
-        holds = low <= max(values) <= high
-        claims.append(Claim(what, paper, f"{min(values):.2f} to {max(values):.2f}", holds))
-
     for setting in ("seats", "memory"):
+        here = select(rows, setting=setting)
         for trail in ("trail", "trail-keep"):
             name = f"{setting}, {trail}"
             for column, words, paper, least in (
@@ -295,37 +249,57 @@ def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
                 ("p50_latency_s", "median latency", "above 1", 1.01),
                 ("p50_ttft_s", "median TTFT", "above 1", 1.01),
             ):
-                found = _over_rates(rows, column, setting, "vllm-fcfs", trail)
-                span(f"{name}: {words} of vllm-fcfs over it", paper, found, least, np.inf)
-            bert = trail.replace("trail", "trail-bert")
-            found = _over_rates(rows, "mean_latency_s", setting, bert, trail)
+                what = f"{name}: {words} of vllm-fcfs over it"
+                found = _by_rate(here, column, "vllm-fcfs", trail)
+                claims.append(_span(what, paper, found, least))
             what = f"{name}: mean latency of first predictions over it"
-            span(what, "above 1", found, 1.01, np.inf)
-        found = _over_rates(rows, "mean_latency_s", setting, "vllm-fcfs", "vllm-sjf")
-        span(f"{setting}: mean latency of vllm-fcfs over vllm-sjf", "about 1", found, 0.9, 1.1)
+            bert = trail.replace("trail", "trail-bert")
+            found = _by_rate(here, "mean_latency_s", bert, trail)
+            claims.append(_span(what, "above 1", found, 1.01))
+        what = f"{setting}: mean latency of vllm-fcfs over vllm-sjf"
+        found = _by_rate(here, "mean_latency_s", "vllm-fcfs", "vllm-sjf")
+        claims.append(_span(what, "about 1", found, 0.9, 1.1))
         for keep in ("", "-keep"):
-            here: dict[str, Any] = {"setting": setting, "rate": None}
-            ours = {"policy": POLICIES[f"trail{keep}"], **here}
-            value = ratio(rows, "mean_latency_s", {"policy": BURST[f"srpt{keep}"], **here}, ours)
-            alike = None if value is None else abs(value.mean - 1) <= 0.02
-            what = f"{setting}, burst, trail{keep}: mean latency of C = 1 over it"
-            claims.append(Claim(what, "about 1", text(value), alike))
-            for column, words in (("mean_latency_s", "mean latency"), ("mean_ttft_s", "mean TTFT")):
-                value = ratio(rows, column, {"policy": "vllm-fcfs", **here}, ours)
-                what = f"{setting}, burst, trail{keep}: {words} of vllm-fcfs over it"
-                claims.append(above(what, value))
+            name = f"{setting}, burst, trail{keep}"
+            ours = {"policy": POLICIES[f"trail{keep}"]}
+            burst = select(here, rate=None)
+            value = ratio(burst, "mean_latency_s", {"policy": BURST[f"srpt{keep}"]}, ours)
+            what = f"{name}: mean latency of C = 1 over it"
+            claims.append(claim(what, "about 1", value, lambda v: abs(v.mean - 1) <= 0.02, text))
+            for column, words in TIMES:
+                value = ratio(burst, column, {"policy": "vllm-fcfs"}, ours)
+                claims.append(above(f"{name}: {words} of vllm-fcfs over it", value))
     return claims
+
+
+def _by_rate(rows: Sequence[Row], column: str, over: str, under: str) -> list[float]:
+    """Return one policy's value over another's at every rate where both are known."""
+    pair = {"policy": POLICIES[over]}, {"policy": POLICIES[under]}
+    rates = [rate for rate in distinct(rows, "rate") if rate is not None]
+    found = [ratio(select(rows, rate=rate), column, *pair) for rate in rates]
+    return [value.mean for value in found if value is not None]
+
+
+def _span(
+    what: str, paper: str, values: Sequence[float], least: float, most: float = np.inf
+) -> Claim:
+    """State the range of a ratio over rates; the largest is to lie between two values."""
+    return claim(
+        what,
+        paper,
+        values or None,
+        lambda v: least <= max(v) <= most,
+        lambda v: f"{min(v):.2f} to {max(v):.2f}",
+    )
 
 
 RATES = Experiment(
     name="trail-rates",
     summary="TRAIL against vLLM, first come and shortest first, over request rates and in a burst",
-    paper="000, section 4.2 (Figures 6 and 7)",
+    paper=f"{PAPER}, section 4.2 (Figures 6 and 7)",
     parameters={
-        **SHARED,
-        "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
-        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0],
-        "burst": 1000,
+        **SHARED, "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
+        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0], "burst": 1000,
     },
     trials=rate_trials,
     run=run,
@@ -333,14 +307,93 @@ RATES = Experiment(
     columns=COLUMNS,
     figures=[
         Figure(
-            name, "rate", column, series="policy", panel="setting", x_label="requests/s",
-            y_label="s", title=title, log="y",
+            f"{fold}-{name}", "rate", f"{column}_{name}_s", series="policy", panel="setting",
+            x_label="requests/s", y_label="s", title=f"{fold} {words} by request rate", log="y",
         )
-        for name, column, title in (
-            ("mean-latency", "mean_latency_s", "mean latency by request rate"),
-            ("mean-ttft", "mean_ttft_s", "mean time to first token by request rate"),
-            ("median-latency", "p50_latency_s", "median latency by request rate"),
-            ("median-ttft", "p50_ttft_s", "median time to first token by request rate"),
+        for fold, column in (("mean", "mean"), ("median", "p50"))
+        for name, words in (("latency", "latency"), ("ttft", "time to first token"))
+    ],
+)  # fmt: skip
+
+
+# --- the predictor --------------------------------------------------------------------------------
+
+
+def errors(told: Instance) -> tuple[float, float]:
+    """Return the mean absolute error over all tokens that a request has produced one by one.
+
+    Of its forecast, and of the first prediction with the tokens produced counted off, as the
+    paper compares them (section 4.1).
+    """
+    o, forecast = told.output_tokens, told.forecast
+    assert forecast is not None
+    left: NDArray[np.int64] = np.repeat(forecast.offsets[1:], o) - np.arange(forecast.offsets[-1])
+    late = np.ones(len(left), dtype=bool)
+    late[forecast.offsets[:-1]] = False
+    once = np.maximum(1.0, np.repeat(forecast.first - o, o) + left)
+    return (
+        float(np.abs(forecast.remaining - left)[late].mean()),
+        float(np.abs(once - left)[late].mean()),
+    )
+
+
+@measured
+def run_prediction(trial: Row) -> Row:
+    """Return the errors of one classifier without the filter, and with it, in both readings."""
+    seed = 1000 * trial["seed"] + trial["draw"]
+    instance = workload(trial["requests"], None, SETTINGS["seats"], seed)
+    spec = f"trail:noise={trial['noise']},bias={trial['bias']}"
+    refined, once = errors(predict(instance, spec, seed=seed))
+    return {
+        "one_off": once,
+        "classifier": errors(predict(instance, f"{spec},refine=false", seed=seed))[0],
+        "printed": errors(predict(instance, f"{spec},feedback=false", seed=seed))[0],
+        "refined": refined,
+    }
+
+
+def summarize_predictions(rows: Sequence[Row]) -> list[Claim]:
+    """Return section 4.1's figure for the predictor's defaults, and what the filter gains."""
+    default = {"noise": 60.0, "bias": 0.21}
+    refined = by_draw(rows, "refined", default)
+    once, raw, printed = (
+        over_draws({k: v / refined[k] for k, v in by_draw(rows, name, default).items()})
+        for name in ("one_off", "classifier", "printed")
+    )
+    what = "error of one-off predictions over refined ones"
+    return [
+        claim(what, 2.66, once, show=lambda value: round(value.mean, 3)),
+        above("the classifier's own error over that of refined predictions", raw),
+        claim("the printed equation's over that of refined ones", "not stated", printed, show=text),
+    ]
+
+
+PREDICTIONS = Experiment(
+    name="trail-predictions",
+    summary="TRAIL's predictor: errors of one-off, classified and refined predictions",
+    paper=f"{PAPER}, sections 3.1 and 4.1 (Figures 3 and 4)",
+    parameters={
+        "draws": 5, "requests": 3000, "noise": [20.0, 60.0, 120.0], "bias": [0.0, 0.1, 0.21, 0.3],
+    },
+    trials=sweep(
+        noise="noise", bias="bias", draw=Count("draws"), requests="requests", seed="seed"
+    ),
+    run=run_prediction,
+    summarize=summarize_predictions,
+    columns={
+        "noise": "spread of the classifier's reading with every token, tokens",
+        "bias": "spread of its relative error that stays with a request",
+        "draw": "which draw of requests and predictions",
+        "one_off": "mean absolute error of the first prediction less the tokens produced, tokens",
+        "classifier": "of the classifier's bins, without the filter, tokens",
+        "printed": "of the filter by the printed equation, tokens",
+        "refined": "of the filter whose posterior is the next prior, tokens",
+        "error": "why there are none",
+    },
+    figures=[
+        Figure(
+            "errors", "bias", ("one_off", "classifier", "printed", "refined"), panel="noise",
+            y_label="mean absolute error [tokens]", title="TRAIL's predictor",
         )
     ],
 )  # fmt: skip

@@ -1,27 +1,36 @@
-"""What InferMax's experiments share: all requests at 0, one scheduler, its metrics and ratios."""
+"""What InferMax's studies share (Kim et al. 2024): a scheduler over requests at 0, and ratios."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from optsched.costs.cost import load_cost_model
-from optsched.experiments import Claim, Row
-from optsched.experiments.runner import measured
+from optsched.experiments.base import Row
+from optsched.experiments.study import (
+    measured,
+    picked,
+    quiet,
+    select,
+)
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance
 
+PAPER = "Kim et al. 2024 (InferMax)"
 MODEL = "llama2-7b-a100-infermax-paper"
-POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+POWERS = [2**k for k in range(11)]
 SCHEDULERS = ["vllm", "sarathi", "sarathi-pc"]
 VARIANTS = {"text": "", "vidur": "watermark=0.01,evicted_first=true"}
 """Schedulers as the paper's text has them, and with the two habits of the simulator it extends."""
 
+METRICS = {
+    "makespan_s": "makespan", "tps": "tps", "mean_ttft_s": "mean_ttft", "mean_tpot_s": "mean_tpot",
+    "tel_s": "tel", "evictions": "evictions", "batches": "batches", "mean_kv": "mean_kv",
+    "peak_kv": "peak_kv",
+}  # fmt: skip
 COLUMNS = {
     "scheduler": "policy of Table 1",
     "variant": "text: as the paper's text; vidur: watermark of 1 % and evicted requests first",
@@ -43,14 +52,10 @@ COLUMNS = {
     "mean_running": "mean requests in a batch, weighted by time",
     "error": "why there is no schedule",
 }
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the judge's warning: leaving the profiles' range is the point of some sweeps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+SHARED = {
+    "schedulers": SCHEDULERS, "variants": ["text", "vidur"], "kv_capacity": 100_000,
+    "cost_model": MODEL,
+}  # fmt: skip
 
 
 def spec_of(trial: Row) -> str:
@@ -78,9 +83,10 @@ def fixed(trial: Row) -> Instance:
     )
 
 
+@measured
 def run_fixed(trial: Row) -> Row:
     """Run one scheduler over equal requests."""
-    return measured(lambda: run_on(fixed(trial), trial))
+    return run_on(fixed(trial), trial)
 
 
 def run_on(instance: Instance, trial: Row) -> Row:
@@ -88,86 +94,40 @@ def run_on(instance: Instance, trial: Row) -> Row:
     cost = load_cost_model(trial["cost_model"])
     with quiet():
         schedule = simulate(instance, spec_of(trial), cost)
-        judged = evaluate(instance, schedule, cost)
-    metrics = judged.metrics
+        found = evaluate(instance, schedule, cost)
     assert schedule.batch_offsets is not None  # schedulers make batches
     sizes = np.diff(schedule.batch_offsets)
-    length = (judged.batch_end - judged.batch_start).astype(float)
-    return {
-        "makespan_s": metrics["makespan"],
-        "tps": metrics["tps"],
-        "mean_ttft_s": metrics["mean_ttft"],
-        "mean_tpot_s": metrics.get("mean_tpot"),
-        "tel_s": metrics["tel"],
-        "evictions": metrics["evictions"],
-        "batches": metrics["batches"],
-        "mean_kv": metrics["mean_kv"],
-        "peak_kv": metrics["peak_kv"],
-        "mean_running": float((sizes * length).sum() / length.sum()),
-    }
+    length = (found.batch_end - found.batch_start).astype(float)
+    mean_running = float((sizes * length).sum() / length.sum())
+    return {**picked(found.metrics, METRICS), "mean_running": mean_running}
 
 
-def grid(**axes: Iterable[Any]) -> Iterator[Row]:
-    """Yield every combination, the last axis fastest."""
-    names = list(axes)
-
-    def walk(k: int, row: Row) -> Iterator[Row]:
-        if k == len(names):
-            yield dict(row)
-            return
-        for value in axes[names[k]]:
-            yield from walk(k + 1, {**row, names[k]: value})
-
-    yield from walk(0, {})
+Pairs = list[tuple[Row, Row]]
 
 
-def pairs(
-    rows: Sequence[Row], axis: str, first: Any, second: Any, **where: Any
-) -> list[tuple[Row, Row]]:
+def pairs(rows: Sequence[Row], axis: str, first: Any, second: Any, **where: Any) -> Pairs:
     """Return pairs of rows that differ in one axis only: first and second value."""
-    skip = {"trial", axis, *COLUMNS_OF_RESULTS}
-    chosen = [
-        row
-        for row in rows
-        if row.get("error") is None and all(row.get(k) == v for k, v in where.items())
-    ]
+    skip = {"trial", axis, "mean_running", "error", *METRICS}
 
     def identity(row: Row) -> tuple[Any, ...]:
         return tuple((k, row[k]) for k in sorted(row) if k not in skip)
 
+    chosen = [row for row in select(rows, **where) if row.get("error") is None]
     seconds = {identity(row): row for row in chosen if row[axis] == second}
-    return [
-        (row, seconds[identity(row)])
-        for row in chosen
-        if row[axis] == first and identity(row) in seconds
-    ]
-
-
-COLUMNS_OF_RESULTS = {
-    "makespan_s", "tps", "mean_ttft_s", "mean_tpot_s", "tel_s", "evictions", "batches", "mean_kv",
-    "peak_kv", "mean_running", "error",
-}  # fmt: skip
+    firsts = [row for row in chosen if row[axis] == first]
+    return [(row, seconds[identity(row)]) for row in firsts if identity(row) in seconds]
 
 
 def extreme(
-    found: Sequence[tuple[Row, Row]],
-    metric: str,
-    pick: Callable[[Iterable[float]], float] = max,
+    found: Pairs, metric: str, pick: Callable[[Iterable[float]], float] = max
 ) -> float | None:
     """Return the extreme of second / first in a metric, None without pairs."""
     values = [
-        b[metric] / a[metric]
-        for a, b in found
-        if a.get(metric) and b.get(metric) is not None
-    ]  # fmt: skip
+        b[metric] / a[metric] for a, b in found if a.get(metric) and b.get(metric) is not None
+    ]
     return float(pick(values)) if values else None
 
 
-def worst_case(what: str, paper: float, found: Sequence[tuple[Row, Row]], metric: str) -> Claim:
-    """Return a claim "up to": the largest of second / first."""
-    return Claim(what, paper, extreme(found, metric))
-
-
-def share(found: Sequence[Any], test: Callable[[Any], bool]) -> str:
-    """Return in words how many rows or pairs meet a test."""
-    return f"{sum(map(test, found))} of {len(found)}"
+def share(found: Pairs, test: Callable[[Row, Row], bool]) -> str:
+    """Return in words how many pairs meet a test."""
+    return f"{sum(test(*pair) for pair in found)} of {len(found)}"

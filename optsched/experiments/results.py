@@ -1,0 +1,147 @@
+"""An experiment's results as rows, tables and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched import __version__
+from optsched.experiments.base import Claim, Experiment, Row
+from optsched.experiments.store import Record, read
+from optsched.files.strict_json import csv_text, json_text, write_bytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COMMON_COLUMNS = {
+    "trial": "number of the trial, from 0",
+    "failed": "why the trial has no results (a crash, too much memory); empty if it has",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an experiment found.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    parameters : dict
+    seed : int
+    rows : list of dict
+        One per trial, in the order of trials; ``failed`` says why a trial has no results, None
+        if it has.
+    claims : list of Claim
+    ran, resumed : int
+        Trials run now, and taken from the store.
+    wall_s : list of float
+        Seconds of each trial when it ran.
+    """
+
+    experiment: Experiment
+    parameters: dict[str, Any]
+    seed: int
+    rows: list[Row]
+    claims: list[Claim]
+    ran: int
+    resumed: int
+    wall_s: list[float]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the content of summary.json; the same for the same parameters and seed."""
+        return {
+            "format": "optsched-experiment",
+            "version": 1,
+            "optsched": __version__,
+            "experiment": self.experiment.name,
+            "paper": self.experiment.paper,
+            "parameters": self.parameters,
+            "seed": self.seed,
+            "trials": len(self.rows),
+            "failed": [
+                {"trial": row["trial"], "why": row["failed"]}
+                for row in self.rows
+                if row["failed"] is not None
+            ],
+            "claims": [
+                {"what": c.what, "paper": c.paper, "ours": c.ours, "holds": c.verdict}
+                for c in self.claims
+            ],
+            "columns": {**self.experiment.columns, **COMMON_COLUMNS},
+        }
+
+    def write(self, folder: Path, *, parquet: bool = False) -> None:
+        """Write results.csv, timings.csv, summary.json and, if asked for, results.parquet."""
+        timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(self.wall_s)]
+        write_bytes(rows_as_csv(self.rows).encode(), folder / "results.csv")
+        write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
+        if parquet:
+            write_bytes(parquet_bytes(self.rows), folder / "results.parquet")
+        write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
+
+
+def row_of(record: Record) -> Row:
+    """Return a finished trial as a row of results: its number, parameters, results, failure."""
+    return {
+        "trial": record.trial, **record.parameters, **record.result, "failed": record.failed,
+    }  # fmt: skip
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns in order of first appearance, ``failed`` last."""
+    return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
+
+
+def rows_as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with the columns of `columns_of`; see `optsched.files.csv_text`."""
+    columns = columns_of(rows)
+    return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
+
+
+def parquet_bytes(rows: Sequence[Row]) -> bytes:
+    """Return rows as a Parquet file with the columns of `rows_as_csv`.
+
+    A column that holds values of several kinds (numbers and texts) becomes one of texts.
+    """
+    arrow: Any = import_module("pyarrow")
+    content: dict[str, Any] = {}
+    for column in columns_of(rows):
+        values = [row.get(column) for row in rows]
+        try:
+            content[column] = arrow.array(values)
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+            content[column] = arrow.array([None if v is None else str(v) for v in values])
+    file = io.BytesIO()
+    import_module("pyarrow.parquet").write_table(arrow.table(content), file)
+    return file.getvalue()
+
+
+def load(folder: str | Path) -> DataFrame:
+    """Return the finished trials of an experiment's folder, also while it runs.
+
+    Parameters
+    ----------
+    folder : path
+        What ``--out`` named.
+
+    Returns
+    -------
+    DataFrame
+        One row per finished trial, in their order: ``trial``, its parameters, its results,
+        ``failed`` (why it has no results, else None) and ``wall_s``, seconds.
+
+    Raises
+    ------
+    InputError
+        No store of trials there, another program's or version's, or a damaged one.
+    """
+    from pandas import DataFrame
+
+    _, records = read(folder)
+    rows = [row_of(record) for record in records]
+    table = DataFrame.from_records(rows, columns=columns_of(rows) or ["trial", "failed"])
+    return table.assign(wall_s=[record.wall_s for record in records])
