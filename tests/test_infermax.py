@@ -451,7 +451,7 @@ def test_costs_are_exact_integers_of_the_decimal_text():
 
 
 def test_a_bound_in_floats_is_not_rounded_up_beyond_the_integer_that_it_is():
-    # CP-SAT was seen to prove 12064 units as 12064.0000001; 12065 would exclude the optimum.
+    # CP-SAT was seen to prove 12064 units as 12064.000000000002; 12065 would exclude the optimum.
     assert Scale.units().level(12064.0000001) == 12064
     assert Scale.units(shift=3).level(12064.2) == 12068
     assert Scale.units().level(None) is None
