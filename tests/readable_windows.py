@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from optsched.costs.cost import CostModel, batch_time
+from optsched.costs.batch import Sums, batch_time
+from optsched.costs.cost import CostModel
 from optsched.policies.base import Windows
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
@@ -126,7 +127,7 @@ class _Run:
                 if fresh
                 else (total, total, kv, 0, 0, 0, 0, 0)
             )
-            now += batch_time(self.cost.array, *sums)
+            now += batch_time(self.cost.array, Sums(*sums))
             self.rows.append(row)
             self.evictions.append(evicted)
             self.places.append(self.workers.index(worker))

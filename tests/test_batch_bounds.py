@@ -16,7 +16,7 @@ from optsched.bounds import paths as paths_module
 from optsched.bounds.batch import unavoidable_work, work_makespan, work_tel, work_ttft
 from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
 from optsched.bounds.paths import paths
-from optsched.costs.cost import COEFFICIENTS
+from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.policies.base import own_work
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError

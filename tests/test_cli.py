@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -147,6 +148,58 @@ def test_table_of_requests_as_csv(run, instance: Path) -> None:
     assert ".csv or .parquet" in one_line_error(
         run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.txt"), 2
     )
+
+
+def test_a_spreadsheet_runs_no_id_of_a_table_of_requests(run, instance: Path) -> None:
+    ids = ["=1+1", "+1", "-2+3", "@SUM(1)", "\t=1+1", "\r=1", "a=b", "-"]
+    columns = {"arrival": [0] * 8, "prompt_tokens": [1] * 8, "output_tokens": [1] * 8, "id": ids}
+    Path("evil.json").write_text(json.dumps({**BASE, "requests": columns}))
+    words = ("simulate", "evil.json", "--policy", "fcfs", "--requests-out")
+    assert run(*words, "r.csv").exit_code == 0
+    with open("r.csv", newline="", encoding="utf-8") as file:
+        read = [row["id"] for row in csv.DictReader(file)]
+    assert read == ["'=1+1", "'+1", "'-2+3", "'@SUM(1)", "'\t=1+1", "'\r=1", "a=b", "'-"]
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    assert run(*words, "r.parquet").exit_code == 0
+    assert pd.read_parquet("r.parquet")["id"].tolist() == ids
+
+
+def piped(text: str) -> str:
+    """Return the name of a pipe that holds a text, as ``<(cat FILE)`` gives: read once, no more."""
+    out, into = os.pipe()
+    with os.fdopen(into, "w", encoding="utf-8") as file:
+        file.write(text)
+    return f"/dev/fd/{out}"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="no names for open files here")
+def test_every_command_reads_a_file_once_so_that_it_may_be_a_pipe(run, instance: Path) -> None:
+    assert run("solve", instance, "--schedule-out", "s.json").exit_code == 0
+    assert run("bound", instance, "--certificate-out", "c.json", "--time-limit", 5).exit_code == 0
+    five, schedule, certificate = (
+        Path(name).read_text() for name in (instance, "s.json", "c.json")
+    )
+    for words in (
+        ("verify", piped(five), piped(schedule)),
+        ("verify", piped(five), piped(certificate)),
+        ("evaluate", piped(five), piped(schedule)),
+        ("trace", piped(five), piped(schedule), "-o", "t.json"),
+        ("plot", piped(schedule), "--instance", piped(five), "-o", "s.png"),
+        ("solve", piped(five), "--warm-start", piped(schedule), "--method", "placement"),
+        ("report", piped(five), piped(schedule), piped(certificate), "-o", "r.html"),
+    ):
+        result = run(*words)
+        assert result.exit_code == 0, (words, result.stderr)
+
+
+def test_a_path_with_a_nul_is_bad_input(run, instance: Path) -> None:
+    pytest.importorskip("pyarrow")
+    data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
+    Path("nul.json").write_text(json.dumps({**data, "columns": "\0.parquet"}))
+    for command in ("evaluate", "verify"):
+        error = one_line_error(run(command, instance, "nul.json"), 2)
+        assert "nul.json: columns: '\\x00.parquet' cannot be read" in error
 
 
 def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Path) -> None:
@@ -321,7 +374,6 @@ def test_an_offset_beyond_a_trace_names_the_file_and_its_rows(run) -> None:
 
 
 POLICY = """
-from __future__ import annotations
 
 import os
 import sys
@@ -483,7 +535,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
     def broken(*args: Any, **options: Any) -> None:
         raise kind(0)
 
-    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
     result = run("simulate", instance, "--policy", "mc-sf")
     assert result.exit_code == 1
     assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
@@ -665,7 +717,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
     def too_late(*args: Any, **options: Any) -> None:
         raise AssertionError("solved before the outputs were checked")
 
-    monkeypatch.setattr(import_module("optsched.solve"), "solve", too_late)
+    monkeypatch.setattr(import_module("optsched.optimize.solve"), "solve", too_late)
     one_line_error(run("solve", instance, option, target), 2)
     assert "two outputs" in one_line_error(
         run("solve", instance, "--json", "x", "--schedule-out", "./x"), 2
@@ -678,7 +730,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
     words = ("simulate", instance, "--policy", "mc-sf")
     result = run(*words)
     assert result.exit_code == 1

@@ -180,7 +180,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
 
     from optsched.problem.schedule import from_starts
 
-    module = import_module("optsched.compare")
+    module = import_module("optsched.analysis.compare")
     monkeypatch.setattr(module, "_load_engine", lambda specs: None)
     monkeypatch.setattr(module, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
     with pytest.raises(ViolationError, match="policy mc-sf: the judge rejects its schedule"):

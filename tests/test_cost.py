@@ -8,11 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from optsched.costs.batch import COEFFICIENTS, EMPTY, Sums, add_decode, add_prefill, batch_time
 from optsched.costs.cost import (
-    COEFFICIENTS,
     BatchCost,
     UnitCost,
-    batch_time,
     cost_for,
     load_cost_model,
     models_folder,
@@ -63,30 +62,33 @@ def test_batch_time_of_a_mixed_batch():
         + 256 * (3 + 5) + 512 * 2 + 1024  # prefill: token, request, base
     )  # fmt: skip
     cost = BatchCost("x", 3, c).array
-    time = batch_time(cost, 10, 2, 11, 2, 8, 34, 6, 2)
+    sums = add_decode(add_decode(EMPTY, 7), 4)
+    sums = add_prefill(add_prefill(sums, 3, 2), 5, 0)
+    assert sums == Sums(10, 2, 11, 2, 8, 34, 6, 2)
+    time = batch_time(cost, sums)
     assert time == pytest.approx(3 * ms / 1000, rel=1e-15)
 
 
 def test_terms_of_a_phase_count_only_where_the_phase_is():
     cost = BatchCost("x", 1, dict.fromkeys(COEFFICIENTS, "1")).array
     # One decode of KV 5: 1 token + base 1 + kv 5 + request 1 + decode base 1 = 9 ms.
-    assert batch_time(cost, 1, 1, 5, 0, 0, 0, 0, 0) == 0.009
+    assert batch_time(cost, add_decode(EMPTY, 5)) == 0.009
     # One prefill of 2 tokens: 2 + 1 + square 4 + cross 0 + kv 0 + token 2 + request 1 + base 1.
-    assert batch_time(cost, 2, 0, 0, 1, 2, 4, 0, 0) == 0.011
-    assert batch_time(cost, 0, 0, 0, 0, 0, 0, 0, 0) == 0.0
+    assert batch_time(cost, add_prefill(EMPTY, 2, 0)) == 0.011
+    assert batch_time(cost, EMPTY) == 0.0
 
 
 def test_a_round_takes_one_and_an_empty_batch_none():
     cost = UnitCost().array
-    assert batch_time(cost, 9, 1, 5, 1, 8, 64, 0, 0) == 1.0
-    assert batch_time(cost, 0, 0, 0, 0, 0, 0, 0, 0) == 0.0
+    assert batch_time(cost, add_prefill(add_decode(EMPTY, 5), 8, 0)) == 1.0
+    assert batch_time(cost, EMPTY) == 0.0
 
 
 def test_the_paper_s_prefill_of_one_request():
     # InferMax, section 3.2: 32 layers x (0.00191 x 64 + 0.06486 + 1.6773e-7 x 4096 + 0.0926) ms.
     model = load_cost_model("llama2-7b-a100-infermax-paper")
     expected = 32 * (0.00191 * 64 + 0.06486 + 1.6773e-7 * 4096 + 0.0926) / 1000
-    time = batch_time(model.array, 64, 0, 0, 1, 64, 4096, 0, 0)
+    time = batch_time(model.array, add_prefill(EMPTY, 64, 0))
     assert time == pytest.approx(expected, rel=1e-14)
 
 
@@ -121,16 +123,29 @@ def test_a_file_is_named_after_itself(tmp_path):
         ("optsched-cost-model", "other", "format: 'other'; 'optsched-cost-model' is right"),
         ("version = 1", "version = 2", "version: 2; 1 is right"),
         ("layers = 2", "", "layers: missing"),
-        ("layers = 2", "layers = 0", "layers: 0 is not an integer >= 1"),
-        ("layers = 2", "layers = true", "layers: True is not an integer >= 1"),
+        ("layers = 2", "layers = 0", "layers: 0 is not an integer from 1 to 10000"),
+        ("layers = 2", "layers = true", "layers: True is not an integer from 1 to 10000"),
+        ("layers = 2", f"layers = {10**400}", "... (401 characters) is not an integer from 1"),
+        ("layers = 2", f"layers = {10**4000}0", "layers: 1"),
+        ("layers = 2", "layers = 1" + "0" * 5000, "not a readable TOML file"),
+        ("layers = 2", "layers = 0x1" + "0" * 5000, "thousands of digits is not an integer"),
+        ("base = 1", "base = 0x1" + "0" * 5000, "coefficients.base: a number of thousands of"),
+        ("base = 1", f"base = 1\n[valid]\nmax_kv_tokens = {10**400}", "valid.max_kv_tokens: 1"),
+        ("token = 0.5", "token = 1e308", "coefficients.token: '1e308' is not a number from 0 to"),
+        ("base = 1", "base = 1000001", "coefficients.base: 1000001 is more than 1e+06"),
+        ("token = 0.5\nbase = 1", "token = 1e-300", "a batch of one token take 2e-303 s"),
         ("layers = 2", "layers = 2\nlayer = 3", "layer: unknown field; known are"),
         ("token = 0.5", "tokens = 0.5", "coefficients.tokens: unknown; known are token"),
-        ("token = 0.5", "token = -0.5", "coefficients.token: '-0.5' is not a finite number >= 0"),
-        ("token = 0.5", "token = nan", "coefficients.token: 'nan' is not a finite number >= 0"),
-        ("token = 0.5", "token = inf", "coefficients.token: 'inf' is not a finite number >= 0"),
+        (
+            "token = 0.5",
+            "token = -0.5",
+            "coefficients.token: '-0.5' is not a number from 0 to 1e+06",
+        ),
+        ("token = 0.5", "token = nan", "coefficients.token: 'nan' is not a number from 0 to 1e+06"),
+        ("token = 0.5", "token = inf", "coefficients.token: 'inf' is not a number from 0 to 1e+06"),
         ("token = 0.5", "token = true", "coefficients.token: True is not a number"),
         ("token = 0.5\nbase = 1", "", "coefficients: missing"),
-        ("token = 0.5\nbase = 1", "token = 0\nbase = 0", "a batch must take time"),
+        ("token = 0.5\nbase = 1", "token = 0\nbase = 0", "token take 0 s; at least 1e-12 s is"),
         ("layers = 2", "layers = 2\nvalid = 3", "valid: 3 is not a table of limits"),
         ("base = 1", "base = 1\n[valid]\nmax_kv_tokens = 'x'", "valid.max_kv_tokens: 'x' is not"),
         ("layers = 2", "layers = ", "not a readable TOML file"),
@@ -144,6 +159,19 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, old, new, words):
         load_cost_model(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_smallest_and_largest_models_give_positive_finite_times() -> None:
+    # One token of 10^-9 ms takes 10^-12 s. The largest prompt, 2^31 - 1 tokens, squared, times
+    # 10^6 ms and 10^4 layers: 4.6e18 x 1e10 / 1e3 s.
+    least = BatchCost("least", 1, {"token": "1e-9"}).array
+    assert batch_time(least, add_decode(EMPTY, 5)) == pytest.approx(1e-12)
+    most = BatchCost("most", 10_000, dict.fromkeys(COEFFICIENTS, "1e6")).array
+    c = 2**31 - 1
+    time = batch_time(most, add_prefill(EMPTY, c, 0))
+    assert time == pytest.approx(c * c * 1e7, rel=1e-6)
+    with pytest.raises(InputError, match="at least 1e-12 s"):
+        BatchCost("less", 1, {"token": "0.9e-9"})
 
 
 def test_unknown_models_and_missing_files_say_what_there_is(tmp_path):

@@ -14,9 +14,10 @@ from slow_judge import TIMED, batches, corrupted, random_batches, random_instanc
 
 import optsched.judge.replay
 from optsched.costs.cost import BatchCost
-from optsched.judge.evaluate import METRICS, Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.metrics import METRICS
 from optsched.problem.schedule import Schedule, from_batches, from_starts
 
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
-from optsched.experiments.runner import csv_text, run_experiment
+from optsched.experiments.runner import rows_as_csv, run_experiment
 from optsched.experiments.studies.offline import MODEL, fixed, run_fixed, spec_of
 from optsched.problem.errors import InputError, UsageError
 
@@ -137,7 +137,8 @@ def test_a_claim_holds_within_15_percent() -> None:
 
 
 def test_csv_keeps_every_digit_and_leaves_unknown_values_empty() -> None:
-    assert csv_text([{"a": 0.1 + 0.2, "b": None}, {"a": 1, "c": "x,y"}]) == (
+    assert rows_as_csv([{"a": "=1"}, {"a": -1.5}, {"a": "x-1"}]) == "a\n'=1\n-1.5\nx-1\n"
+    assert rows_as_csv([{"a": 0.1 + 0.2, "b": None}, {"a": 1, "c": "x,y"}]) == (
         'a,b,c\n0.30000000000000004,,\n1,,"x,y"\n'
     )
 

@@ -116,13 +116,23 @@ def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
         (1, [0, 0.5], [1.0], "offsets: entry 1: 0.5 is not an integer"),
         (1, [0, 1], [1.0, 2.0], "remaining: has 2 values, but offsets end at 1"),
         (1, [0, 2], [1.0], "remaining: has 1 values, but offsets end at 2"),
-        (1, [0, 1], ["x"], "remaining: entry 0: 'x' is not a number"),
-        (1, [0, 1], [None], "remaining: entry 0: None is not a number"),
-        (5, [0, 1, 3], np.array([1, 2, np.nan]), "request 1: nan tokens left after 5; 0 to"),
-        (5, [0, 1, 3], np.array([-1, 2, 3.0]), "request 0: -1 tokens left after 0; 0 to"),
-        (5, [0, 1, 3], [1, 2, -2.5], "request 1: -2.5 tokens left after 5; 0 to"),
-        (5, [0, 1], [10**400], "remaining: entry 0: 1000"),
-        (5, [0, 1], [True], "remaining: entry 0: True is not a number"),
+        (1, [0, 1], ["x"], "remaining: request 0 after 0 tokens: 'x' is not a number"),
+        (1, [0, 1], [None], "remaining: request 0 after 0 tokens: None is not a number"),
+        (
+            5,
+            [0, 1, 3],
+            np.array([1, 2, np.nan]),
+            "request 1 after 5 tokens: nan is not a finite number",
+        ),
+        (
+            5,
+            [0, 1, 3],
+            np.array([-1, 2, 3.0]),
+            "request 0 after 0 tokens: -1.0 is out of range; 0 to",
+        ),
+        (5, [0, 1, 3], [1, 2, -2.5], "request 1 after 5 tokens: -2.5 is out of range; 0 to"),
+        (5, [0, 1], [10**400], "remaining: request 0 after 0 tokens: 1000"),
+        (5, [0, 1], [True], "remaining: request 0 after 0 tokens: True is not a number"),
     ],
 )
 def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: str) -> None:
@@ -156,7 +166,7 @@ def test_an_instance_refuses_a_forecast_of_other_requests(forecast, text: str) -
     [
         ("every", None, "forecast.every: None is not an integer"),
         ("offsets", [0, 1, 2], "request 0: has 1 entries"),
-        ("remaining", [1, 2, "x"], "remaining: entry 2: 'x' is not a number"),
+        ("remaining", [1, 2, "x"], "remaining: request . after . tokens: 'x' is not a number"),
         ("often", 3, "often: unknown field; known here are every, offsets, remaining"),
     ],
 )

@@ -54,7 +54,7 @@ def make(**changes):
         ({"kv_capacity": True}, "kv_capacity: True is not an integer"),
         ({"kv_capacity": "10"}, "kv_capacity: '10' is not an integer"),
         ({"kv_capacity": 2**63}, "kv_capacity: 9223372036854775808 is out of range"),
-        ({"kv_capacity": float("nan")}, "kv_capacity: nan is not an integer"),
+        ({"kv_capacity": float("nan")}, "kv_capacity: nan is not a finite number"),
         ({"time_unit": "minute"}, "time_unit: 'minute' is not one of 'round', 'second'"),
         ({"kv_accounting": "none"}, "kv_accounting: 'none' is not one of"),
         ({"hybrid_batching": 1}, "hybrid_batching: 1 is not true, false or null"),

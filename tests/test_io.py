@@ -371,7 +371,11 @@ def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
         write_schedule(from_starts([0, 2], TWO), tmp_path / "x.json", columns="parquet")
     assert os.listdir(tmp_path) == []
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts", "columns": "x.parquet"}
-    refused(put(tmp_path, data), "needs pyarrow to be read", read=read_schedule)
+    refused(
+        put(tmp_path, data),
+        "needs pyarrow, which is not installed; install pyarrow",
+        read=read_schedule,
+    )
     with pytest.raises(InputError, match="columns: 'csv' is not one of 'json', 'parquet'"):
         write_schedule(from_starts([0, 2], TWO), tmp_path / "x.json", columns="csv")
 

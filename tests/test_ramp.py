@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import ramp, ramp_graph
+from optsched.bounds import ramp, ramp_graph, ramp_tracker
 from optsched.bounds.checker import check_certificate, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.formulations import Task, get
@@ -285,7 +285,7 @@ def test_a_ladder_falls_from_alike_floors_to_exact_ones_and_graphs_have_no_more_
     states = [ladder.states(k) for k in range(9)]
     assert states == sorted(states)
     assert [ladder.finest(0, x) for x in (0, states[3], states[4] - 1, 10**12)] == [0, 3, 3, 8]
-    pairs = sum(most_completed(jobs, t) + 1 for t in range(21))
+    pairs = int((most_completed(jobs, 20) + 1).sum())
     for k in (0, 4, 6):
         relaxation.use_floors(ladder.steps[k])
         assert relaxation.graph.nodes <= (jobs.n + 1 + pairs) * states[k] + 1
@@ -424,7 +424,7 @@ def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:
     # but 24 token-rounds hold the three short ones (15) only.
     instance = Instance([0, 0, 2, 0], [1] * 4, [2, 2, 2, 4], kv_capacity=6)
     jobs = periods(instance)[0]
-    assert [most_completed(jobs, t) for t in range(5)] == [0, 0, 2, 2, 3]
+    assert most_completed(jobs, 4).tolist() == [0, 0, 2, 2, 3]
     assert needed_clock(jobs) == 4
 
 
@@ -605,3 +605,53 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     ]
     assert answers[0].objective == answers[1].objective == answers[0].bound
     assert answers[0].schedule.starts.tolist() == answers[1].schedule.starts.tolist()  # type: ignore[union-attr]
+
+
+def of_capacity(capacity: int) -> Instance:
+    """Eight requests with prompts of thirds of M, of which two or three fit at once."""
+    share = np.array([0.29, 0.43, 0.27, 0.33, 0.28, 0.41, 0.49, 0.39])
+    output = np.array([12, 17, 9, 5, 2, 12, 8, 10])
+    return Instance(np.zeros(8, int), (share * capacity).astype(int), output, kv_capacity=capacity)
+
+
+def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
+    # Totals of live weights at M = 10^8 are told apart in units of some 1500 tokens, rounded
+    # down: no array has more than 2^16 of them, and no multiset that fits is left out.
+    small, large = (periods(of_capacity(m))[0] for m in (1000, 10**8))
+    counts = []
+    for jobs in (small, large):
+        one = np.ones_like(jobs.peak)
+        counts.append(count_multisets(jobs.peak, jobs.first_kv, one, jobs.capacity))
+        tracker = ramp_tracker.multiset_tracker(
+            jobs.peak, jobs.first_kv, one, jobs.capacity, np.arange(8), jobs.peak
+        )
+        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.add, tracker.slots)
+        assert sum(column.nbytes for column in columns) < 10**6
+    assert 0.5 * counts[0] < counts[1] < 2 * counts[0]
+
+
+def test_an_instance_is_solved_as_fast_at_any_capacity() -> None:
+    # The least total latency is the same where all sizes are scaled and outputs are short beside
+    # them: who fits beside whom hardly changes. Both are proved, with certificates.
+    for capacity in (10**5, 2 * 10**8):
+        instance = of_capacity(capacity)
+        proofs = prove_all(instance, seed=1)
+        assert sum(p.value for p in proofs) == sum(p.bound for p in proofs)
+        assert certified(instance, proofs) == sum(p.value for p in proofs)
+
+
+def test_counting_ends_when_it_is_told_to() -> None:
+    jobs = periods(of_capacity(10**5))[0]
+    stop = np.ones(1, dtype=np.int8)
+    with pytest.raises(ramp_graph.Interrupted):
+        count_multisets(jobs.peak, jobs.first_kv, np.ones_like(jobs.peak), 10**5, stop)
+
+
+def test_counters_that_memory_does_not_hold_are_refused_before_they_are_made() -> None:
+    # Three kinds of 3000 requests each: 3001^3 states of 40 bytes are a terabyte.
+    n = 9000
+    prompt = np.repeat([2, 3, 4], n // 3)
+    jobs = periods(Instance(np.zeros(n, int), prompt, np.ones(n, int), kv_capacity=9))[0]
+    relaxation = Relaxation(jobs, 10**9)
+    with pytest.raises(ramp_graph.TooLargeError):
+        relaxation.count([0, 1, 2])

@@ -26,7 +26,7 @@ from optsched.problem.schedule import COLUMNS, Schedule
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
-MODULE = importlib.import_module("optsched.simulate")  # the package names its function so
+MODULE = importlib.import_module("optsched.policies.engine.simulate")
 
 VALUES = {
     "eviction_free": ["true"],
@@ -616,8 +616,8 @@ def test_evictions_in_rounds_are_restarts() -> None:
         ("alpha-protection:alpha=nan", "alpha: 'nan' is not a number"),
         ("alpha-protection:alpha=1", "alpha: 1.0; 0 <= alpha < 1"),
         ("alpha-beta:beta=0", "beta: 0.0; 0 < beta <= 1"),
-        ("alpha-beta:beta=0.1,beta=0.2", "parameter 'beta' is given twice"),
-        ("alpha-beta:beta", "'beta' is no parameter; key=value"),
+        ("alpha-beta:beta=0.1,beta=0.2", "'beta' is given twice"),
+        ("alpha-beta:beta", "'beta'; key=value is right"),
     ],
 )
 def test_a_bad_specification_says_what_would_be_right(spec: str, text: str) -> None:

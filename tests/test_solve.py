@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from optsched.optimize.formulations import (
 )
 from optsched.optimize.formulations.rounds.horizon import serial_schedule
 from optsched.optimize.solve import Result, solve
-from optsched.optimize.solvers.base import Progress, Status
+from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.policies.engine.simulate import quick_to_simulate, simulate
 from optsched.problem.errors import (
     InfeasibleError,
     InputError,
@@ -37,7 +39,7 @@ from optsched.problem.errors import (
     ViolationError,
 )
 
-solving = import_module("optsched.solve")  # the package's attribute is the function
+solving = import_module("optsched.optimize.solve")
 
 TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
 """Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):
@@ -279,6 +281,61 @@ def test_ctrl_c_before_the_solver_runs_keeps_the_warm_start(monkeypatch):
     result = solve(TINY, method="fake", warm_start="mc-sf")
     assert result.objective is not None
     assert result.evaluation is not None
+
+
+def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
+    # Every look at the clock takes a second: at 0 the solve begins, and of nine schedules to start
+    # from only the first is made, since the next look says 1 s, which is the limit.
+    tried, left = [], []
+
+    def noted(instance, spec, *rest, **options):
+        tried.append(spec)
+        return simulate(instance, spec, *rest, **options)
+
+    def note(task, options):
+        left.append(options.time_limit)
+        return Answer(Status.NO_INCUMBENT)
+
+    clock = SimpleNamespace(perf_counter=map(float, range(100)).__next__)
+    monkeypatch.setattr(solving, "time", clock)
+    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", noted)
+    _fake_method(monkeypatch, note)
+    result = solve(TINY, method="fake", time_limit_s=1)
+    assert (len(tried), left) == (1, [0.0])
+    assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert result.objective == evaluate(TINY, simulate(TINY, tried[0])).metrics["tel"]
+    tried.clear()
+    solve(TINY, method="fake", time_limit_s=None)
+    assert len(tried) == 7
+
+
+def test_very_long_outputs_are_not_simulated_unasked(monkeypatch):
+    # Policies cannot be interrupted, and take minutes here: two runs of 10^7 rounds that do not
+    # fit beside each other. One after the other, the latencies are 10^7 + 2 x 10^7.
+    long = 10**7
+    instance = Instance([0, 0], [1, 1], [long, long], kv_capacity=long + 5)
+    assert quick_to_simulate(TINY)
+    assert not quick_to_simulate(instance)
+    broken = lambda *rest, **options: 1 / 0  # noqa: E731
+    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    for method in ("ramp", "placement"):
+        result = solve(instance, method=method, time_limit_s=5)
+        assert result.bound <= result.objective <= 3 * long
+    with pytest.raises(UsageError, match=r"an interval per output token, here 2e\+07"):
+        solve(instance, method="cpsat")
+    with pytest.raises(UsageError, match=r"up to 5e\+08 rounds, more than"):
+        serial_schedule(Instance([0, 0], [1, 1], [10**8, 2 * 10**8], kv_capacity=3 * 10**8))
+
+
+def test_a_model_that_takes_too_long_to_build_is_given_up():
+    instance = larger()
+    answer = (
+        get("hindsight")
+        .methods["cpsat"]
+        .run(Task(instance, objective=("tel",)), SolveOptions(time_limit_s=0.0))
+    )
+    assert answer.status is Status.NO_INCUMBENT
+    assert "while the model was built" in answer.native_status
 
 
 def _fake_method(monkeypatch, run):

@@ -18,7 +18,7 @@ from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_batches, from_starts
 
-timelines: Any = import_module("optsched.timeline")  # the package's name is the function
+timelines: Any = import_module("optsched.judge.timeline")
 MODEL = "llama2-7b-a100-infermax"
 Span = tuple[str, float, float, int]
 

@@ -129,4 +129,4 @@ def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
     assert "a name ending in .json or .json.gz is right" in result.output
     result = run("trace", "tiny", schedule, "-o", out)
     assert result.exit_code == 2
-    assert "the instance that the schedule was made for is right" in result.output
+    assert "is another instance's; 'tiny' has" in result.output

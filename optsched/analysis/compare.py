@@ -15,11 +15,12 @@ import numpy as np
 from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
-from optsched.judge.evaluate import METRICS, Evaluation, evaluate, time_metrics
+from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.consistency import reconcile
 from optsched.optimize.solvers.base import Progress
 from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
 from optsched.policies import policies as registry
-from optsched.policies.engine.simulate import effective, simulate
+from optsched.policies.engine.simulate import effective, quick_to_simulate, simulate
 from optsched.problem.errors import (
     InfeasibleError,
     LoopError,
@@ -30,6 +31,8 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
+from optsched.problem.metrics import COMPARED, METRICS, TABLE, Times, derive, time_words
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.version import __version__
 
@@ -86,7 +89,9 @@ class PolicyRow:
     @property
     def tel(self) -> float | None:
         """Total latency of a schedule inside the bound's model, else None."""
-        return self.metrics["tel"] if self.metrics is not None and self.inside else None
+        return (
+            self.metrics[TOTAL_LATENCY.name] if self.metrics is not None and self.inside else None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row of the comparison file."""
@@ -144,7 +149,7 @@ class Comparison:
         """(best known - bound) / best known, None where one of them is unknown."""
         if self.best_known is None or self.bound is None:
             return None
-        return max(0.0, (self.best_known - self.bound) / self.best_known)
+        return (self.best_known - self.bound) / self.best_known
 
     @property
     def predictor(self) -> str:
@@ -166,7 +171,7 @@ class Comparison:
             "cost_model": None
             if instance.in_rounds
             else {"name": cost.name, "sha256": cost.sha256},
-            "objective_name": "tel",
+            "objective_name": TOTAL_LATENCY.name,
             "status": self.status,
             "bound": self.bound,
             "bound_origin": self.bound_origin,
@@ -190,23 +195,22 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        unit = "rounds" if self.instance.in_rounds else "s"
-        keys = ("tel", "mean_latency", "p99_latency", "mean_ttft", "mean_tpot")
-        times = ("total latency", "mean latency", "p99 latency", "mean TTFT", "mean TPOT")
+        unit = time_words(self.instance.time_unit)
+        shown = (TOTAL_LATENCY.name, *COMPARED)
         rows = []
         for row in self.rows:
             metrics = row.metrics or {}
             ratios = (row.ratio_to_best_known, row.ratio_to_bound)
             rows.append(
                 (row.policy, "clairvoyant" if row.clairvoyant else "", *ratios,
-                 *(metrics.get(key) for key in keys), metrics.get("evictions"))
+                 *map(metrics.get, shown))
             )  # fmt: skip
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
             f"bound {number(self.bound)} ({self.bound_origin}), gap {gap}"
         )
-        headers = ("policy", "", "/ best known", "/ bound", *times, "evictions")
+        headers = ("policy", "", "/ best known", "/ bound", *(TABLE[name].words for name in shown))
         return table(f"Comparison on {self.instance.name}", headers, rows, below)
 
     def table(self) -> pd.DataFrame:
@@ -297,6 +301,8 @@ def compare(
         A specification that cannot be read, or a cost model that does not fit.
     ViolationError
         The judge rejects a policy's schedule.
+    SolverError
+        A bound contradicts a schedule that it covers.
 
     Notes
     -----
@@ -374,6 +380,7 @@ def compare(
                     best_known = result.objective
                     best_origin = f"{result.formulation} ({result.method})"
                     best_schedule = result.schedule
+    value = reconcile(instance, TOTAL_LATENCY, (best_known, best_origin), (value, origin))
     return Comparison(
         instance=instance,
         rows=tuple(_with_ratios(row, best_known, value) for row in rows),
@@ -501,7 +508,7 @@ def _search(
         return None  # no policy serves it
     with warnings.catch_warnings():  # of the cost model's range: the policies' rows have said it
         warnings.simplefilter("ignore")
-        tel = evaluate(instance, schedule, cost).metrics["tel"]
+        tel = TOTAL_LATENCY.of(evaluate(instance, schedule, cost))
     return None if tel is None else (float(tel), schedule)
 
 
@@ -545,12 +552,11 @@ def _measured_row(
     if ttft is not None:
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
-    metrics = time_metrics(
-        instance, instance.arrival + latency, latency, ttft, tpot,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot,
-    )  # fmt: skip
+    times = Times(instance, latency, ttft, tpot, slo_ttft, slo_tpot)
     note = "its ratios hold if the cost model and the KV capacity are its server's"
-    return PolicyRow(measured.name, metrics=metrics, inside=True, notes=(note,), measured=True)
+    return PolicyRow(
+        measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True
+    )
 
 
 def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
@@ -615,9 +621,12 @@ def best_of_policies(
     """Return the policy with the least total latency inside the bound's model, or None.
 
     Every policy that the instance allows runs; none is started after the time limit, or once
-    ``stop`` is set, and Ctrl-C keeps the best so far.
+    ``stop`` is set, and Ctrl-C keeps the best so far. None runs where one could take very long
+    (`optsched.policies.engine.simulate.quick_to_simulate`).
     """
     cost = cost_for(instance, cost_model)
+    if not quick_to_simulate(instance):
+        return None
     best: PolicyRow | None = None
     begin = time.perf_counter()
     try:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY, Objective
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Bound:
     time_unit : {"round", "second"}
         The instances that it is proved for.
     objectives : tuple of str
-        The objectives that it bounds from below.
+        The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
     function : callable
         ``(instance, cost_model) -> value``: the bound in the instance's time unit, or ``None``
         where it says nothing. The proof stands in its docstring.
@@ -66,7 +67,7 @@ def lower_bound(
     *,
     method: str = "auto",
     cost_model: CostModel | None = None,
-    objective: str = "tel",
+    objective: str | Objective = TOTAL_LATENCY,
     time_limit_s: float = 0.0,
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
@@ -83,7 +84,7 @@ def lower_bound(
         One bound by name, or ``"auto"`` for the best of all.
     cost_model : CostModel, optional
         Needed by bounds for instances in seconds.
-    objective : str
+    objective : str or Objective
     time_limit_s : float
         Seconds for the bounds that search, one after another, each with an equal share of what
         is left; with 0 they run only if asked for by name, as briefly as they can.
@@ -104,10 +105,11 @@ def lower_bound(
     UsageError
         An unknown method, or one that does not apply to the instance or objective.
     """
+    goal = objective if isinstance(objective, str) else objective.name
     usable = {
         name: bound
         for name, bound in bounds().items()
-        if bound.time_unit == instance.time_unit and objective in bound.objectives
+        if bound.time_unit == instance.time_unit and goal in bound.objectives
     }
     if method != "auto":
         if method not in bounds():
@@ -117,7 +119,7 @@ def lower_bound(
         if method not in usable:
             able = ", ".join(sorted(usable)) or "none yet"
             raise UsageError(
-                f"method: the bound {method!r} does not apply to {objective} on an instance in "
+                f"method: the bound {method!r} does not apply to {goal} on an instance in "
                 f"{instance.time_unit}s; those that do: {able}"
             )
         usable = {method: usable[method]}

@@ -18,14 +18,16 @@ completion. Work lost to evictions only adds to it.
 
 Notes
 -----
-Times are counted in whole picoseconds, lengths and arrivals rounded down, so sums are exact; the
-float64 arithmetic behind a request's length is covered by a relative 1e-9. The bounds hold for
+Times are counted from the first arrival in whole picoseconds, lengths and arrivals rounded down,
+so sums are exact, in integers of any size; the float64 arithmetic behind a request's length is
+covered by a relative 1e-9. The bounds hold for
 one worker and both eviction modes, with and without chunking as the instance allows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,8 +147,11 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     )
 
 
-def _ticks(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.floor(values * _TICKS).astype(np.int64)
+def _ticks(values: NDArray[np.float64]) -> list[int]:
+    ticks = np.floor(values * _TICKS)
+    if ticks.max() < 2.0**62:
+        return list(ticks.astype(np.int64).tolist())
+    return [int(tick) for tick in ticks.tolist()]
 
 
 def _on_one_machine(
@@ -158,12 +163,12 @@ def _on_one_machine(
     a_i + alone_i; see `optsched.bounds.simple.srpt` for the argument.
     """
     release = _ticks(instance.release)
-    earliest = np.sort(release + _ticks(alone)).tolist()
+    earliest = sorted(map(add, release, _ticks(alone)))
     total = 0
-    completions = srpt_completions(release.tolist(), _ticks(length).tolist())
+    completions = srpt_completions(release, _ticks(length))
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(completion, floor)
-    total -= int(release.sum(dtype=object)) + instance.n  # arrivals were rounded down
+    total -= sum(release) + instance.n  # arrivals were rounded down
     return total / _TICKS
 
 
@@ -193,7 +198,7 @@ def work_makespan(instance: Instance, cost_model: CostModel | None = None) -> fl
     arrival = instance.release
     remaining = np.cumsum(work.total[order][::-1])[::-1]
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
-    return max(busy, float((arrival + work.chain).max()))
+    return max(busy, float((arrival + work.chain).max())) + float(instance.first_arrival)
 
 
 WORK_TEL = Bound(

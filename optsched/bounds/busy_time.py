@@ -1,7 +1,7 @@
 r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
 
 Notation: batch B lasts T = F + X, with F its fixed costs and X the own work of its requests (the
-marginal times of `optsched.costs.cost.batch_time`). Token k of request i has own work w_k, and its
+marginal times of `optsched.costs.batch.batch_time`). Token k of request i has own work w_k, and its
 batch at least the fixed cost f: base + decode_base for a decode step, base + prefill_base for a
 prefill or a refill. Its share sigma_k of fixed costs is such that the shares of a batch sum to at
 most F (`optsched.bounds.batch`: by KV held, and by prefill tokens).

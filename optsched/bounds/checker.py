@@ -1,7 +1,8 @@
 """Independent check of certificates in exact integer arithmetic; trusts no solver.
 
 It shares no code with what makes certificates, and computes with Python integers, or with
-64-bit ones where it has first shown that nothing that matters exceeds them.
+64-bit ones where it has first shown that nothing that matters exceeds them. What it may spend is
+limited: it counts steps before it takes them, and refuses a certificate that needs too many.
 
 What a certificate proves. Every schedule starts request i at some k_i in the range of starts
 that a node of the tree allows (at the root k_i >= a_i). A branch splits one request's range into
@@ -32,10 +33,27 @@ _FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim"
 _FAR = 1 << 60
 """Later than any round with a price; arrivals are below 2**53."""
 _WRAP = (1 << 64) - 1
+MAX_BITS = 1024
+"""Size of an integer beyond which a certificate is refused: about 300 digits."""
+MAX_STEPS = 1_000_000_000
+"""Steps, of which a second allows a million or more, beyond which a certificate is refused."""
 
 
 class Rejected(ValueError):
     """The certificate does not prove its claim; the message says why."""
+
+
+class Budget:
+    """The steps that a check may still take."""
+
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
+
+    def spend(self, steps: int) -> None:
+        """Take that many steps, or refuse to."""
+        self.left -= steps
+        if self.left < 0:
+            raise Rejected(f"more than {MAX_STEPS} steps; too large to check")
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,7 @@ class Columns:
 
 def columns_of(instance: Any) -> Columns:
     """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
-    _expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
+    expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
     limits = instance.limits
     return Columns(
         instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
@@ -77,28 +95,37 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
     Rejected
         It is none, is another instance's, was changed, or does not prove what it claims.
     """
-    _expect(isinstance(certificate, dict), "the certificate is no JSON object")
+    try:
+        return _check(instance, certificate)
+    except Rejected:
+        raise
+    except Exception as error:  # whatever fails, nothing is proved
+        reason = str(error) or "it takes too much"
+        raise Rejected(f"cannot be checked: {type(error).__name__}: {reason:.200}") from None
+
+
+def _check(instance: Any, certificate: Any) -> int:
+    expect(isinstance(certificate, dict), "the certificate is no JSON object")
     claim = certificate.get("claim")
-    _expect(claim in ("bound", "optimal"), f"claim: {claim!r} is neither 'bound' nor 'optimal'")
+    expect(claim in ("bound", "optimal"), f"claim: {claim!r:.60} is neither 'bound' nor 'optimal'")
     fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
-    wrong = sorted(map(str, fields ^ set(certificate)))
-    _expect(not wrong, f"fields missing or unknown: {', '.join(wrong)}")
+    wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
+    expect(not wrong, f"fields missing or unknown: {wrong:.200}")
     right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
              "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
     for name, value in right.items():
-        found = certificate[name]
-        same = type(found) is type(value) and found == value
-        _expect(same, f"{name}: {found!r:.80}; {value!r} is right")
-    value = _integer(certificate["value"], "value")
-    denominator = _integer(certificate["denominator"], "denominator")
-    _expect(denominator >= 1, f"denominator: {denominator} is not positive")
+        _same(certificate[name], value, name)
+    value = integer(certificate["value"], "value")
+    denominator = integer(certificate["denominator"], "denominator")
+    expect(denominator >= 1, f"denominator: {denominator} is not positive")
     columns = columns_of(instance)
-    leaves = _leaves(columns, certificate["tree"])
-    proved = min(_leaf(columns, leaf, low, high, denominator) for leaf, low, high in leaves)
-    _expect(proved == value, f"value: {value} is claimed, but {proved} is proved")
+    budget = Budget()
+    leaves = _leaves(columns, certificate["tree"], budget)
+    proved = min(_leaf(columns, leaf, low, high, denominator, budget) for leaf, low, high in leaves)
+    expect(proved == value, f"value: {value} is claimed, but {proved} is proved")
     if claim == "optimal":
         reached = schedule_value(columns, certificate["schedule"], instance.sha256)
-        _expect(reached == value, f"schedule: its total latency is {reached}, not {value}")
+        expect(reached == value, f"schedule: its total latency is {reached}, not {value}")
     return value
 
 
@@ -112,59 +139,69 @@ def digest(certificate: dict[str, Any]) -> str:
 Ranges = dict[int, int | None]
 
 
-def _leaves(columns: Columns, tree: Any) -> Iterator[tuple[Any, dict[int, int], Ranges]]:
+def _leaves(
+    columns: Columns, tree: Any, budget: Budget
+) -> Iterator[tuple[Any, dict[int, int], Ranges]]:
     """Yield each leaf with the first and last starts that its branches leave (None: no last)."""
-    stack: list[tuple[Any, dict[int, int], Ranges]] = [(tree, {}, {})]
+    stack: list[tuple[Any, dict[int, int], Ranges, dict[int, tuple[int, int | None]]]]
+    stack = [(tree, {}, {}, {})]
     while stack:
-        node, low, high = stack.pop()
-        _expect(isinstance(node, dict), "tree: a node is no JSON object")
+        node, low, high, branch = stack.pop()
+        budget.spend(10 + len(low))
+        for i, (begin, end) in branch.items():
+            low, high = {**low, i: begin}, {**high, i: end}
+        expect(isinstance(node, dict), "tree: a node is no JSON object")
         if "branch" not in node:
             yield node, low, high
             continue
-        _expect(set(node) == {"branch", "children"}, "tree: a branch has branch and children")
-        i = _integer(node["branch"], "tree: branch")
-        _expect(0 <= i < len(columns.arrival), f"tree: there is no request {i}")
+        expect(set(node) == {"branch", "children"}, "tree: a branch has branch and children")
+        i = integer(node["branch"], "tree: branch")
+        expect(0 <= i < len(columns.arrival), f"tree: there is no request {i}")
         children = node["children"]
-        _expect(isinstance(children, list) and len(children) > 0, "tree: a branch without children")
+        expect(isinstance(children, list) and len(children) > 0, "tree: a branch without children")
         following: int | None = low.get(i, columns.arrival[i])
         last = high.get(i)
         for child in children:
             right = isinstance(child, dict) and set(child) == {"from", "to", "tree"}
-            _expect(right, "tree: a child has from, to and tree")
-            begin = _integer(child["from"], "tree: from")
-            end = None if child["to"] is None else _integer(child["to"], "tree: to")
+            expect(right, "tree: a child has from, to and tree")
+            begin = integer(child["from"], "tree: from")
+            end = None if child["to"] is None else integer(child["to"], "tree: to")
             gap = f"range {begin}..{end} where {following} follows: they overlap, or miss starts"
             right = begin == following and (end is None or end >= begin)
-            _expect(right, f"tree: request {i}: {gap}")
+            expect(right, f"tree: request {i}: {gap}")
             following = None if end is None else end + 1
-            stack.append((child["tree"], {**low, i: begin}, {**high, i: end}))
+            stack.append((child["tree"], low, high, {i: (begin, end)}))
         complete = following == (None if last is None else last + 1)
-        _expect(complete, f"tree: request {i}: the ranges do not reach {last or 'every start'}")
+        expect(complete, f"tree: request {i}: the ranges do not reach {last or 'every start'}")
 
 
-def _leaf(columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int) -> int:
+def _leaf(
+    columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int, budget: Budget
+) -> int:
     kind = leaf.get("relaxation")
     if kind == "prices":
-        return _prices(columns, leaf, low, high, unit)
+        return _prices(columns, leaf, low, high, unit, budget)
     if kind == "ramp":
         # The ramp relaxation knows no ranges: its bound holds for every start.
         try:
             check = import_module("optsched.bounds.checker_ramp").check_ramp
-            return _integer(check(columns, leaf), "ramp")
-        except Exception as error:  # whatever fails, nothing is proved
+            return int(check(columns, leaf, budget))
+        except Rejected as error:
             raise Rejected(f"ramp: {error}") from None
-    raise Rejected(f"tree: relaxation: {kind!r}; 'prices' or 'ramp' is right")
+    raise Rejected(f"tree: relaxation: {kind!r:.60}; 'prices' or 'ramp' is right")
 
 
-def _prices(columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int) -> int:
-    _expect(set(leaf) == {"relaxation", "from_round", "price"}, "prices: unknown fields")
-    rounds = _integers(leaf["from_round"], "prices: from_round")
-    price = _integers(leaf["price"], "prices: price")
-    _expect(len(rounds) == len(price) > 0, "prices: as many rounds as prices are right")
+def _prices(
+    columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int, budget: Budget
+) -> int:
+    expect(set(leaf) == {"relaxation", "from_round", "price"}, "prices: unknown fields")
+    rounds = integers(leaf["from_round"], "prices: from_round")
+    price = integers(leaf["price"], "prices: price")
+    expect(len(rounds) == len(price) > 0, "prices: as many rounds as prices are right")
     ascend = rounds[0] >= 1 and all(x < y for x, y in pairwise(rounds)) and rounds[-1] < _FAR
-    _expect(ascend, "prices: from_round: must ascend from 1 or more")
-    _expect(min(price) >= 0, "prices: price: must not be negative")
-    _expect(price[-1] == 0, "prices: price: the last one must be 0")
+    expect(ascend, "prices: from_round: must ascend from 1 or more")
+    expect(min(price) >= 0, "prices: price: must not be negative")
+    expect(price[-1] == 0, "prices: price: the last one must be 0")
     begin, price = [0, *rounds], [0, *price]
     sums, moments, paid = [0], [0], 0
     for (b, e), p in zip(pairwise(begin), price, strict=False):
@@ -181,9 +218,11 @@ def _prices(columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit
     kind: Any = np.int64 if largest < 2**61 and span < 2**31 else object
     table = _Table(
         np.array(begin, dtype=kind), np.array(price, dtype=kind),
-        _wrapped(sums, kind), _wrapped(moments, kind), unit,
+        _wrapped(sums, kind), _wrapped(moments, kind), unit, budget,
     )  # fmt: skip
     total = 0
+    # Each request takes some numpy calls, and comparisons of starts with every piece.
+    budget.spend(len(columns.arrival) * (200 + len(begin) // (200 if kind is np.int64 else 10)))
     for i, a in enumerate(columns.arrival):
         o, q = columns.output[i], columns.prompt[i] + columns.offset - 1
         total += table.least(a, o, q, low.get(i, a), high.get(i))
@@ -204,6 +243,7 @@ class _Table:
     sums: Any
     moments: Any
     unit: int
+    budget: Budget
 
     def least(self, a: int, o: int, q: int, low: int, high: int | None) -> int:
         """Return min f over the starts low..high.
@@ -218,7 +258,9 @@ class _Table:
             # Later than `final` the delay alone costs more than the start that gave `top`.
             final = max(low, min(final, a - o + top // self.unit))
             inner = [e[(e > low) & (e <= final)] for e in enter]
-            x = np.append(x[:1], np.unique(np.concatenate(inner)))
+            starts = np.concatenate(inner)
+            self.budget.spend(len(starts) // 8 if starts.dtype == np.int64 else 8 * len(starts))
+            x = np.append(x[:1], np.unique(starts))
             top = min(top, int(self._f(x, a, o, q)[0].min()))
         value, before, after, within = self._f(x, a, o, q)
         rest = np.append(x[1:], final + 1) - x - 1  # steps to the last start of each run
@@ -252,15 +294,15 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
     right = {"format": "optsched-schedule", "version": 1, "kind": "starts",
              "instance_sha256": sha256}  # fmt: skip
     fields = isinstance(schedule, dict) and set(schedule) == {*right, "starts"}
-    _expect(fields, f"schedule: the fields {', '.join(right)} and starts are right")
+    expect(fields, f"schedule: the fields {', '.join(right)} and starts are right")
     for name, value in right.items():
-        _expect(schedule[name] == value, f"schedule: {name}: {value!r} is right")
-    starts = _integers(schedule["starts"], "schedule: starts")
-    _expect(len(starts) == len(columns.arrival), "schedule: one start per request is right")
+        _same(schedule[name], value, f"schedule: {name}")
+    starts = integers(schedule["starts"], "schedule: starts")
+    expect(len(starts) == len(columns.arrival), "schedule: one start per request is right")
     changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
     for i, k in enumerate(starts):
         a, s, o = columns.arrival[i], columns.prompt[i], columns.output[i]
-        _expect(k >= a, f"schedule: request {i} starts at {k}, before its arrival {a}")
+        expect(k >= a, f"schedule: request {i} starts at {k}, before its arrival {a}")
         held = s + columns.offset - 1 - k
         for at, sign in ((k, 1), (k + o, -1)):
             change, new = changes.setdefault(at, [0, 0, 0, 0]), int(sign > 0)
@@ -279,20 +321,30 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
             ("decodes beside prefills", decodes if change[3] else 0, None if columns.hybrid else 0),
         ):
             broken = f"schedule: rounds {at}..{until}: {use} {name}; {limit} is the limit"
-            _expect(limit is None or use <= limit, broken)
+            expect(limit is None or use <= limit, broken)
     return sum(starts) + sum(columns.output) - sum(columns.arrival)
 
 
-def _expect(right: bool, message: str) -> None:
+def expect(right: bool, message: str) -> None:
+    """Reject the certificate unless it is right."""
     if not right:
         raise Rejected(message)
 
 
-def _integer(value: Any, place: str) -> int:
-    _expect(type(value) is int, f"{place}: {value!r:.60} is no integer")
-    return int(value)
+def _same(found: Any, right: Any, place: str) -> None:
+    same = type(found) is type(right) and found == right
+    expect(same, f"{place}: {found!r:.80}; {right!r} is right")
 
 
-def _integers(values: Any, place: str) -> list[int]:
-    _expect(isinstance(values, list), f"{place}: no list")
-    return [_integer(v, place) for v in values]
+def integer(value: Any, place: str) -> int:
+    """Return a value that is an integer, no bool and not of thousands of digits."""
+    if type(value) is not int:
+        raise Rejected(f"{place}: {value!r:.60} is no integer")
+    expect(value.bit_length() <= MAX_BITS, f"{place}: more than {MAX_BITS} bits")
+    return value
+
+
+def integers(values: Any, place: str) -> list[int]:
+    """Return a list of such integers."""
+    expect(isinstance(values, list), f"{place}: no list")
+    return [integer(v, place) for v in values]

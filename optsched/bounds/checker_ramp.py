@@ -4,31 +4,109 @@ The relaxation, the form of a leaf and why both are valid: `optsched.optimize.ra
 which no code is used here. Each level takes the product of the graph before with a tracker,
 dropping what the multipliers before show to cost a period's ``value`` or more. The leaf proves the
 sum over the periods of the least of ``value`` and what the last level leaves.
+
+Costs are Python integers, so that none can wrap; a node that no path reaches has the cost None, so
+that no cost, however large, can be taken for it. What a check may take is limited in advance:
+levels, rounds with a clock, nodes, arcs and cells of one level, and the budget's steps in all.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-_NEVER = 1 << 100
+from optsched.bounds.checker import Budget, Columns, Rejected, expect, integer, integers
+
+MAX_LEVELS = 1000
+"""Levels of one period beyond which a leaf is refused."""
 MAX_NODES = 5_000_000
 """Nodes of one level beyond which a leaf is refused."""
+MAX_ARCS = 40_000_000
+"""Arcs of one level, of 8 bytes, beyond which a leaf is refused."""
+MAX_CELLS = 100_000_000
+"""Cells of 8 bytes, for states and labels of one level, beyond which a leaf is refused."""
 
 
-def _expect(condition: bool, text: str) -> None:
-    if not condition:
-        raise ValueError(text)
+def _limit(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise Rejected(f"a level of more than {most} {what}; too large to check")
 
 
-def check_ramp(columns: Any, leaf: dict[str, Any]) -> int:
+class _Label(NamedTuple):
+    """What an arc does: it passes rounds, or places a request of one of some kinds."""
+
+    rounds: int
+    what: str
+    kinds: tuple[int, ...]
+
+
+class _Graph:
+    """Nodes in an order in which arcs ascend, the last one the end; arcs by their source.
+
+    Node u has the arcs ``first[u]`` to ``first[u + 1] - 1``. ``loop[u]`` is what a round costs
+    that leaves u as it is, or -1.
+    """
+
+    def __init__(self) -> None:
+        self.first, self.loop = array("i", [0]), array("q")
+        self.target, self.label = array("i"), array("i")
+        self.labels: list[_Label] = []
+        self._number: dict[_Label, int] = {}
+        self.cells = 0
+
+    def number(self, label: _Label) -> int:
+        """Return the number of a label, a new one if it has none."""
+        found = self._number.setdefault(label, len(self.labels))
+        if found == len(self.labels):
+            self.labels.append(label)
+            self.cells += 40 + len(label.kinds)
+        return found
+
+    def add_node(self, arcs: list[tuple[int, int]], loop: int) -> None:
+        """Add a node that comes after all others, with its arcs: targets and labels."""
+        total = len(self.target) + len(arcs)
+        _limit(total, MAX_ARCS, "arcs")
+        for target, label in arcs:
+            self.target.append(target)
+            self.label.append(label)
+        self.first.append(total)
+        self.loop.append(loop)
+
+    def arcs(self, u: int) -> list[tuple[int, _Label]]:
+        """Return the targets and labels of a node's arcs."""
+        mine = range(self.first[u], self.first[u + 1])
+        return [(self.target[a], self.labels[self.label[a]]) for a in mine]
+
+    def costs_to_end(self, pi: list[int], unit: int) -> list[int | None]:
+        """Return each node's least cost to the end; None where no path leads there."""
+        price = [r * unit - max((pi[k] for k in kinds), default=0) for r, _, kinds in self.labels]
+        rest: list[int | None] = [None] * len(self.loop)
+        rest[-1] = 0
+        for u in range(len(rest) - 2, -1, -1):
+            best = None
+            for a in range(self.first[u], self.first[u + 1]):
+                after = rest[self.target[a]]
+                if after is not None and (best is None or after + price[self.label[a]] < best):
+                    best = after + price[self.label[a]]
+            rest[u] = best
+        return rest
+
+
+def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = None) -> int:
     """Return the total latency, in rounds, that a leaf proves no schedule to be below.
 
-    ``columns`` has lists of integers ``arrival``, ``prompt`` and ``output``, ``capacity`` and
-    ``offset`` (1 in generated, 0 in cached accounting). ValueError: malformed or too large.
+    Raises
+    ------
+    Rejected
+        The leaf is malformed, or checking it would take too much.
     """
-    _expect(set(leaf) == {"relaxation", "periods"}, "fields are not relaxation and periods")
+    budget = budget or Budget()
+    expect(set(leaf) == {"relaxation", "periods"}, "fields are not relaxation and periods")
+    budget.spend(2 * len(columns.arrival))
     groups: list[list[tuple[int, int, int]]] = []
     latest = outputs = origin = 0
     for i in sorted(range(len(columns.arrival)), key=lambda i: (columns.arrival[i], i)):
@@ -39,165 +117,307 @@ def check_ramp(columns: Any, leaf: dict[str, Any]) -> int:
         floor = columns.prompt[i] + columns.offset
         groups[-1].append((arrival - origin, floor + output - 1, floor))
         latest, outputs = arrival, outputs + output
-    _expect(len(leaf["periods"]) == len(groups), f"periods: there are {len(groups)}")
-    pairs = zip(groups, leaf["periods"], strict=True)
-    return sum(_period(group, period, columns.capacity) for group, period in pairs)
+    periods = leaf["periods"]
+    expect(
+        isinstance(periods, list) and len(periods) == len(groups),
+        f"{len(groups)} periods are right",
+    )
+    pairs = zip(groups, periods, strict=True)
+    return sum(_period(group, period, columns.capacity, budget) for group, period in pairs)
 
 
-def _period(requests: list[tuple[int, int, int]], period: Any, capacity: int) -> int:
+def _period(
+    requests: list[tuple[int, int, int]], period: Any, capacity: int, budget: Budget
+) -> int:
     fields = {"value", "denominator", "clock", "levels"}
-    _expect(set(period) == fields, "a period has unknown fields")
-    value, unit, clock = period["value"], period["denominator"], period["clock"]
-    right = type(value) is type(unit) is type(clock) is int and unit >= 1 and clock >= 0
-    _expect(right, "value, denominator and clock: no integers, or below 1 or 0")
+    expect(isinstance(period, dict) and set(period) == fields, "a period has unknown fields")
+    value, unit, clock = (integer(period[f], f) for f in ("value", "denominator", "clock"))
+    expect(unit >= 1 and clock >= 0, "denominator and clock: below 1 or 0")
+    levels = period["levels"]
+    right = isinstance(levels, list) and len(levels) <= MAX_LEVELS
+    expect(right, f"levels: no list of at most {MAX_LEVELS}")
     proved = sum(peak - floor + 1 for _, peak, floor in requests)
     arrivals = sum(a for a, _, _ in requests)
     kinds = sorted(set(requests))
-    kind_of = [kinds.index(r) for r in requests]
-    copies = [kind_of.count(k) for k in range(len(kinds))]
+    number = {kind: k for k, kind in enumerate(kinds)}
+    kind_of = [number[r] for r in requests]
+    count = Counter(kind_of)
+    copies = [count[k] for k in range(len(kinds))]
 
     def per_kind(values: Any, name: str) -> list[int]:
-        right = len(values) == len(kind_of) and all(type(v) is int for v in values)
-        _expect(right, f"{name}: not {len(kind_of)} integers")
-        out = [values[kind_of.index(k)] for k in range(len(kinds))]
-        _expect(values == [out[k] for k in kind_of], f"{name}: equal requests have different ones")
-        return out
+        values = integers(values, name)
+        expect(len(values) == len(kind_of), f"{name}: not {len(kind_of)} integers")
+        of = dict(zip(kind_of, values, strict=True))
+        equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
+        expect(equal, f"{name}: equal requests have different ones")
+        return [of[k] for k in range(len(kinds))]
 
-    graph, loops = _base(kinds, copies, capacity, clock) if period["levels"] else ([], [])
-    rest: list[int] = []  # each node's cost to the end
-    pi: list[int] = []
-    for level in period["levels"]:
+    graph = _base(kinds, copies, capacity, clock, budget) if levels else _Graph()
+    rest: list[int | None] | None = None  # each node's cost to the end, once there are multipliers
+    pi = [0] * len(kinds)
+    for level in levels:
         fields = {"floors", "counters", "multipliers"}
-        _expect(set(level) == fields, "a level has unknown fields")
+        expect(isinstance(level, dict) and set(level) == fields, "a level has unknown fields")
         cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
+        budget.spend(4 * len(requests))
         if level["floors"] is None:
-            tracker = _counters([{kind_of[i] for i in g} for g in level["counters"]], copies)
+            tracker: _Multisets | _Counters = _Counters(level["counters"], kind_of, copies)
         else:
-            _expect(not level["counters"], "a level has floors or counters")
-            tracker = _multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
-        graph, loops = _product(graph, loops, tracker, rest, pi, cutoff, unit)
+            expect(level["counters"] == [], "a level has floors or counters")
+            tracker = _Multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
+        states = _States(tracker, len(kinds), budget)
+        graph = _product(graph, states, rest, pi, cutoff, unit, budget)
         pi = per_kind(level["multipliers"], "multipliers")
-        rest = [_NEVER] * len(graph)
-        rest[-1:] = [0][: len(graph)]
-        for u in range(len(graph) - 2, -1, -1):
-            for v, fixed, _, members in graph[u]:
-                if rest[v] < _NEVER:
-                    step = fixed * unit - max([pi[k] for k in members], default=0)
-                    rest[u] = min(rest[u], rest[v] + step)
-        if not graph or rest[0] == _NEVER:
+        if not graph.loop:
+            return value
+        rest = graph.costs_to_end(pi, unit)
+        if rest[0] is None:
             return value
         proved = -(-(rest[0] + sum(map(int.__mul__, copies, pi))) // unit) - arrivals
     return min(value, proved)
 
 
-def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Any:
-    """Return arcs (target, rounds, what, kinds) and loops of (m), then (t, m) for t to 0.
+def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int, budget: Budget) -> _Graph:
+    """Return the graph of (m) without a clock, then of (t, m) with one for t down to 0.
 
     A clock is right whatever its length, also none at all, which 0 stands for.
-    By round t at most ``done[t]`` requests have completed: so many are ready and small enough.
+    By round t at most ``done`` requests have completed: so many are ready and small enough.
     """
     n, ready = sum(copies), [a + p - f + 1 for a, p, f in kinds]
-    clock = clock or -1
-    _expect((clock + 1) * (n + 1) <= MAX_NODES, f"a clock of {clock} rounds is too long")
+    longest = max(ready)
+    expect(clock <= longest, f"a clock of {clock} rounds; at most {longest} are of use")
+    rounds = clock + 1 if clock else 0
+    expect(rounds * (n + 1) <= MAX_NODES, f"a clock of {clock} rounds is too long to check")
+    budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
     sizes = sorted(((p - f + 1) * (p + f) // 2, k) for k, (_, p, f) in enumerate(kinds))
-    done = []
-    for t in range(clock + 1):
+    least = []  # by round, the smallest m: all others have completed
+    for t in range(rounds):
         volumes = accumulate(v for v, k in sizes if ready[k] <= t for _ in range(copies[k]))
-        done.append(sum(v <= capacity * t for v in volumes))
-    keys = [(-1, m) for m in range(n + 1)]
-    keys += [(t, m) for t in range(clock, -1, -1) for m in range(n - done[t], n + 1)]
-    number = {key: u for u, key in enumerate(keys)}
-    graph: list[list[Any]] = [[] for _ in range(len(keys) + 1)]
-    for (t, m), arcs in zip(keys, graph, strict=False):
-        able = tuple(k for k, r in enumerate(ready) if t < 0 or r <= t)
-        if m < n and able:
-            arcs.append((number[t, m + 1], 0, "place", able))
-        if t < 0 and (clock, m) in number and clock >= 0:
-            arcs.append((number[clock, m], 0, "join", ()))
-        if m == n and (t >= 0 or clock < 0):
-            arcs.append((len(keys), n * max(t, 0), "end", ()))
-        if t > 0 and (t - 1, m) in number:
-            arcs.append((number[t - 1, m], m, "round", ()))
-    return graph, [m if t < 0 and m else -1 for t, m in keys] + [-1]
+        least.append(n - sum(v <= capacity * t for v in volumes))
+    graph = _Graph()
+    place = graph.number(_Label(0, "place", tuple(range(len(kinds)))))
+    join, over = graph.number(_Label(0, "join", ())), graph.number(_Label(0, "end", ()))
+    begin = n + 1  # of the nodes of the present round
+    end = begin + sum(n + 1 - m for m in least)
+    for m in range(n + 1):
+        arcs = [(m + 1, place)] if m < n else []
+        if rounds and m >= least[clock]:
+            arcs.append((begin + m - least[clock], join))
+        if m == n and not rounds:
+            arcs.append((end, over))
+        graph.add_node(arcs, m or -1)
+    for t in range(rounds - 1, -1, -1):
+        able = tuple(k for k, r in enumerate(ready) if r <= t)
+        place, over = graph.number(_Label(0, "place", able)), graph.number(_Label(n * t, "end", ()))
+        following = begin + n + 1 - least[t]
+        for m in range(least[t], n + 1):
+            arcs = [(begin + m + 1 - least[t], place)] if m < n and able else []
+            if m == n:
+                arcs.append((end, over))
+            if t > 0 and m >= least[t - 1]:
+                passed = graph.number(_Label(m, "round", ()))
+                arcs.append((following + m - least[t - 1], passed))
+            graph.add_node(arcs, -1)
+        begin = following
+    graph.add_node([], -1)
+    return graph
 
 
-# A tracker is (start, place(state, kind), step(state), final(state), weight(state)).
-def _multisets(kinds: Any, floors: list[int], copies: list[int], capacity: int) -> Any:
-    for (_, _, f), up in zip(kinds, floors, strict=True):
-        _expect(f <= up, f"floors: {up} is below {f}")
-    peaks = [p for _, p, _ in kinds]
+class _Multisets:
+    """The tracker of live items, each of a weight and the floor at which it vanishes."""
 
-    @cache
-    def room(floor: int, w: int) -> int:
-        mine = zip(floors, peaks, copies, strict=True)
-        return sum(n for own, p, n in mine if own == floor and p >= w)
+    start: Any = ()
 
-    def place(state: Any, k: int) -> Any:
-        if weight(state) + peaks[k] > capacity:
+    def __init__(
+        self, kinds: list[Any], floors: list[int], copies: list[int], capacity: int
+    ) -> None:
+        for (_, _, f), up in zip(kinds, floors, strict=True):
+            expect(f <= up, f"floors: {up} is below {f}")
+        self._peaks, self._floors = [p for _, p, _ in kinds], floors
+        self._capacity = capacity
+        self._heavy: dict[int, list[int]] = {floor: [] for floor in floors}
+        for p, floor, n in sorted(zip(self._peaks, floors, copies, strict=True)):
+            self._heavy[floor] += [p] * n
+        self._item = cache(lambda w, floor: (w, floor))  # one object for equal ones
+
+    def place(self, state: Any, k: int) -> Any:
+        """Return the state with a request of kind k, or None if no schedule has it."""
+        peak, floor = self._peaks[k], self._floors[k]
+        if self.weight(state) + peak > self._capacity:
             return None
-        if peaks[k] < floors[k]:
+        if peak < floor:
             return state
-        new = tuple(sorted((*state, (peaks[k], floors[k])), reverse=True))
-        alike = [w for w, floor in new if floor == floors[k]]
-        return new if all(j <= room(floors[k], w) for j, w in enumerate(alike, 1)) else None
+        new = tuple(sorted((*state, self._item(peak, floor)), reverse=True))
+        heavy = self._heavy[floor]
+        alike = [w for w, own in new if own == floor]
+        room = all(j <= len(heavy) - bisect_left(heavy, w) for j, w in enumerate(alike, 1))
+        return new if room else None
 
-    def step(state: Any) -> Any:
-        return tuple((w - 1, floor) for w, floor in state if w > floor)
+    def step(self, state: Any) -> Any:
+        """Return the state one round earlier."""
+        return tuple(self._item(w - 1, floor) for w, floor in state if w > floor)
 
-    def weight(state: Any) -> int:
+    def final(self, state: Any) -> bool:
+        """Return whether a path may end here."""
+        return not state
+
+    def weight(self, state: Any) -> int:
+        """Return the tokens held."""
         return sum(w for w, _ in state)
 
-    return (), place, step, lambda s: not s, weight
+
+class _Counters:
+    """The tracker that counts how often each group of kinds was placed."""
+
+    def __init__(self, groups: Any, kind_of: list[int], copies: list[int]) -> None:
+        expect(isinstance(groups, list), "counters: no list")
+        self._groups = []
+        for group in groups:
+            places = integers(group, "counters")
+            expect(all(0 <= i < len(kind_of) for i in places), "counters: there is no such request")
+            self._groups.append({kind_of[i] for i in places})
+        self._full = tuple(sum(copies[k] for k in group) for group in self._groups)
+        self.start = (0,) * len(self._groups)
+
+    def place(self, state: Any, k: int) -> Any:
+        """Return the state with a request of kind k, or None if no schedule has it."""
+        new = tuple(c + (k in group) for c, group in zip(state, self._groups, strict=True))
+        return new if all(c <= top for c, top in zip(new, self._full, strict=True)) else None
+
+    def step(self, state: Any) -> Any:
+        """Return the state one round earlier."""
+        return state
+
+    def final(self, state: Any) -> bool:
+        """Return whether a path may end here."""
+        return bool(state == self._full)
+
+    def weight(self, state: Any) -> int:
+        """Return the tokens held, of which counters know nothing."""
+        return 0
 
 
-def _counters(groups: list[set[int]], copies: list[int]) -> Any:
-    full = tuple(sum(copies[k] for k in group) for group in groups)
+class _States:
+    """A tracker's states by number, and what follows each, looked up once."""
 
-    def place(state: Any, k: int) -> Any:
-        new = tuple(c + (k in group) for c, group in zip(state, groups, strict=True))
-        return new if all(c <= most for c, most in zip(new, full, strict=True)) else None
+    def __init__(self, tracker: _Multisets | _Counters, kinds: int, budget: Budget) -> None:
+        self._tracker, self._kinds, self._budget = tracker, kinds, budget
+        self._number: dict[Any, int] = {}
+        self._state: list[Any] = []
+        self._after: list[array[int]] = []  # by kind; -1: not allowed, -2: not known yet
+        self._before: list[int] = []
+        self.weight: list[int] = []
+        self.cells = 0
+        self.number(tracker.start)
 
-    return (0,) * len(groups), place, lambda s: s, lambda s: s == full, lambda s: 0
+    def number(self, state: Any) -> int:
+        """Return the number of a state, a new one if it has none."""
+        found = self._number.get(state)
+        if found is None:
+            found = self._number[state] = len(self._state)
+            self.cells += 40 + len(state) + self._kinds // 2
+            self._state.append(state)
+            self._after.append(array("i", [-2]) * self._kinds)
+            self._before.append(-2)
+            self.weight.append(self._tracker.weight(state))
+        return found
+
+    def after(self, s: int, k: int) -> int:
+        """Return the state after placing kind k, -1 if that is not allowed."""
+        found = self._after[s][k]
+        if found == -2:
+            self._budget.spend(2 + len(self._state[s]))
+            new = self._tracker.place(self._state[s], k)
+            found = self._after[s][k] = -1 if new is None else self.number(new)
+        return found
+
+    def before(self, s: int) -> int:
+        """Return the state one round earlier."""
+        if self._before[s] == -2:
+            self._budget.spend(2 + len(self._state[s]))
+            self._before[s] = self.number(self._tracker.step(self._state[s]))
+        return self._before[s]
+
+    def final(self, s: int) -> bool:
+        """Return whether a path may end here."""
+        return self._tracker.final(self._state[s])
 
 
 def _product(
-    graph: Any, loops: Any, tracker: Any, rest: Any, pi: Any, cutoff: int, unit: int
-) -> Any:  # fmt: skip
-    """Return the graph of the paths that both take and that may cost at most ``cutoff``."""
-    start, place, step, final, weight = tracker
-    memo: dict[Any, Any] = {}
-    cost: list[dict[Any, int]] = [{} for _ in graph]  # of each node and state: least so far
-    number: list[dict[Any, int]] = [{} for _ in graph]
-    cost[0][start] = 0
-    arcs: list[list[Any]] = []
-    out_loops: list[int] = []
-    for u, bucket in enumerate(cost):
-        todo = list(bucket) if loops[u] >= 0 else []
-        while todo:
-            if (new := step(todo.pop())) not in bucket:
-                bucket[new] = _NEVER
-                todo.append(new)
-        for state in sorted(bucket, key=weight, reverse=True) if loops[u] >= 0 else bucket:
-            number[u][state] = len(arcs)
-            arcs.append([])
-            _expect(len(arcs) <= MAX_NODES, f"more than {MAX_NODES} nodes; too large to check")
-            moves = loops[u] >= 0 and step(state) != state
-            out_loops.append(-1 if moves else loops[u])
-            for v, fixed, what, members in [(u, loops[u], "round", ())] * moves + graph[u]:
-                slack = cutoff - bucket[state] - rest[v] if rest else _NEVER
-                targets: dict[Any, list[int]] = {}
-                for k in members:
-                    if not pi or -pi[k] <= slack:
-                        if (state, k) not in memo:
-                            memo[state, k] = place(state, k)
-                        targets.setdefault(memo[state, k], []).append(k)
-                targets.pop(None, None)
-                if not members and fixed * unit <= slack and (what != "end" or final(state)):
-                    targets[step(state) if what == "round" else state] = []
-                for new, ks in targets.items():
-                    more = fixed * unit - (max(pi[k] for k in ks) if ks and pi else 0)
-                    cost[v][new] = min(cost[v].get(new, _NEVER), bucket[state] + more)
-                    arcs[-1].append((v, new, fixed, what, ks))
-    if not cost[-1]:
-        return [], []
-    return [[(number[v][new], *more) for v, new, *more in mine] for mine in arcs], out_loops
+    graph: _Graph, states: _States, rest: Any, pi: list[int], cutoff: int, unit: int, budget: Budget
+) -> _Graph:
+    """Return the graph of the paths that both take and that may cost at most ``cutoff``.
+
+    ``rest`` is each node's cost to the end, or None where nothing is known: then every path is
+    kept. Where there is no path the graph returned has no nodes.
+    """
+    out = _Graph()
+    cost: list[int | None] = []  # of each node, as they are met: least so far from the root
+    place = array("i")  # where it stands in the end
+    buckets: list[dict[int, int] | None] = [None] * len(graph.loop)
+
+    def node(u: int, s: int) -> int:
+        mine = buckets[u]
+        if mine is None:
+            mine = buckets[u] = {}
+        if s not in mine:
+            _limit(len(cost) + 1, MAX_NODES, "nodes")
+            _limit(states.cells + out.cells, MAX_CELLS, "cells")
+            mine[s] = len(cost)
+            cost.append(None)
+            place.append(-1)
+        return mine[s]
+
+    budget.spend(len(graph.loop) + len(graph.target) // 4)
+    cost[node(0, 0)] = 0
+    for u, loop in enumerate(graph.loop):
+        mine = buckets[u] or {}
+        order = list(mine)
+        for s in order if loop >= 0 else ():  # all that rounds lead to, of which it grows
+            if (lighter := states.before(s)) not in mine:
+                node(u, lighter)
+                order.append(lighter)
+        if loop >= 0:
+            order.sort(key=states.weight.__getitem__, reverse=True)
+        for s in order:
+            here = cost[mine[s]]
+            place[mine[s]] = len(out.loop)
+            moves = loop >= 0 and states.before(s) != s
+            leaving = [(u, _Label(loop, "round", ()))] if moves else []
+            leaving += graph.arcs(u) if here is not None else []
+            arcs = []
+            for v, label in leaving:
+                if here is None or (rest is not None and rest[v] is None):
+                    continue
+                budget.spend(1 + len(label.kinds))
+                slack = None if rest is None else cutoff - here - rest[v]
+                for new, part in _moves(states, s, label, pi, unit, slack):
+                    y = node(v, new)
+                    then = here + part.rounds * unit - max((pi[k] for k in part.kinds), default=0)
+                    before = cost[y]
+                    cost[y] = then if before is None else min(before, then)
+                    arcs.append((y, out.number(part)))
+            out.add_node(arcs, -1 if moves else loop)
+        buckets[u] = None
+    if not mine:  # of the end, the last one
+        return _Graph()
+    out.target = array("i", map(place.__getitem__, out.target))
+    return out
+
+
+def _moves(
+    states: _States, s: int, label: _Label, pi: list[int], unit: int, slack: int | None
+) -> list[tuple[int, _Label]]:
+    """Return the states that an arc leads to from a state at most ``slack`` dear, each with how."""
+    if not label.kinds:
+        if slack is not None and label.rounds * unit > slack:
+            return []
+        if label.what == "end" and not states.final(s):
+            return []
+        return [(states.before(s) if label.what == "round" else s, label)]
+    targets: dict[int, list[int]] = {}
+    for k in label.kinds:
+        if slack is None or -pi[k] <= slack:
+            targets.setdefault(states.after(s, k), []).append(k)
+    targets.pop(-1, None)
+    return [(new, label._replace(kinds=tuple(part))) for new, part in targets.items()]

@@ -288,12 +288,15 @@ def value_at(
 
 
 def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Floats, Floats]:
-    """Return arrivals and completions, each sorted, of an online schedule or else of chains."""
+    """Return arrivals and completions, each sorted, of an online schedule or else of chains.
+
+    Both are counted from the first arrival.
+    """
     arrival = instance.release
     try:
         with warnings.catch_warnings():  # of the cost model's range: nothing is claimed here
             warnings.simplefilter("ignore")
-            finish = evaluate(instance, simulate(instance, "least-work", cost), cost).finish
+            finish = evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
     except OptschedError:  # a prompt beyond a hard limit that it does not split
         finish = arrival + chain
     return np.sort(arrival), np.sort(np.asarray(finish, dtype=np.float64))

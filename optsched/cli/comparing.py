@@ -32,6 +32,8 @@ from optsched.cli.output import (
     unit,
 )
 from optsched.problem.errors import NoIncumbentError
+from optsched.problem.metrics import COMPARED, TABLE
+from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
@@ -114,23 +116,17 @@ def compare(
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
     instance = comparison.instance
     times = unit(instance)
-    headers = [
-        "policy", "", f"TEL\n[{times}]", "/ best", "/ bound", f"mean latency\n[{times}]",
-        f"p99 latency\n[{times}]", f"mean TTFT\n[{times}]", f"p99 TTFT\n[{times}]",
-        f"mean TPOT\n[{times}]", f"makespan\n[{times}]", "evictions", "wall\n[ms]",
-    ]  # fmt: skip
-    keys = [
-        "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan",
-        "evictions",
-    ]  # fmt: skip
+    tel = TOTAL_LATENCY.name
     goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
-    if goals:
-        headers.insert(5, f"goodput\n[1/{'round' if instance.in_rounds else 's'}]")
-        keys.insert(0, "slo_goodput")
+    keys = [*(["slo_goodput"] if goals else []), *COMPARED]
+    headers = [
+        "policy", "", TABLE[tel].header(instance.time_unit), "/ best", "/ bound",
+        *(TABLE[key].header(instance.time_unit) for key in keys), "wall\n[ms]",
+    ]  # fmt: skip
     rows = []
     ranked = sorted(
         (r for r in comparison.rows if r.metrics is not None),
-        key=lambda r: (not r.inside, r.metrics["tel"] if r.metrics else 0),
+        key=lambda r: (not r.inside, r.metrics[tel] if r.metrics else 0),
     )
     for row in ranked:
         metrics = row.metrics or {}
@@ -138,7 +134,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             [
                 row.policy,
                 "measured" if row.measured else "clairvoyant" if row.clairvoyant else "",
-                metrics["tel"],
+                metrics[tel],
                 row.ratio_to_best_known,
                 row.ratio_to_bound,
                 *(metrics[key] for key in keys),

@@ -184,6 +184,7 @@ def export(
         return
     from optsched.costs.cost import cost_for
     from optsched.optimize.formulations import Task, formulations, get
+    from optsched.problem.objective import parse_objectives
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
@@ -195,7 +196,7 @@ def export(
         raise UsageError(
             f"--formulation: {model.name} needs an instance in seconds, this one is in rounds"
         )
-    task = Task(instance, cost_for(instance, cost_model), (model.default_objective,))
+    task = Task(instance, cost_for(instance, cost_model), parse_objectives(model.default_objective))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

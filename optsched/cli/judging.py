@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,7 @@ from optsched.cli.output import (
     write_requests,
 )
 from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -77,7 +79,7 @@ def simulate(
         method=policy,
         policy=policy,
         predictor=info.predictor,
-        objective=metrics["tel"],
+        objective=TOTAL_LATENCY.of(evaluation),
         metrics=metrics,
         cost_model=cost,
         seed=seed,
@@ -123,7 +125,7 @@ def evaluate(
         instance,
         command="evaluate",
         method=None,
-        objective=evaluation.metrics["tel"],
+        objective=TOTAL_LATENCY.of(evaluation),
         metrics=evaluation.metrics,
         cost_model=cost,
         schedule=schedule_file,
@@ -145,26 +147,34 @@ def verify(
     from optsched.files.read_write import read_instance, read_json
 
     instance = read_instance(instance_file)
-    kind = read_json(file).get("format")
+    data = read_json(file)
+    kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
         raise InputError(f"{file}: format: {kind!r}; one of {', '.join(_CHECKERS)} is right")
     cost = cost_model_for(instance, cost_model)
-    print(checker(instance, file, cost))
+    print(checker(instance, file, data, cost))
 
 
-def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> str:
-    from optsched.files.read_write import read_json, read_schedule
+def _verify_schedule(
+    instance: Instance, file: str, data: dict[str, Any], cost: CostModel | None
+) -> str:
+    from optsched.files.read_write import check_format, schedule_from_dict
+    from optsched.files.strict_json import Place
     from optsched.judge.evaluate import evaluate as judge
 
-    digest = read_json(file, expect="schedule").get("instance_sha256")
+    with Place(Path(file)):
+        check_format(data, "schedule")
+    digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
         raise ViolationError(
             f"{file}: instance_sha256: {digest}, but the instance {instance.name!r} has "
             f"{instance.sha256}; the instance that the schedule was made for is right",
             rule="instance_sha256",
         )
-    evaluation = judge(instance, read_schedule(file, instance), cost)
+    with Place(Path(file)):
+        schedule = schedule_from_dict(data, instance, folder=Path(file).parent)
+    evaluation = judge(instance, schedule, cost)
     if digest is None:
         print(
             f"note: {file} names no instance (instance_sha256); checked against this one",
@@ -173,16 +183,20 @@ def _verify_schedule(instance: Instance, file: str, cost: CostModel | None) -> s
     times = unit(instance)
     return (
         f"{file}: valid schedule of {instance.n} requests, "
-        f"tel {number(evaluation.metrics['tel'])} {times}, "
+        f"{TOTAL_LATENCY} {number(TOTAL_LATENCY.of(evaluation))} {times}, "
         f"makespan {number(evaluation.metrics['makespan'])} {times}"
     )
 
 
-def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -> str:
+def _verify_certificate(
+    instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | None
+) -> str:
     from optsched.bounds.certificate import verify_certificate
-    from optsched.files.read_write import read_json
+    from optsched.files.read_write import check_format
+    from optsched.files.strict_json import Place
 
-    certificate = read_json(file, expect="certificate")
+    with Place(Path(file)):
+        check_format(certificate, "certificate")
     try:
         value = verify_certificate(instance, certificate)
     except ViolationError as error:
@@ -191,7 +205,7 @@ def _verify_certificate(instance: Instance, file: str, cost: CostModel | None) -
     return f"{file}: valid certificate: tel {number(value)} {unit(instance)} {words}"
 
 
-_CHECKERS: dict[str, Callable[[Instance, str, CostModel | None], str]] = {
+_CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | None], str]] = {
     "optsched-schedule": _verify_schedule,
     "optsched-certificate": _verify_certificate,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optsched.problem.errors import InputError, UsageError
+from optsched.problem.specs import read_pairs
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -178,12 +179,4 @@ def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]
     UsageError
         No ``=``, no key, or a key twice.
     """
-    found: dict[str, str] = {}
-    for pair in pairs or []:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"{option}: {pair!r}; key=value is right")
-        if key.strip() in found:
-            raise UsageError(f"{option}: {key.strip()!r} is given twice")
-        found[key.strip()] = value.strip()
-    return found
+    return read_pairs(pairs or [], option, UsageError)

@@ -14,6 +14,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from optsched.problem.metrics import TABLE, time_words
+
 if TYPE_CHECKING:
     from optsched.judge.evaluate import Evaluation
     from optsched.problem.instance import Instance
@@ -26,7 +28,7 @@ _answers: list[TextIO] = []
 
 def unit(instance: Instance) -> str:
     """Return the unit of times in table headers."""
-    return "rounds" if instance.in_rounds else "s"
+    return time_words(instance.time_unit)
 
 
 def emit_json(data: Mapping[str, Any], target: str | None) -> None:
@@ -111,13 +113,14 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet, by the suffix."""
     if target is None:
         return
-    from optsched.files.read_write import write_bytes
+    from optsched.files.strict_json import csv_text, write_bytes
 
     table = evaluation.table()
     if target.endswith(".parquet"):
         content = table.to_parquet(None, index=False)
     else:
-        content = table.to_csv(index=False).encode()
+        cells = table.astype(object).where(table.notna(), None)
+        content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
     write_bytes(content, target)
 
 
@@ -246,37 +249,12 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{100 * share:.2f} %"
 
 
-METRIC_HEADERS = {
-    "tel": "TEL", "mean_latency": "mean latency", "p50_latency": "p50 latency",
-    "p90_latency": "p90 latency", "p99_latency": "p99 latency", "mean_ttft": "mean TTFT",
-    "p50_ttft": "p50 TTFT", "p90_ttft": "p90 TTFT", "p99_ttft": "p99 TTFT",
-    "mean_tpot": "mean TPOT", "p99_tpot": "p99 TPOT", "max_tpot": "max TPOT",
-    "mean_queuing_delay": "mean queuing delay", "p99_queuing_delay": "p99 queuing delay",
-    "mean_waiting": "mean waiting", "makespan": "makespan", "tps": "output tokens",
-    "peak_kv": "peak KV", "mean_kv": "mean KV", "batches": "batches", "evictions": "evictions",
-    "slo_attainment": "SLO attainment", "slo_goodput": "SLO goodput",
-}  # fmt: skip
-"""Names of metrics for people; one that is not here is shown by its own name."""
-
-
-def metric_unit(name: str, instance: Instance) -> str:
-    """Return the unit of a metric for people."""
-    time_unit = unit(instance)
-    single = "round" if instance.in_rounds else "s"
-    return {
-        "tps": f"tokens/{single}", "peak_kv": "tokens", "mean_kv": "tokens", "batches": "",
-        "evictions": "", "slo_attainment": "share", "slo_goodput": f"requests/{single}",
-        "mean_tpot": f"{time_unit}/token", "p99_tpot": f"{time_unit}/token",
-        "max_tpot": f"{time_unit}/token",
-    }.get(name, time_unit)  # fmt: skip
-
-
 def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
     """Print the metrics of one schedule, one to a line."""
     rows = [
-        (METRIC_HEADERS.get(name, name), _numbers([value])[0], metric_unit(name, instance))
-        for name, value in metrics.items()
-        if value is not None
+        (metric.words, _numbers([value])[0], metric.unit_words(instance.time_unit))
+        for name, metric in TABLE.items()
+        if (value := metrics.get(name)) is not None
     ]
     show_table(("metric", "value", "unit"), rows, text_columns=(0, 2))
 

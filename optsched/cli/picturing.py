@@ -17,6 +17,8 @@ from optsched.files.sources import (
     schedule_of,
 )
 from optsched.problem.errors import InputError, UsageError
+from optsched.problem.metrics import time_words
+from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +66,7 @@ def plot(
     if Path(source).is_dir():
         drawn = _experiment(source, kind)
     else:
-        form, data = read_source(source, tuple(_DRAWERS))
+        form, data, _ = read_source(source, tuple(_DRAWERS))
         drawn = _DRAWERS[form](source, data, kind, instance_file, cost_model)
     style.save(drawn, out)
     print(out)
@@ -138,7 +140,7 @@ def _schedule(
 ) -> Figure:
     kind = _pick(kind, SCHEDULE_KINDS, "a schedule")
     instance = instance_for(data.get("instance_sha256"), given, source)
-    schedule, model = schedule_of(source, instance, cost)
+    schedule, model = schedule_of(source, instance, cost, data=data)
     if kind in DISTRIBUTIONS:
         from optsched.judge.evaluate import evaluate
 
@@ -214,9 +216,8 @@ def _progress(source: str, data: dict[str, Any]) -> Figure:
 
     if len({len(column) for column in data["progress"].values()}) != 1:
         raise InputError(f"{source}: progress: its columns are not of one length")
-    unit = {"round": " [rounds]", "second": " [s]"}.get(str(data.get("time_unit")), "")
-    name = str(data.get("objective_name") or "objective")
-    label = {"tel": "total latency"}.get(name, name) + unit
+    metric = first_metric(data.get("objective_name"))
+    label = "objective" if metric is None else metric.header(data.get("time_unit"), " ")
     canvas = style.figure((8.0, 4.0))
     title = f"{data['instance']['name']}: {data.get('formulation') or 'bound'} by {data['method']}"
     canvas.suptitle(style.plain(title, 80), fontsize="medium")
@@ -249,7 +250,8 @@ def _comparison(
             schedule, _ = schedule_of(file, instance, cost, data.get("cost_model"))
             evaluations[policy] = evaluate(instance, schedule, model)
         return _distribution(evaluations, kind, name)
-    rows = [row for row in data["policies"] if (row.get("metrics") or {}).get("tel") is not None]
+    tel = TOTAL_LATENCY.name
+    rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
     if not rows:
         raise InputError(f"{source}: policies: none has a schedule; nothing to draw")
     ratios = ("ratio_to_best_known", "ratio_to_bound")
@@ -257,12 +259,12 @@ def _comparison(
     canvas = style.figure((9.5, 1.6 + 0.32 * len(rows)))
     canvas.suptitle(style.plain(name, 80), fontsize="medium")
     pictures.plot_comparison(
-        [(row["policy"], row["metrics"]["tel"]) for row in rows],
+        [(row["policy"], row["metrics"][tel]) for row in rows],
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
         outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
-        unit="s" if data.get("time_unit") == "second" else "rounds",
+        unit=time_words(data.get("time_unit") or "round"),
         ax=canvas.subplots(),
     )
     return canvas

@@ -8,6 +8,7 @@ from typing import Any
 
 from optsched.costs.cost import CostModel
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 
 
@@ -32,7 +33,7 @@ def result_dict(
     """
     gap = None
     if objective and bound is not None:
-        gap = max(0.0, (objective - bound) / objective)
+        gap = (objective - bound) / objective
     if objective is None:
         status = "no_incumbent"
     else:
@@ -46,7 +47,7 @@ def result_dict(
         "time_unit": instance.time_unit,
         "formulation": None,
         "method": method,
-        "objective_name": "tel",
+        "objective_name": TOTAL_LATENCY.name,
         "status": status,
         "objective": objective,
         "bound": bound,

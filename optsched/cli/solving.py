@@ -25,7 +25,6 @@ from optsched.cli.options import (
 from optsched.cli.output import (
     LiveLine,
     emit_json,
-    metric_unit,
     number,
     percent,
     save_schedule,
@@ -40,6 +39,7 @@ from optsched.problem.errors import (
     SolverError,
     UsageError,
 )
+from optsched.problem.objective import first_metric, parse_objectives, service_limits
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -191,7 +191,9 @@ def bound(
     from optsched.analysis.compare import best_schedule
     from optsched.bounds import lower_bound
     from optsched.cli.results import result_dict
+    from optsched.optimize.consistency import reconcile
     from optsched.optimize.solvers.base import History, Progress, progress_columns
+    from optsched.problem.objective import TOTAL_LATENCY
 
     begin = time.perf_counter()
     found = None
@@ -242,6 +244,7 @@ def bound(
             )
             if best is not None:
                 tel, metrics, policy = best.tel, best.metrics, best.policy
+    value = reconcile(instance, TOTAL_LATENCY, (tel, policy), (value, origin))
     data = result_dict(
         instance,
         command="bound",
@@ -289,7 +292,7 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
 
-    if Path(text).is_file():
+    if Path(text).exists() and not Path(text).is_dir():  # a pipe is no regular file
         schedule = read_schedule(text, instance)
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: no such file")
@@ -310,14 +313,17 @@ def _question(
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
 
-    name = (objective or ("tel" if instance.in_rounds else "makespan")).partition(",")[0]
-    if name == "tps":
-        raise UsageError("--below: 'tps' is maximized; makespan asks the same from below")
-    judged = evaluate(instance, simulate(instance, policy, cost, seed=seed), cost).metrics
-    if judged.get(name) is None:
-        raise UsageError(f"--below: {name!r} is no metric of policy {policy!r} on this instance")
-    value = judged[name]
-    assert value is not None
+    goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
+    goal = goals[0]
+    if goal.maximized:
+        raise UsageError(
+            f"--below: {goal.name!r} is maximized; an objective of which less is better is right "
+            "(for 'tps', makespan asks the same)"
+        )
+    schedule = simulate(instance, policy, cost, seed=seed)
+    value = goal.of(evaluate(instance, schedule, cost, **service_limits(goals)))
+    if value is None:
+        raise UsageError(f"--below: policy {policy!r} has no {goal.name!r} on this instance")
     return {"phi": phi, "than": policy, "policy_objective": value, "value": phi * value}
 
 
@@ -367,7 +373,8 @@ def _question_text(question: dict[str, Any]) -> str:
 
 
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
-    times = metric_unit(data["objective_name"].partition(",")[0], instance)
+    metric = first_metric(data["objective_name"])
+    times = "" if metric is None else metric.unit_words(instance.time_unit)
     if data["metrics"]:
         show_metrics(data["metrics"], instance)
         print()

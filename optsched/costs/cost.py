@@ -14,23 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import COEFFICIENTS
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, canonical_json
 
-COEFFICIENTS = (
-    "token",
-    "base",
-    "decode_kv",
-    "decode_request",
-    "decode_base",
-    "prefill_square",
-    "prefill_cross",
-    "prefill_kv",
-    "prefill_token",
-    "prefill_request",
-    "prefill_base",
-)
-"""Coefficients of a batch's time in the order of `BatchCost.array`, after ``layers``."""
+MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
+"""Largest number of layers, largest coefficient in ms per layer, and least seconds of a batch.
+
+Beyond them no machine is meant, times overflow, or a clock does not move when a batch ends.
+"""
 
 UNIT = "ms_per_layer"
 """The one unit that a cost model file may state for its coefficients."""
@@ -86,7 +78,8 @@ class BatchCost:
     Raises
     ------
     InputError
-        An unknown, negative or unreadable coefficient, or fewer than one layer.
+        Layers or a coefficient that are unknown, unreadable or out of range, or a batch of one
+        token that takes less than `MIN_BATCH_S`.
     """
 
     name: str
@@ -97,8 +90,14 @@ class BatchCost:
     valid: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
-            raise InputError(f"layers: {self.layers!r} is not an integer >= 1")
+        if (
+            isinstance(self.layers, bool)
+            or not isinstance(self.layers, int)
+            or not 1 <= self.layers <= MAX_LAYERS
+        ):
+            raise InputError(
+                f"layers: {_short(self.layers)} is not an integer from 1 to {MAX_LAYERS}"
+            )
         for key, text in self.coefficients.items():
             if key not in COEFFICIENTS:
                 raise InputError(
@@ -108,10 +107,17 @@ class BatchCost:
                 value = float(text)
             except (TypeError, ValueError):
                 value = float("nan")
-            if not 0 <= value < float("inf"):
-                raise InputError(f"coefficients.{key}: {text!r} is not a finite number >= 0")
-        if float(self.coefficients.get("base", 0)) + float(self.coefficients.get("token", 0)) <= 0:
-            raise InputError("coefficients: token and base are both 0; a batch must take time")
+            if not 0 <= value <= MAX_COEFFICIENT:
+                raise InputError(
+                    f"coefficients.{key}: {_short(text)} is not a number from 0 to "
+                    f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
+                )
+        one = self.layers * (self["base"] + self["token"]) / 1000.0
+        if one < MIN_BATCH_S:
+            raise InputError(
+                f"coefficients: token and base make a batch of one token take {one:g} s; "
+                f"at least {MIN_BATCH_S:g} s is right"
+            )
 
     @cached_property
     def array(self) -> NDArray[np.float64]:
@@ -135,49 +141,13 @@ class BatchCost:
 CostModel = UnitCost | BatchCost
 
 
-def batch_time(
-    cost: NDArray[np.float64],
-    tokens: int,
-    decode_requests: int,
-    decode_kv: int,
-    prefill_requests: int,
-    prefill_tokens: int,
-    prefill_square: int,
-    prefill_cross: int,
-    prefill_kv: int,
-) -> float:
-    """Return the time of one batch from its integer sums: seconds, or 1 in rounds.
-
-    The only place where a batch's time is computed: the judge and the engine compile it.
-
-    Parameters
-    ----------
-    cost : ndarray of float64, shape (12,)
-        `BatchCost.array` or `UnitCost.array`.
-    tokens : int
-        Sum of c over the batch; a batch of none costs nothing.
-    decode_requests, decode_kv : int
-        Number of decode requests and the sum of their m.
-    prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
-        Over the prefill requests: number, sum of c, of c^2, of c m, of m.
-    """
-    if tokens == 0:
-        return 0.0
-    if cost[0] == 0.0:
-        return 1.0
-    ms = cost[1] * tokens + cost[2]
-    if decode_requests > 0:
-        ms += cost[3] * decode_kv + cost[4] * decode_requests + cost[5]
-    if prefill_requests > 0:
-        ms += (
-            cost[6] * prefill_square
-            + cost[7] * prefill_cross
-            + cost[8] * prefill_kv
-            + cost[9] * prefill_tokens
-            + cost[10] * prefill_requests
-            + cost[11]
-        )
-    return float(cost[0] * ms / 1000.0)
+def _short(value: object) -> str:
+    """Return a value as an error shows it, however many digits it has."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def models_folder() -> Path:
@@ -219,7 +189,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
         data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a cost model in TOML is right") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a readable TOML file ({error})") from None
     try:
         return cost_model_from_dict(data, default_name=path.stem)
@@ -256,6 +226,10 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     for key, value in coefficients.items():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise InputError(f"coefficients.{key}: {value!r} is not a number")
+        if isinstance(value, int) and value > MAX_COEFFICIENT:  # it may have no decimal text
+            raise InputError(
+                f"coefficients.{key}: {_short(value)} is more than {MAX_COEFFICIENT:g}"
+            )
     capacity = data.get("kv_capacity_tokens")
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
         raise InputError(f"kv_capacity_tokens: {capacity!r} is not an integer")
@@ -267,10 +241,10 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     for key, value in valid.items():
         try:
             number = float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not number >= 0:
-            raise InputError(f"valid.{key}: {value!r} is not a number >= 0")
+            raise InputError(f"valid.{key}: {_short(value)} is not a number >= 0")
     return BatchCost(
         name=str(data.get("name", default_name)),
         layers=data["layers"],

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import COEFFICIENTS, BatchCost
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost
 from optsched.costs.hardware import kv_capacity
 from optsched.costs.least_squares import relative_fit
 from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile

@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.costs.least_squares import nnls
 from optsched.problem.errors import InputError
+from optsched.problem.specs import Parameter, convert_all, read_pairs
 
 BYTES = 2
 """Bytes of a weight or KV number (16-bit floats)."""
@@ -247,15 +248,9 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     InputError
         An unknown model, device or parameter.
     """
-    model, _, rest = spec.removeprefix("roofline:").partition(",")
-    options = {"device": "a100-80gb", "tp": "1"}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or key not in options:
-            raise InputError(
-                f"cost model {spec!r}: {part!r}; roofline:MODEL,device=NAME,tp=N is right"
-            )
-        options[key] = value
-    if not options["tp"].isdecimal():
-        raise InputError(f"cost model {spec!r}: tp: {options['tp']!r} is not an integer >= 1")
-    return roofline_data(architecture(model), device(options["device"]), int(options["tp"]))
+    model, *parts = spec.removeprefix("roofline:").split(",")
+    where = f"cost model {spec!r}"
+    known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
+    given = convert_all(read_pairs(filter(None, parts), where), known, where)
+    values = {key: given.get(key, parameter.default) for key, parameter in known.items()}
+    return roofline_data(architecture(model), device(values["device"]), values["tp"])

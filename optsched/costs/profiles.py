@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import COEFFICIENTS
+from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.hardware import BYTES, Architecture, Device, architecture, device
 from optsched.problem.errors import InputError
 
@@ -67,7 +67,7 @@ class Table:
     operator : ndarray of str, shape (rows,)
         The operator that each row measures; errors are reported for each.
     features : ndarray, shape (rows, 11)
-        What multiplies each of `optsched.costs.cost.COEFFICIENTS`.
+        What multiplies each of `optsched.costs.batch.COEFFICIENTS`.
     measured_ms : ndarray, shape (rows,)
         Per layer, or per whole batch.
     terms : tuple of str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from optsched.experiments.engines import in_processes, in_this_process, on_dask
 from optsched.experiments.figures import write_figures
 from optsched.experiments.isolation import Answer
 from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
-from optsched.files.strict_json import json_text, reason, write_bytes
+from optsched.files.strict_json import csv_text, json_text, reason, write_bytes
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_TRIALS = 1_000_000
@@ -273,9 +272,9 @@ def row_of(record: Record) -> Row:
 
 
 def _export(outcome: Outcome, folder: Path, parquet: bool) -> None:
-    write_bytes(csv_text(outcome.rows).encode(), folder / "results.csv")
+    write_bytes(rows_as_csv(outcome.rows).encode(), folder / "results.csv")
     timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(outcome.wall_s)]
-    write_bytes(csv_text(timings).encode(), folder / "timings.csv")
+    write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
     if parquet:
         write_bytes(parquet_bytes(outcome.rows), folder / "results.parquet")
     write_bytes(json_text(outcome.summary()).encode(), folder / "summary.json")
@@ -286,22 +285,17 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return rows as CSV: columns in order of first appearance, floats with all their digits.
+def rows_as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV (`optsched.files.csv_text`): columns in order of first appearance.
 
     A column ``failed`` comes last.
     """
     columns = columns_of(rows)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(["" if row.get(c) is None else row[c] for c in columns])
-    return text.getvalue()
+    return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
 
 def parquet_bytes(rows: Sequence[Row]) -> bytes:
-    """Return rows as a Parquet file with the columns of `csv_text`.
+    """Return rows as a Parquet file with the columns of `rows_as_csv`.
 
     A column that holds values of several kinds (numbers and texts) becomes one of texts.
     """

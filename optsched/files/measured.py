@@ -72,11 +72,7 @@ class Measured:
         """
         if instance.in_rounds:
             raise UsageError("measured: times are in seconds; an instance in seconds is right")
-        if self.instance_sha256 not in (None, instance.sha256):
-            raise InputError(
-                f"measured: instance_sha256: {self.instance_sha256} is another instance's; "
-                f"{instance.name!r} has {instance.sha256}"
-            )
+        instance.check_digest(self.instance_sha256, "measured: instance_sha256")
         if len(self.latency) != instance.n:
             raise InputError(
                 f"measured: has {len(self.latency)} requests; {instance.name!r} has {instance.n}"

@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.strict_json import (
@@ -33,8 +32,8 @@ from optsched.files.strict_json import (
 from optsched.problem.columns import real_column, whole_column
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
-from optsched.problem.instance import MAX_ROUND, Instance, Limits
-from optsched.problem.schedule import COLUMNS, EvictMode, Schedule, check_columns
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
 
 __all__ = [
     "FORMATS", "INLINE_ENTRIES", "VERSION", "check_format", "columns_file", "example_instances",
@@ -42,7 +41,8 @@ __all__ = [
     "schedule_from_dict", "write_bytes", "write_instance", "write_json", "write_schedule",
 ]  # fmt: skip
 
-_COLUMNS = ("starts", *COLUMNS, "start", "worker")
+_LARGEST = 2**60
+"""Largest number in a schedule's columns: starts may lie beyond the latest arrival allowed."""
 
 INLINE_ENTRIES = 2_000_000
 """Entries of a schedule up to which its columns belong inside the JSON file."""
@@ -69,26 +69,30 @@ def read_instance(path: str | Path) -> Instance:
             shipped = ", ".join(example_instances())
             raise InputError(f"{path}: no such file; shipped instances are {shipped}")
     data = read_json(file, expect="instance")
-    requests = data["requests"]
     with Place(file):
-        return Instance(
-            arrival=requests["arrival"],
-            prompt_tokens=requests["prompt_tokens"],
-            output_tokens=requests["output_tokens"],
-            kv_capacity=data["kv_capacity"],
-            time_unit=data["time_unit"],
-            kv_accounting=data["kv_accounting"],
-            limits=Limits(**(data.get("limits") or {})),
-            hybrid_batching=data.get("hybrid_batching"),
-            chunked_prefill=data.get("chunked_prefill"),
-            predicted=requests.get("predicted"),
-            predicted_lower=requests.get("predicted_lower"),
-            predicted_upper=requests.get("predicted_upper"),
-            forecast=Forecast(**forecast) if (forecast := requests.get("forecast")) else None,
-            name=stem(file) if data.get("name") is None else data["name"],
-            id=requests.get("id"),
-            known=data.get("known"),
-        )
+        return instance_from_dict(data, name=stem(file))
+
+
+def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
+    """Return the instance of a JSON object of the format "instance", checked (`check_format`).
+
+    ``name`` is for an instance that has none.
+
+    Raises
+    ------
+    InputError
+        See `read_instance`.
+    """
+    # The schema has the fields of an `Instance` and no others; those of requests stand apart.
+    fields = {"name": None, **data, **data["requests"]}
+    for key in ("format", "version", "requests"):
+        del fields[key]
+    fields["limits"] = Limits(**(fields.get("limits") or {}))
+    if fields.get("forecast") is not None:
+        fields["forecast"] = Forecast(**fields["forecast"])
+    if fields["name"] is None:
+        fields["name"] = name
+    return Instance(**fields)
 
 
 def write_instance(instance: Instance, path: str | Path) -> None:
@@ -144,13 +148,10 @@ def schedule_from_dict(
     """
     check_format(data, "schedule")
     digest = data.get("instance_sha256")
-    if instance is not None and digest is not None and digest != instance.sha256:
-        raise InputError(
-            f"instance_sha256: {digest}, but the instance {instance.name!r} has "
-            f"{instance.sha256}; the instance that the schedule was made for is right"
-        )
+    if instance is not None:
+        instance.check_digest(digest, "instance_sha256")
     kind = data["kind"]
-    columns = {name: data[name] for name in _COLUMNS if data.get(name) is not None}
+    columns = {name: data[name] for name in ALL_COLUMNS if data.get(name) is not None}
     if data.get("columns") is not None:
         if columns:
             raise InputError(f"{next(iter(columns))}: given here and in {data['columns']}")
@@ -166,7 +167,7 @@ def schedule_from_dict(
             raise InputError("evict_mode: missing; 'restart' or 'recompute' is right")
         mode = "restart" if kind == "starts" else "recompute"
     whole = {
-        name: whole_column(column, name, -MAX_ROUND, MAX_ROUND, item="entry")
+        name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
         for name, column in columns.items()
         if name != "start"
     }
@@ -204,7 +205,7 @@ def write_schedule(
     """
     if columns == "parquet":
         beside = columns_file(path)
-        present = {k: getattr(schedule, k) for k in _COLUMNS if getattr(schedule, k) is not None}
+        present = {k: getattr(schedule, k) for k in ALL_COLUMNS if getattr(schedule, k) is not None}
         content = _parquet_bytes(present)
         nothing: dict[str, Any] = dict.fromkeys(present)
         data = replace(schedule, **nothing).to_dict()
@@ -249,23 +250,13 @@ def json_schema(name: str) -> dict[str, Any]:
 def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None:
     if values is None:
         return None
-    if instance is not None and instance.in_rounds:
-        return whole_column(values, "start", -MAX_ROUND, MAX_ROUND, item="batch")
-    column = real_column(values, "start", -float(MAX_ROUND), float(MAX_ROUND), item="batch")
-    if instance is None and all(type(v) is int for v in values):
-        return column.astype(np.int64)
-    return column
+    if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
+        return whole_column(values, "start", -_LARGEST, _LARGEST, item="batch")
+    return real_column(values, "start", -float(_LARGEST), float(_LARGEST), item="batch")
 
 
 def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise InputError(
-            "columns: 'parquet' needs pyarrow, which is not installed; "
-            "install pyarrow, or write the columns as 'json'"
-        ) from None
+    pa, pq = _pyarrow("'parquet'", "install pyarrow, or write the columns as 'json'")
     table = pa.table(
         {
             name: pa.ListArray.from_arrays(
@@ -280,20 +271,25 @@ def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
     return sink.getvalue()
 
 
-def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
+def _pyarrow(what: str, advice: str) -> tuple[Any, Any]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise InputError(
-            f"columns: {file.name!r} needs pyarrow to be read, which is not installed; "
-            "install pyarrow"
+            f"columns: {what} needs pyarrow, which is not installed; {advice}"
         ) from None
+    return pa, pq
+
+
+def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
+    pa, pq = _pyarrow(repr(file.name), "install pyarrow")
     try:
         content = file.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold what the system takes for its end
+        words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"columns: {file.name!r} cannot be read beside this file ({reason(error)})"
+            f"columns: {file.name!r} cannot be read beside this file ({words})"
         ) from None
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise InputError(
@@ -304,9 +300,11 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
         table = pq.read_table(io.BytesIO(content))
     except pa.ArrowException as error:
         raise InputError(f"columns: {file.name!r} is not a Parquet file ({error})") from None
-    unknown = [name for name in table.column_names if name not in _COLUMNS]
+    unknown = [name for name in table.column_names if name not in ALL_COLUMNS]
     if unknown or table.num_rows != 1:
-        raise InputError(f"columns: {file.name!r} does not hold one row of {', '.join(_COLUMNS)}")
+        raise InputError(
+            f"columns: {file.name!r} does not hold one row of {', '.join(ALL_COLUMNS)}"
+        )
     columns = {}
     for name in table.column_names:
         cell = table.column(name)[0]

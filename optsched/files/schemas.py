@@ -7,13 +7,14 @@ them in one pass and names the request and the value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError, create_model
 
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_ROUND
+from optsched.problem.metrics import TABLE
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -88,9 +89,7 @@ class InstanceFile(BaseModel):
     """An instance: requests, the KV capacity and the limits of the machine."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
+        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"time_unit": {"const": "round"}}},
             "then": {
@@ -119,9 +118,7 @@ class ScheduleFile(BaseModel):
     """A schedule: start times (kind "starts") or flat columns of batches (kind "batches")."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
+        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"kind": {"const": "starts"}}},
             "then": {"anyOf": [{"required": ["starts"]}, {"required": ["columns"]}]},
@@ -172,32 +169,21 @@ class InstanceReference(BaseModel):
     requests: Annotated[int, Field(ge=1)]
 
 
-class MetricsFile(BaseModel):
-    """Metrics in the instance's unit; null: unknown or undefined."""
-
-    model_config = _OPEN
-    tel: float | None = Field(None, description="sum of finish - arrival")
-    mean_latency: float | None = None
-    p50_latency: float | None = None
-    p90_latency: float | None = None
-    p99_latency: float | None = None
-    mean_ttft: float | None = None
-    p50_ttft: float | None = None
-    p90_ttft: float | None = None
-    p99_ttft: float | None = None
-    mean_tpot: float | None = None
-    p99_tpot: float | None = None
-    max_tpot: float | None = None
-    mean_queuing_delay: float | None = Field(None, description="arrival to first batch")
-    p99_queuing_delay: float | None = None
-    mean_waiting: float | None = Field(None, description="latency less the time in batches")
-    makespan: float | None = None
-    tps: float | None = Field(None, description="output tokens per unit of time")
-    peak_kv: float | None = Field(None, description="tokens")
-    mean_kv: float | None = Field(None, description="tokens, averaged over time")
-    batches: int | None = None
-    evictions: int | None = None
-    slo_goodput: float | None = None
+if TYPE_CHECKING:
+    MetricsFile = BaseModel  # its fields are rows of the table of metrics
+else:
+    MetricsFile = create_model(
+        "MetricsFile",
+        __config__=_OPEN,
+        __doc__="Metrics in the instance's unit; null: unknown or undefined.",
+        **{
+            metric.name: (
+                (int if metric.unit == "count" else float) | None,
+                Field(None, description=metric.meaning or None),
+            )
+            for metric in TABLE.values()
+        },
+    )
 
 
 class ProgressFile(BaseModel):

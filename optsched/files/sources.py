@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from optsched.problem.schedule import Schedule
 
 
-def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return a file's format and its JSON object.
+def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any], str]:
+    """Return a file's format, its JSON object and its SHA-256, from one reading.
 
     Raises
     ------
     InputError
         A file that cannot be read, or of another format than those allowed.
     """
-    from optsched.files.strict_json import Place, check_format, read_json
+    from optsched.files.strict_json import Place, check_format, read_json_and_digest
 
-    data = read_json(path)
+    data, digest = read_json_and_digest(path)
     with Place(Path(path)):
-        return check_format(data, allowed), data
+        return check_format(data, allowed), data, digest
 
 
 def named_file(named: object, beside: str | Path) -> Path | None:
@@ -90,10 +90,22 @@ def cost_model_like(
 
 
 def schedule_of(
-    path: str | Path, instance: Instance, given: str | None, known: object = None
+    path: str | Path,
+    instance: Instance,
+    given: str | None,
+    known: object = None,
+    data: dict[str, Any] | None = None,
 ) -> tuple[Schedule, CostModel | None]:
-    """Return a schedule file's schedule, and the cost model that it was made under."""
-    from optsched.files.read_write import read_schedule
+    """Return a schedule file's schedule, and the cost model that it was made under.
 
-    schedule = read_schedule(path, instance)
+    ``data`` is what the file holds, where it has been read.
+    """
+    from optsched.files.read_write import read_schedule, schedule_from_dict
+    from optsched.files.strict_json import Place
+
+    if data is None:
+        schedule = read_schedule(path, instance)
+    else:
+        with Place(Path(path)):
+            schedule = schedule_from_dict(data, instance, folder=Path(path).parent)
     return schedule, cost_model_like(instance, given, known, schedule.cost_model_sha256)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import hashlib
+import io
 import json
 import os
 import re
 import stat
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +29,11 @@ FORMATS = ("instance", "schedule", "result", "comparison", "certificate", "measu
 VERSION = 1
 """Version of every format."""
 
+MAX_BYTES = 1 << 29
+"""Size of a file, decompressed, beyond which it is not read: parsing takes many times as much."""
+
 _MESSAGE_CHARS = 600
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})", re.ASCII)
 
 
@@ -49,14 +57,31 @@ def read_json(
     InputError
         One line that begins with the file.
     """
-    file = Path(path)
-    with Place(file):
-        data = _parse(_read_text(file))
-        if not isinstance(data, dict):
-            raise InputError(f"holds a JSON {type(data).__name__}; an object is right")
-        if expect is not None:
+    data, _ = read_json_and_digest(path)
+    if expect is not None:
+        with Place(Path(path)):
             check_format(data, expect, version=version)
     return data
+
+
+def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
+    """Return the JSON object in a file, unchecked, and the SHA-256 of the file.
+
+    A pipe can be read only once, and a file may change: who needs to know the format first
+    dispatches on this object.
+
+    Raises
+    ------
+    InputError
+        See `read_json`.
+    """
+    file = Path(path)
+    with Place(file):
+        content = _read_bytes(file)
+        data = _parse(_decoded(file, content))
+        if not isinstance(data, dict):
+            raise InputError(f"holds a JSON {type(data).__name__}; an object is right")
+    return data, hashlib.sha256(content).hexdigest()
 
 
 def check_format(
@@ -161,6 +186,27 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 temporary.unlink()
 
 
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV that a spreadsheet shows and does not run.
+
+    Texts that begin with ``=``, ``+``, ``-``, ``@``, a tab or an end of line get a leading
+    apostrophe, so that no spreadsheet takes them for a formula; numbers stay as they are, floats
+    with all their digits, and None is an empty cell. Lines end with a line feed.
+    """
+    lines: list[str] = []
+    # The writer only quotes the ends of lines that it writes itself: cells may hold both kinds.
+    end = SimpleNamespace(write=lambda line: lines.append(line[:-2] + "\n"))
+    writer = csv.writer(end, lineterminator="\r\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_harmless(cell) for cell in row])
+    return "".join(lines)
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
 def descriptor(path: str | Path) -> int | None:
     """Return the descriptor that a path like ``/dev/stdout`` names, or None for any other."""
     found = _DESCRIPTOR.fullmatch(str(path))
@@ -201,9 +247,9 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _read_text(file: Path) -> str:
+def _read_bytes(file: Path) -> bytes:
     try:
-        content = file.read_bytes()
+        return file.read_bytes()
     except FileNotFoundError:
         raise InputError("no such file") from None
     except IsADirectoryError:
@@ -211,14 +257,20 @@ def _read_text(file: Path) -> str:
     except (OSError, ValueError) as error:
         words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot be read: {words}") from None
+
+
+def _decoded(file: Path, content: bytes) -> str:
     if file.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(MAX_BYTES + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise InputError(f"broken or truncated gzip file: {error}") from None
     elif content[:2] == b"\x1f\x8b":
         raise InputError("is compressed with gzip; a name that ends in .json.gz is right")
-    if not content.strip():
+    if len(content) > MAX_BYTES:
+        raise InputError(f"is too large: more than {MAX_BYTES >> 20} MiB of JSON")
+    if not content or content.isspace():
         raise InputError("is empty; a JSON object is right")
     try:
         return content.decode("utf-8-sig")

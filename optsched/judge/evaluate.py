@@ -13,6 +13,7 @@ from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
+from optsched.problem.metrics import derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
@@ -20,68 +21,28 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-METRICS = (
-    "tel", "mean_latency", "p50_latency", "p90_latency", "p99_latency",
-    "mean_ttft", "p50_ttft", "p90_ttft", "p99_ttft",
-    "mean_tpot", "p99_tpot", "max_tpot",
-    "mean_queuing_delay", "p99_queuing_delay", "mean_waiting",
-    "makespan", "tps", "peak_kv", "mean_kv", "batches", "evictions",
-    "slo_attainment", "slo_goodput",
-)  # fmt: skip
-"""Names of `Evaluation.metrics`, in the order of tables."""
-
 MAX_WORKERS = 1_000_000
 """Most workers that a schedule may number."""
 
 
-def time_metrics(
-    instance: Instance,
-    finish: NDArray[Any],
-    latency: NDArray[Any],
-    ttft: NDArray[Any] | None,
-    tpot: NDArray[np.float64] | None,
-    *,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-) -> dict[str, float | int | None]:
-    """Return the metrics that follow from times alone; the others, and unknown ones, are None.
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """When things happened, in the instance's unit since its first arrival.
 
     Parameters
     ----------
-    instance : Instance
-    finish, latency : ndarray, shape (n,)
-    ttft : ndarray, shape (n,), optional
-    tpot : ndarray of float64, shape (n,), optional
-        NaN for requests of one token.
-    slo_ttft, slo_tpot : float, optional
+    first_start, first_token, finish : ndarray, shape (n,)
+        When each request was first processed, and when its first and last token were produced
+        (tokens lost in a restart do not count).
+    batch_start, batch_end : ndarray, shape (batches,)
+        For a schedule of starts: the maximal intervals between two changes of the running set.
     """
-    number = int if instance.in_rounds else float
-    out: dict[str, float | int | None] = dict.fromkeys(METRICS)
-    out["tel"] = number(latency.sum())
-    for name, column in (("latency", latency), ("ttft", ttft)):
-        if column is None:
-            continue
-        out[f"mean_{name}"] = float(column.mean())
-        for q in (50, 90, 99):
-            out[f"p{q}_{name}"] = float(np.percentile(column, q))
-    if tpot is not None and not np.isnan(tpot).all():
-        known = tpot[~np.isnan(tpot)]
-        out["mean_tpot"] = float(known.mean())
-        out["p99_tpot"] = float(np.percentile(known, 99))
-        out["max_tpot"] = float(known.max())
-    out["makespan"] = number(finish.max())
-    span = float(finish.max() - instance.arrival.min())
-    out["tps"] = float(instance.output_tokens.sum() / span)
-    unknown = (slo_ttft is not None and ttft is None) or (slo_tpot is not None and tpot is None)
-    if (slo_ttft is not None or slo_tpot is not None) and not unknown:
-        good = np.ones(instance.n, dtype=bool)
-        if slo_ttft is not None and ttft is not None:
-            good &= ttft <= slo_ttft
-        if slo_tpot is not None and tpot is not None:
-            good &= ~(tpot > slo_tpot)  # one token has no TPOT to miss
-        out["slo_attainment"] = float(good.mean())
-        out["slo_goodput"] = float(good.sum() / span)
-    return out
+
+    first_start: NDArray[Any]
+    first_token: NDArray[Any]
+    finish: NDArray[Any]
+    batch_start: NDArray[Any]
+    batch_end: NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +56,14 @@ class Evaluation:
     instance : Instance
     kind : str
         Kind of the schedule judged.
-    first_start, first_token, finish : ndarray, shape (n,)
-        When each request was first processed, and when its first and last token were produced
-        (tokens lost in a restart do not count).
+    clock : Clock
+        Times since the first arrival. Latencies come from these: after a late first arrival a
+        time of day has too few digits for them.
     served : ndarray, shape (n,)
         Time of all batches that processed it.
     evictions, pauses : ndarray of int64, shape (n,)
         How often it lost its KV; how often, since then, its worker's time passed it over while
         it held KV.
-    batch_start, batch_end : ndarray, shape (batches,)
-        For a schedule of starts: the maximal intervals between two changes of the running set.
     batch_kv : ndarray of int64, shape (batches,)
         KV held after each batch, all requests of the batch included; for a schedule of starts,
         at the end of the interval (its largest value).
@@ -121,14 +80,10 @@ class Evaluation:
 
     instance: Instance
     kind: str
-    first_start: NDArray[Any]
-    first_token: NDArray[Any]
-    finish: NDArray[Any]
+    clock: Clock
     served: NDArray[Any]
     evictions: NDArray[np.int64]
     pauses: NDArray[np.int64]
-    batch_start: NDArray[Any]
-    batch_end: NDArray[Any]
     batch_kv: NDArray[np.int64]
     workers: int
     mean_kv: float
@@ -146,8 +101,7 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        unit = "rounds" if self.instance.in_rounds else "s"
-        metrics = self.metrics
+        unit, metrics = time_words(self.instance.time_unit), self.metrics
         rows: list[tuple[Any, ...]] = [
             (name, metrics[f"mean_{key}"], *(metrics[f"p{q}_{key}"] for q in (50, 90, 99)))
             for name, key in ((f"latency [{unit}]", "latency"), (f"TTFT [{unit}]", "ttft"))
@@ -164,26 +118,56 @@ class Evaluation:
         return table(title, ("", "mean", "p50", "p90", "p99"), rows, below)
 
     @cached_property
+    def first_start(self) -> NDArray[Any]:
+        """When each request was first processed, shape (n,)."""
+        return self.instance.at(self.clock.first_start)
+
+    @cached_property
+    def first_token(self) -> NDArray[Any]:
+        """When each request's first token was produced, shape (n,)."""
+        return self.instance.at(self.clock.first_token)
+
+    @cached_property
+    def finish(self) -> NDArray[Any]:
+        """When each request's last token was produced, shape (n,)."""
+        return self.instance.at(self.clock.finish)
+
+    @cached_property
+    def batch_start(self) -> NDArray[Any]:
+        """When each batch (or interval, see `Clock`) began, shape (batches,)."""
+        return self.instance.at(self.clock.batch_start)
+
+    @cached_property
+    def batch_end(self) -> NDArray[Any]:
+        """When each batch (or interval) ended, shape (batches,)."""
+        return self.instance.at(self.clock.batch_end)
+
+    @property
+    def span(self) -> Any:
+        """Time from the first arrival to the last completion."""
+        return self.clock.finish.max()
+
+    @cached_property
     def latency(self) -> NDArray[Any]:
         """Finish minus arrival of each request, shape (n,)."""
-        return self.finish - self.instance.arrival
+        return self.clock.finish - self.instance.arrival_since_first
 
     @cached_property
     def ttft(self) -> NDArray[Any]:
         """Time to first token of each request, shape (n,)."""
-        return self.first_token - self.instance.arrival
+        return self.clock.first_token - self.instance.arrival_since_first
 
     @cached_property
     def tpot(self) -> NDArray[np.float64]:
         """Time per output token after the first, shape (n,); NaN where there is only one."""
         steps = (self.instance.output_tokens - 1).astype(np.float64)
         steps[steps == 0] = np.nan
-        return np.asarray((self.finish - self.first_token) / steps, dtype=np.float64)
+        return np.asarray((self.clock.finish - self.clock.first_token) / steps, dtype=np.float64)
 
     @cached_property
     def queuing_delay(self) -> NDArray[Any]:
         """Time from arrival to the first batch of each request, shape (n,)."""
-        return self.first_start - self.instance.arrival
+        return self.clock.first_start - self.instance.arrival_since_first
 
     @cached_property
     def waiting(self) -> NDArray[Any]:
@@ -222,26 +206,15 @@ class Evaluation:
 
     @cached_property
     def metrics(self) -> dict[str, float | int | None]:
-        """Every metric by name (`METRICS`), None where unknown.
+        """Every metric of `optsched.problem.metrics.TABLE` by name, None where unknown.
 
         ``tel`` is the sum of latencies, ``makespan`` the last completion, ``tps`` output tokens
         per time unit from the first arrival to the last completion, ``mean_waiting`` the time in
         no batch (the queuing delay and later interruptions), percentiles interpolate linearly,
         ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
-        requests that meet both objectives given, ``slo_goodput`` their number per time unit.
+        requests that meet both limits given, ``slo_goodput`` their number per time unit.
         """
-        out = time_metrics(
-            self.instance, self.finish, self.latency, self.ttft, self.tpot,
-            slo_ttft=self.slo_ttft, slo_tpot=self.slo_tpot,
-        )  # fmt: skip
-        out["mean_queuing_delay"] = float(self.queuing_delay.mean())
-        out["p99_queuing_delay"] = float(np.percentile(self.queuing_delay, 99))
-        out["mean_waiting"] = float(self.waiting.mean())
-        out["peak_kv"] = int(self.batch_kv.max())
-        out["mean_kv"] = self.mean_kv
-        out["batches"] = self.busy_batches
-        out["evictions"] = int(self.evictions.sum())
-        return out
+        return derive(self)
 
     def table(self) -> pd.DataFrame:
         """Return one row per request: sizes, times, latency, TTFT, TPOT, delays, evictions."""
@@ -312,11 +285,7 @@ def evaluate(
     """
     cost = cost_for(instance, cost_model)
     columns = check_columns(schedule)
-    if schedule.instance_sha256 not in (None, instance.sha256):
-        raise InputError(
-            f"schedule.instance_sha256: {schedule.instance_sha256} is another instance's; "
-            f"this one's is {instance.sha256}"
-        )
+    instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
     if schedule.cost_model_sha256 not in (None, cost.sha256):
         raise InputError(
             f"schedule.cost_model_sha256: {schedule.cost_model_sha256} is another cost model's; "
@@ -360,6 +329,16 @@ def _judge_starts(
             f"request {i}: starts in round {starts[i]}, before its arrival {instance.arrival[i]}",
             rule="arrival", request=i, value=int(starts[i]), limit=int(instance.arrival[i]),
         )  # fmt: skip
+    # Every sum below is at most n times the last completion, prompts included.
+    first = int(instance.first_arrival)
+    last = int(starts.max()) - first + int((prompt + output).max())
+    if instance.n * last >= 2**63 or int(starts.max()) + int(output.max()) >= 2**63:
+        i = int(np.argmax(starts))
+        raise InputError(
+            f"schedule.starts: request {i} starts in round {starts[i]}; {instance.n} completions "
+            "that late do not fit into 64-bit sums; earlier starts are right"
+        )
+    starts = starts - first
     finish = starts + output
     events = np.unique(np.concatenate([starts, finish]))
     # After the events up to time t, running requests hold sum(s - k) + (t + offset - 1) * count
@@ -380,9 +359,9 @@ def _judge_starts(
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
-            f"round {end[j]}: running requests hold {kv_end[j]} KV tokens; kv_capacity is "
+            f"round {end[j] + first}: running requests hold {kv_end[j]} KV tokens; kv_capacity is "
             f"{instance.kv_capacity}",
-            rule="kv_capacity", batch=int(end[j]), value=int(kv_end[j]),
+            rule="kv_capacity", batch=int(end[j] + first), value=int(kv_end[j]),
             limit=instance.kv_capacity,
         )  # fmt: skip
     new = np.zeros(len(events), dtype=np.int64)
@@ -400,15 +379,15 @@ def _judge_starts(
         if limit is not None and (values > limit).any():
             j = int(np.argmax(values > limit))
             raise ViolationError(
-                f"round {begin[j] + 1}: {values[j]} {what}; {rule} is {limit}",
-                rule=rule, batch=int(begin[j]) + 1, value=int(values[j]), limit=limit,
+                f"round {begin[j] + first + 1}: {values[j]} {what}; {rule} is {limit}",
+                rule=rule, batch=int(begin[j] + first) + 1, value=int(values[j]), limit=limit,
             )  # fmt: skip
     if instance.hybrid_batching is False and ((new > 0) & (count > new)).any():
         j = int(np.argmax((new > 0) & (count > new)))
         raise ViolationError(
-            f"round {begin[j] + 1}: {new[j]} prefills beside {count[j] - new[j]} decodes; "
+            f"round {begin[j] + first + 1}: {new[j]} prefills beside {count[j] - new[j]} decodes; "
             "hybrid batching is forbidden",
-            rule="hybrid_batching", batch=int(begin[j]) + 1, value=int(new[j]), limit=0,
+            rule="hybrid_batching", batch=int(begin[j] + first) + 1, value=int(new[j]), limit=0,
         )  # fmt: skip
     busy = count > 0
     rounds = int((end - begin)[busy].sum())
@@ -416,14 +395,10 @@ def _judge_starts(
     return Evaluation(
         instance=instance,
         kind="starts",
-        first_start=starts,
-        first_token=starts + 1,
-        finish=finish,
+        clock=Clock(starts, starts + 1, finish, begin[busy], end[busy]),
         served=output,
         evictions=zeros,
         pauses=zeros,
-        batch_start=begin[busy],
-        batch_end=end[busy],
         batch_kv=kv_end[busy],
         workers=1,
         mean_kv=float(int(instance.volume.sum()) / rounds),
@@ -442,15 +417,21 @@ def _judge_batches(
     slo_tpot: float | None,
 ) -> Evaluation:
     from optsched.judge import replay as judge
+    from optsched.judge.life import UNLIMITED
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = min(int(worker.max()) + 1, MAX_WORKERS) if batches and worker.max() >= 0 else 1
-    start = np.full(batches, np.nan)
+    start, blur = np.full(batches, np.nan), 0.0
     if schedule.start is not None:
-        start = np.asarray(schedule.start, dtype=np.float64)
+        start = np.asarray(schedule.start)
         if not np.isfinite(start).all():
             raise InputError("schedule.start: must hold finite times")
+        if instance.in_rounds:
+            start = start - instance.first_arrival
+        elif instance.first_arrival and batches:
+            blur = batches * float(np.spacing(np.abs(start).max()))
+        start = start.astype(np.float64)
     limits = instance.limits
     compiled: Any = judge.replay
     found = judge.Replay(
@@ -458,43 +439,39 @@ def _judge_batches(
             instance.release,
             instance.prompt_tokens,
             instance.output_tokens,
-            instance.kv_capacity,
-            instance.kv_offset,
-            limits.max_batch_tokens or judge.UNLIMITED,
-            limits.max_prefill_tokens or judge.UNLIMITED,
-            limits.max_running or judge.UNLIMITED,
-            instance.hybrid_batching is not False,
-            instance.chunked_prefill is not False,
+            judge.Limits(
+                instance.kv_capacity,
+                instance.kv_offset,
+                limits.max_batch_tokens or UNLIMITED,
+                limits.max_prefill_tokens or UNLIMITED,
+                limits.max_running or UNLIMITED,
+                instance.hybrid_batching is not False,
+                instance.chunked_prefill is not False,
+                schedule.evict_mode == "restart" or not instance.in_rounds,
+                schedule.evict_mode == "restart",
+            ),
             cost.array,
-            *columns,
-            start,
-            worker,
+            judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
+            judge.Origin(instance.clock_origin, -float(instance.first_arrival), blur),
             workers,
-            schedule.evict_mode == "restart",
-            schedule.evict_mode == "restart" or not instance.in_rounds,
         )
     )
     if found.rule != judge.OK:
         raise _violation(found, instance)
     times: list[NDArray[Any]] = [
-        found.first_start, found.first_token, found.finish, found.served, found.batch_start,
-        found.batch_end,
+        found.first_start, found.first_token, found.finish, found.batch_start, found.batch_end,
+        found.served,
     ]  # fmt: skip
     if isinstance(cost, UnitCost):
         times = [np.rint(column).astype(np.int64) for column in times]
-    first_start, first_token, finish, served, batch_start, batch_end = times
     length = (found.batch_end - found.batch_start).astype(np.float64)
     return Evaluation(
         instance=instance,
         kind="batches",
-        first_start=first_start,
-        first_token=first_token,
-        finish=finish,
-        served=served,
+        clock=Clock(*times[:5]),
+        served=times[5],
         evictions=found.evictions,
         pauses=found.pauses,
-        batch_start=batch_start,
-        batch_end=batch_end,
         batch_kv=found.batch_kv,
         workers=workers,
         mean_kv=float((found.batch_kv * length).sum() / length.sum()),
@@ -510,6 +487,8 @@ def _violation(found: Any, instance: Instance) -> ViolationError:
 
     i, j = int(found.request), int(found.batch)
     value, limit = _number(found.value), _number(found.limit)
+    if int(found.rule) in (judge.START_EARLY, judge.ARRIVAL, judge.STILL_BUSY):
+        value, limit = (_number(float(v + instance.first_arrival)) for v in found[3:5])
     words: dict[int, tuple[str, str]] = {
         judge.BAD_REQUEST: ("request", f"does not exist; 0 to {instance.n - 1} is right"),
         judge.BAD_WORKER: ("worker", f"worker {value} does not exist; 0 to {limit} is right"),

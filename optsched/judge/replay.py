@@ -13,9 +13,23 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.costs import cost
+from optsched.judge.life import (
+    EMPTY,
+    Flags,
+    Floats,
+    Ints,
+    Life,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    evict,
+    new_life,
+    rest_of,
+)
+from optsched.problem import schedule
 
-batch_time = njit(cache=True)(cost.batch_time)
+read_start = njit(cache=True)(schedule.read_start)
 
 # Rules of a schedule, in the order in which a batch is checked. The number is what a replay
 # returns; the words are in `optsched.evaluate`.
@@ -42,7 +56,56 @@ KV_CAPACITY = 19
 MAX_RUNNING = 20
 UNFINISHED = 21
 
-UNLIMITED = np.iinfo(np.int64).max
+
+class Limits(NamedTuple):
+    """What the instance and the schedule's kind allow; a limit that is absent is `UNLIMITED`."""
+
+    kv_capacity: int
+    kv_offset: int
+    max_batch_tokens: int
+    max_prefill_tokens: int
+    max_running: int
+    hybrid: bool
+    chunked: bool
+    eviction: bool
+    restart: bool
+
+
+class Columns(NamedTuple):
+    """The flat columns of a schedule of batches; ``start`` is NaN where none is given."""
+
+    batch_offsets: Ints
+    request: Ints
+    tokens: Ints
+    evicted_offsets: Ints
+    evicted: Ints
+    start: Floats
+    worker: Ints
+
+
+class Origin(NamedTuple):
+    """Where times are counted from: the first arrival.
+
+    ``zero`` is the instance's time 0. Starts are as written (see `read_start`, which takes
+    ``origin``); one that lies before the earliest start by no more than ``blur``, what a clock
+    that begins elsewhere loses, is that start.
+    """
+
+    origin: float
+    zero: float
+    blur: float
+
+
+class Breach(NamedTuple):
+    """A rule that is broken: by which request (-1: the batch), what was found, and the limit."""
+
+    rule: int
+    request: int
+    value: float
+    limit: float
+
+
+FINE = Breach(OK, -1, np.nan, np.nan)
 
 
 class Replay(NamedTuple):
@@ -86,219 +149,256 @@ class Replay(NamedTuple):
     chunked: bool
 
 
+class _Requests(NamedTuple):
+    """What the replay knows of every request, beside its life; arrays of shape (n,)."""
+
+    done: Flags
+    home: Ints  # worker that holds its KV, or -1
+    free_at: Floats  # end of its latest batch, or its latest eviction
+    seen: Ints  # latest batch that processed it
+    turn: Ints  # its worker's count of batches at that moment
+    first_start: Floats
+    first_token: Floats
+    finish: Floats
+    served: Floats
+    evictions: Ints
+    pauses: Ints
+
+
+class _Workers(NamedTuple):
+    """What the replay knows of every worker; arrays of shape (workers,)."""
+
+    clock: Floats  # end of its latest batch
+    turns: Ints  # batches so far
+    held: Ints  # KV tokens, offset included
+    running: Ints  # requests that hold KV
+
+
+@njit(cache=True)
+def _evictions(
+    columns: Columns, j: int, limits: Limits, life: Life, known: _Requests, workers: _Workers
+) -> Breach:
+    """Carry out the evictions before a batch."""
+    w = columns.worker[j]
+    for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
+        i = columns.evicted[p]
+        if i < 0 or i >= life.prompt.shape[0]:
+            return Breach(BAD_REQUEST, i, float(i), float(life.prompt.shape[0] - 1))
+        if not limits.eviction:
+            return Breach(EVICT_MODE, i, np.nan, np.nan)
+        if life.cached[i] == 0 or known.home[i] != w:
+            return Breach(EVICT_NOTHING, i, np.nan, np.nan)
+        workers.held[w] -= life.cached[i] + limits.kv_offset
+        workers.running[w] -= 1
+        evict(life, i, limits.restart)
+        known.home[i] = -1
+        known.pauses[i] = 0
+        known.evictions[i] += 1
+        if limits.restart:
+            known.first_token[i] = np.nan
+    return FINE
+
+
+@njit(cache=True)
+def _entry(i: int, c: int, j: int, w: int, limits: Limits, life: Life, known: _Requests) -> Breach:
+    """Check one entry of a batch: request i processes c tokens on worker w."""
+    if i < 0 or i >= life.prompt.shape[0]:
+        return Breach(BAD_REQUEST, i, float(i), float(life.prompt.shape[0] - 1))
+    if known.seen[i] == j:
+        return Breach(DUPLICATE, i, np.nan, np.nan)
+    if known.done[i]:
+        return Breach(FINISHED, i, float(life.output[i] + 1), float(life.output[i]))
+    if c < 1:
+        return Breach(NO_TOKENS, i, float(c), 1.0)
+    if known.home[i] >= 0 and known.home[i] != w:
+        return Breach(OTHER_WORKER, i, float(w), float(known.home[i]))
+    if life.decoding[i]:
+        return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
+    rest = rest_of(life, i)
+    if c > rest:
+        return Breach(TOO_MANY_TOKENS, i, float(c), float(rest))
+    if c < rest and not limits.chunked:
+        return Breach(CHUNKED, i, float(c), float(rest))
+    return FINE
+
+
+@njit(cache=True)
+def _content(sums: Any, limits: Limits) -> Breach:
+    """Check what a batch holds in all."""
+    if sums.tokens == 0:
+        return Breach(EMPTY_BATCH, -1, np.nan, np.nan)
+    if sums.decode_requests > 0 and sums.prefill_requests > 0 and not limits.hybrid:
+        return Breach(HYBRID, -1, float(sums.prefill_requests), 0.0)
+    if sums.tokens > limits.max_batch_tokens:
+        return Breach(BATCH_TOKENS, -1, float(sums.tokens), float(limits.max_batch_tokens))
+    if sums.prefill_tokens > limits.max_prefill_tokens:
+        limit = float(limits.max_prefill_tokens)
+        return Breach(PREFILL_TOKENS, -1, float(sums.prefill_tokens), limit)
+    return FINE
+
+
+@njit(cache=True)
+def _begin(columns: Columns, j: int, earliest: float, known: _Requests, origin: Origin) -> float:
+    """Return when a batch starts whose requests are all there at ``earliest``."""
+    if np.isnan(columns.start[j]):
+        return earliest
+    for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
+        earliest = max(earliest, known.free_at[columns.request[p]])
+    begin = read_start(columns.start[j], earliest, origin.origin)
+    if earliest - origin.blur <= begin < earliest:
+        begin = earliest
+    return float(begin)
+
+
+@njit(cache=True)
+def _process(
+    i: int,
+    c: int,
+    w: int,
+    span: tuple[float, float],
+    waited: bool,
+    life: Life,
+    known: _Requests,
+    workers: _Workers,
+) -> None:
+    """Let request i process c tokens on worker w from ``span[0]`` to ``span[1]``."""
+    begin, end = span
+    if life.cached[i] == 0:
+        workers.running[w] += 1
+        known.home[i] = w
+    elif known.turn[i] != workers.turns[w] or waited:
+        known.pauses[i] += 1
+    known.turn[i] = workers.turns[w] + 1
+    workers.held[w] += c
+    known.free_at[i] = end
+    known.served[i] += end - begin
+    if np.isnan(known.first_start[i]):
+        known.first_start[i] = begin
+    if advance(life, i, c):
+        if life.produced[i] == 1:
+            known.first_token[i] = end
+        if life.produced[i] == life.output[i]:
+            known.done[i] = True
+            known.finish[i] = end
+
+
 @njit(cache=True)
 def replay(
-    arrival: NDArray[np.float64],
-    prompt: NDArray[np.int64],
-    output: NDArray[np.int64],
-    kv_capacity: int,
-    kv_offset: int,
-    max_batch_tokens: int,
-    max_prefill_tokens: int,
-    max_running: int,
-    hybrid_allowed: bool,
-    chunking_allowed: bool,
-    cost: NDArray[np.float64],
-    batch_offsets: NDArray[np.int64],
-    request: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    evicted_offsets: NDArray[np.int64],
-    evicted: NDArray[np.int64],
-    start: NDArray[np.float64],
-    worker: NDArray[np.int64],
+    arrival: Floats,
+    prompt: Ints,
+    output: Ints,
+    limits: Limits,
+    cost: Floats,
+    columns: Columns,
+    origin: Origin,
     workers: int,
-    restart: bool,
-    eviction_allowed: bool,
 ) -> Any:
-    """Replay every batch in order; see `Replay` for what comes back, as a flat tuple."""
+    """Replay every batch in order; see `Replay` for what comes back, as a flat tuple.
+
+    Parameters
+    ----------
+    arrival : ndarray of float64, shape (n,)
+        Since the first arrival, as all times here.
+    prompt, output : ndarray of int64, shape (n,)
+    limits : Limits
+    cost : ndarray of float64, shape (12,)
+        `BatchCost.array` or `UnitCost.array`.
+    columns : Columns
+    origin : Origin
+    workers : int
+    """
     n = arrival.shape[0]
-    batches = batch_offsets.shape[0] - 1
-    cached = np.zeros(n, dtype=np.int64)  # KV tokens stored
-    produced = np.zeros(n, dtype=np.int64)  # output tokens so far
-    decoding = np.zeros(n, dtype=np.bool_)  # its whole input is cached
-    done = np.zeros(n, dtype=np.bool_)
-    home = np.full(n, -1, dtype=np.int64)  # worker that holds its KV
-    free_at = np.zeros(n, dtype=np.float64)  # end of its latest batch, or its latest eviction
-    seen = np.full(n, -1, dtype=np.int64)  # latest batch that processed it
-    turn = np.zeros(n, dtype=np.int64)  # its worker's count of batches at that moment
-    first_start = np.full(n, np.nan)
-    first_token = np.full(n, np.nan)
-    finish = np.full(n, np.nan)
-    served = np.zeros(n, dtype=np.float64)
-    evictions = np.zeros(n, dtype=np.int64)
-    pauses = np.zeros(n, dtype=np.int64)
-    clock = np.zeros(workers, dtype=np.float64)
-    turns = np.zeros(workers, dtype=np.int64)
-    held = np.zeros(workers, dtype=np.int64)  # KV tokens on the worker, offset included
-    running = np.zeros(workers, dtype=np.int64)
-    batch_start = np.zeros(batches)
-    batch_end = np.zeros(batches)
+    batches = columns.batch_offsets.shape[0] - 1
+    life = new_life(prompt, output)
+    known = _Requests(
+        np.zeros(n, dtype=np.bool_), np.full(n, -1, dtype=np.int64), np.zeros(n),
+        np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64), np.full(n, np.nan),
+        np.full(n, np.nan), np.full(n, np.nan), np.zeros(n), np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.int64),
+    )  # fmt: skip
+    machine = _Workers(
+        np.full(workers, origin.zero), np.zeros(workers, dtype=np.int64),
+        np.zeros(workers, dtype=np.int64), np.zeros(workers, dtype=np.int64),
+    )  # fmt: skip
+    batch_start, batch_end = np.zeros(batches), np.zeros(batches)
     batch_kv = np.zeros(batches, dtype=np.int64)
     batch_tokens = np.zeros(batches, dtype=np.int64)
     chunked = False
-    rule, at, who, value, limit = OK, -1, -1, np.nan, np.nan
-
+    breach, at = FINE, -1
     for j in range(batches):
-        w = worker[j]
+        at = j
+        w = columns.worker[j]
         if w < 0 or w >= workers:
-            rule, at, value, limit = BAD_WORKER, j, w, workers - 1
+            breach = Breach(BAD_WORKER, -1, float(w), float(workers - 1))
             break
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            i = evicted[p]
-            if i < 0 or i >= n:
-                rule, at, who, value, limit = BAD_REQUEST, j, i, i, n - 1
-                break
-            if not eviction_allowed:
-                rule, at, who = EVICT_MODE, j, i
-                break
-            if cached[i] == 0 or home[i] != w:
-                rule, at, who = EVICT_NOTHING, j, i
-                break
-            held[w] -= cached[i] + kv_offset
-            running[w] -= 1
-            cached[i] = 0
-            decoding[i] = False
-            home[i] = -1
-            pauses[i] = 0
-            evictions[i] += 1
-            if restart:
-                produced[i] = 0
-                first_token[i] = np.nan
-        if rule != OK:
+        breach = _evictions(columns, j, limits, life, known, machine)
+        if breach.rule != OK:
             break
-
-        total = 0
-        n_decode = decode_kv = 0
-        n_prefill = prefill_tokens = prefill_square = prefill_cross = prefill_kv = 0
+        first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
+        sums = EMPTY
         latest = 0.0
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
-            c = tokens[p]
-            if i < 0 or i >= n:
-                rule, at, who, value, limit = BAD_REQUEST, j, i, i, n - 1
+        for p in range(first, last):
+            i, c = columns.request[p], columns.tokens[p]
+            breach = _entry(i, c, j, w, limits, life, known)
+            if breach.rule != OK:
                 break
-            if seen[i] == j:
-                rule, at, who = DUPLICATE, j, i
-                break
-            if done[i]:
-                rule, at, who, value, limit = FINISHED, j, i, output[i] + 1, output[i]
-                break
-            if c < 1:
-                rule, at, who, value, limit = NO_TOKENS, j, i, c, 1
-                break
-            if home[i] >= 0 and home[i] != w:
-                rule, at, who, value, limit = OTHER_WORKER, j, i, w, home[i]
-                break
-            if decoding[i]:
-                if c != 1:
-                    rule, at, who, value, limit = DECODE_TOKENS, j, i, c, 1
-                    break
-                n_decode += 1
-                decode_kv += cached[i]
+            if life.decoding[i]:
+                sums = add_decode(sums, life.cached[i])
             else:
-                rest = prompt[i] + produced[i] - cached[i]
-                if c > rest:
-                    rule, at, who, value, limit = TOO_MANY_TOKENS, j, i, c, rest
-                    break
-                if c < rest:
-                    chunked = True
-                    if not chunking_allowed:
-                        rule, at, who, value, limit = CHUNKED, j, i, c, rest
-                        break
-                n_prefill += 1
-                prefill_tokens += c
-                prefill_square += c * c
-                prefill_cross += c * cached[i]
-                prefill_kv += cached[i]
-            seen[i] = j
-            total += c
+                sums = add_prefill(sums, c, life.cached[i])
+                chunked = chunked or c < rest_of(life, i)
+            known.seen[i] = j
             latest = max(latest, arrival[i])
-        if rule != OK:
-            break
-        if total == 0:
-            rule, at = EMPTY_BATCH, j
-            break
-        if n_decode > 0 and n_prefill > 0 and not hybrid_allowed:
-            rule, at, value, limit = HYBRID, j, n_prefill, 0
-            break
-        if total > max_batch_tokens:
-            rule, at, value, limit = BATCH_TOKENS, j, total, max_batch_tokens
-            break
-        if prefill_tokens > max_prefill_tokens:
-            rule, at, value, limit = PREFILL_TOKENS, j, prefill_tokens, max_prefill_tokens
+        if breach.rule == OK:
+            breach = _content(sums, limits)
+        if breach.rule != OK:
             break
 
-        begin = max(clock[w], latest)
-        if not np.isnan(start[j]):
-            if start[j] < clock[w]:
-                rule, at, value, limit = START_EARLY, j, start[j], clock[w]
-                break
-            begin = start[j]
-        end = begin + batch_time(
-            cost, total, n_decode, decode_kv, n_prefill, prefill_tokens, prefill_square,
-            prefill_cross, prefill_kv,
-        )  # fmt: skip
-        waited = begin > clock[w]
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            free_at[evicted[p]] = max(free_at[evicted[p]], begin)
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
-            c = tokens[p]
+        begin = _begin(columns, j, max(machine.clock[w], latest), known, origin)
+        if begin < machine.clock[w]:
+            breach = Breach(START_EARLY, -1, begin, machine.clock[w])
+            break
+        end = begin + batch_time(cost, sums)
+        waited = begin > machine.clock[w]
+        for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
+            i = columns.evicted[p]
+            known.free_at[i] = max(known.free_at[i], begin)
+        for p in range(first, last):
+            i = columns.request[p]
             if begin < arrival[i]:
-                rule, at, who, value, limit = ARRIVAL, j, i, begin, arrival[i]
+                breach = Breach(ARRIVAL, i, begin, arrival[i])
+            elif begin < known.free_at[i]:
+                breach = Breach(STILL_BUSY, i, begin, known.free_at[i])
+            if breach.rule != OK:
                 break
-            if begin < free_at[i]:
-                rule, at, who, value, limit = STILL_BUSY, j, i, begin, free_at[i]
-                break
-            if cached[i] == 0:
-                held[w] += kv_offset
-                running[w] += 1
-                home[i] = w
-            elif turn[i] != turns[w] or waited:
-                pauses[i] += 1
-            turn[i] = turns[w] + 1
-            held[w] += c
-            cached[i] += c
-            free_at[i] = end
-            served[i] += end - begin
-            if np.isnan(first_start[i]):
-                first_start[i] = begin
-            if cached[i] == prompt[i] + produced[i]:
-                decoding[i] = True
-                produced[i] += 1
-                if produced[i] == 1:
-                    first_token[i] = end
-                if produced[i] == output[i]:
-                    done[i] = True
-                    finish[i] = end
-        if rule != OK:
+            machine.held[w] += limits.kv_offset * (life.cached[i] == 0)
+            _process(i, columns.tokens[p], w, (begin, end), waited, life, known, machine)
+        if breach.rule == OK and machine.held[w] > limits.kv_capacity:
+            breach = Breach(KV_CAPACITY, -1, float(machine.held[w]), float(limits.kv_capacity))
+        elif breach.rule == OK and machine.running[w] > limits.max_running:
+            breach = Breach(MAX_RUNNING, -1, float(machine.running[w]), float(limits.max_running))
+        if breach.rule != OK:
             break
-        if held[w] > kv_capacity:
-            rule, at, value, limit = KV_CAPACITY, j, held[w], kv_capacity
-            break
-        if running[w] > max_running:
-            rule, at, value, limit = MAX_RUNNING, j, running[w], max_running
-            break
-        clock[w] = end
-        turns[w] += 1
-        batch_start[j] = begin
-        batch_end[j] = end
-        batch_kv[j] = held[w]
-        batch_tokens[j] = total
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
-            if done[i]:  # its KV counted in this batch, and is free for the next
-                held[w] -= cached[i] + kv_offset
-                running[w] -= 1
-                cached[i] = 0
-                home[i] = -1
-
-    if rule == OK:
+        machine.clock[w] = end
+        machine.turns[w] += 1
+        batch_start[j], batch_end[j] = begin, end
+        batch_kv[j], batch_tokens[j] = machine.held[w], sums.tokens
+        for p in range(first, last):
+            i = columns.request[p]
+            if known.done[i]:  # its KV counted in this batch, and is free for the next
+                machine.held[w] -= life.cached[i] + limits.kv_offset
+                machine.running[w] -= 1
+                life.cached[i] = 0
+                known.home[i] = -1
+    if breach.rule == OK:
+        at = -1
         for i in range(n):
-            if not done[i]:
-                rule, at, who, value, limit = UNFINISHED, batches - 1, i, produced[i], output[i]
+            if not known.done[i]:
+                at = batches - 1
+                breach = Breach(UNFINISHED, i, float(life.produced[i]), float(life.output[i]))
                 break
     return (
-        rule, at, who, float(value), float(limit), batch_start, batch_end, batch_kv,
-        batch_tokens, first_start, first_token, finish, served, evictions, pauses, chunked,
+        breach.rule, at, breach.request, breach.value, breach.limit, batch_start, batch_end,
+        batch_kv, batch_tokens, known.first_start, known.first_token, known.finish, known.served,
+        known.evictions, known.pauses, chunked,
     )  # fmt: skip

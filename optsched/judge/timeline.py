@@ -313,20 +313,21 @@ def timeline(
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
+    first: Any = instance.first_arrival
     if schedule.kind == "starts":
-        columns, begin = _rounds(instance, check_columns(schedule)[0])
+        columns, begin = _rounds(instance, check_columns(schedule)[0] - first)
         end = begin + 1
     else:
         columns = check_columns(schedule)
-        begin = judged.batch_start.astype(np.float64)
-        end = judged.batch_end.astype(np.float64)
+        begin = judged.clock.batch_start.astype(np.float64)
+        end = judged.clock.batch_end.astype(np.float64)
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     from optsched.judge import spans
 
     compiled: Any = spans.walk
     found, held = compiled(
-        instance.arrival.astype(np.float64), instance.prompt_tokens, instance.output_tokens,
+        instance.release, instance.prompt_tokens, instance.output_tokens,
         instance.kv_offset, *columns, begin, end, worker, judged.workers,
         schedule.evict_mode == "restart",
     )  # fmt: skip
@@ -337,12 +338,12 @@ def timeline(
         evaluation=judged,
         span_request=whole[0],
         span_phase=whole[1],
-        span_start=found[:, 2].copy(),
-        span_end=found[:, 3].copy(),
+        span_start=found[:, 2] + first,
+        span_end=found[:, 3] + first,
         span_tokens=whole[2],
         span_worker=whole[3],
-        batch_start=begin,
-        batch_end=end,
+        batch_start=begin + first,
+        batch_end=end + first,
         batch_worker=worker,
         batch_requests=np.diff(columns[0]),
         batch_prefill=held[:, 0],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optsched.judge.evaluate import evaluate
+from optsched.optimize.consistency import reconcile
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.rounds.hindsight import RAMP_CAPACITY, RAMP_REQUESTS
@@ -17,6 +18,7 @@ from optsched.optimize.solvers.base import Progress, SolveOptions, round_up_boun
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -81,6 +83,8 @@ def bound_within(
     ------
     UsageError
         The instance is in seconds.
+    SolverError
+        The bound contradicts the schedule.
     """
     begin = time.perf_counter()
     name = _exact(instance) if search else None
@@ -98,9 +102,10 @@ def bound_within(
         found.bound, found.origin, found.schedule, found.objective, found.certificate(),
         found.proved, found.first_bound_s,
     )  # fmt: skip
-    over = stop is not None and stop.is_set()
+    left = time_limit_s - (time.perf_counter() - begin)
+    over = left <= 0 or (stop is not None and stop.is_set())
     if name is None or over or found.objective == found.proved:
-        return best
+        return _consistent(instance, best, "search")
 
     def report(state: Progress) -> None:
         if progress is not None:
@@ -110,16 +115,19 @@ def bound_within(
             progress(Progress(elapsed, min(values, default=None), max(bounds, default=None)))
 
     options = SolveOptions(
-        time_limit_s=max(0.0, time_limit_s - (time.perf_counter() - begin)),
+        time_limit_s=left,
         seed=seed,
         warm_start=best.schedule,
         progress=report,
         stop=stop,
     )
     try:
-        answer = get("hindsight").methods[name].run(Task(instance, objective=("tel",)), options)
+        answer = (
+            get("hindsight").methods[name].run(Task(instance, objective=(TOTAL_LATENCY,)), options)
+        )
     except OptschedError:
-        return best  # limits or sizes that the method does not take
+        # Limits or sizes that the method does not take.
+        return _consistent(instance, best, "search")
     return _better_of(instance, best, answer, name)
 
 
@@ -129,21 +137,29 @@ def _exact(instance: Instance) -> str | None:
         return None
     if instance.kv_capacity <= RAMP_CAPACITY:
         return "ramp"
-    chosen = get("hindsight").choose(Task(instance, objective=("tel",)))
+    chosen = get("hindsight").choose(Task(instance, objective=(TOTAL_LATENCY,)))
     return chosen if chosen == "cpsat" else None
 
 
 def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
-    schedule, objective = best.schedule, best.objective
+    schedule, objective, found_by = best.schedule, best.objective, "search"
     if answer.schedule is not None:
-        value = evaluate(instance, answer.schedule).metrics["tel"]
+        value = TOTAL_LATENCY.of(evaluate(instance, answer.schedule))
         assert value is not None
         if objective is None or value < objective:
-            schedule, objective = answer.schedule, int(value)
+            schedule, objective, found_by = answer.schedule, int(value), name
     bound, origin = best.bound, best.origin
     if answer.bound is not None and round_up_bound(answer.bound) > bound:
         bound, origin = round_up_bound(answer.bound), name
     certificate, certified = best.certificate, best.certified
     if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
         certificate, certified = answer.certificate, int(answer.certificate["value"])
-    return Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
+    better = Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
+    return _consistent(instance, better, found_by)
+
+
+def _consistent(instance: Instance, best: Bounded, found_by: str) -> Bounded:
+    """Return what was found, whose bound must not exceed its schedule's value."""
+    known, bound = (best.objective, found_by), (best.bound, best.origin)
+    reconcile(instance, TOTAL_LATENCY, known, bound)
+    return best

@@ -11,6 +11,7 @@ from typing import Any
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.consistency import float_noise, reconcile
 from optsched.optimize.formulations import Answer, Formulation, Task, check_method, get
 from optsched.optimize.solvers.base import (
     History,
@@ -30,11 +31,10 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.objective import Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule, from_starts
 from optsched.problem.version import __version__
 
-_AGREEMENT = 1e-6
-"""Relative difference allowed between a solver's objective and the judge's, in seconds."""
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
 _POLICY_REQUESTS = 20_000
@@ -105,9 +105,8 @@ class Result:
         """Relative distance of objective and bound (`gap_definition`), or None."""
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
-        distance = self.objective - self.bound
-        gap = float((-distance if self.maximized else distance) / self.objective)
-        return max(0.0, gap)  # a bound may pass the objective by float noise (`_consistent`)
+        ends = (self.bound, self.objective) if self.maximized else (self.objective, self.bound)
+        return float((ends[0] - ends[1]) / self.objective)
 
     @property
     def gap_definition(self) -> str:
@@ -182,7 +181,7 @@ def solve(
     formulation: str | None = None,
     method: str = "auto",
     cost_model: CostModel | str | Path | None = None,
-    objective: str | Sequence[str] | None = None,
+    objective: str | Objective | Sequence[str | Objective] | None = None,
     time_limit_s: float | None = 60.0,
     mip_rel_gap: float = 0.0,
     threads: int | None = None,
@@ -209,9 +208,9 @@ def solve(
     cost_model : BatchCost or str, optional
         Needed for an instance in seconds.
     objective : str or sequence of str, optional
-        Names, the most important first; a string may hold several, separated by commas.
+        Metrics, the most important first; a string may hold several, separated by commas.
     time_limit_s : float or None
-        Seconds for the method.
+        Seconds in all: schedules to start from and quick bounds come out of it, too.
     mip_rel_gap : float
         Relative gap at which the method may stop; 0 demands a proof.
     threads : int, optional
@@ -245,10 +244,12 @@ def solve(
     ViolationError, InputError
         A warm start that is not feasible, or an option out of range.
     """
+    begin = time.perf_counter()
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
-    names = _objectives(model, objective)
-    task = Task(instance, cost, names, extras)
+    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    goals = model.default_objective if objective is None else objective
+    task = Task(instance, cost, parse_objectives(goals, known, f"formulation {model.name}"), extras)
     chosen = model.choose(task) if method == "auto" else method
     way = check_method(model, chosen, task)
     options = SolveOptions(
@@ -260,21 +261,26 @@ def solve(
         progress=progress,
         stop=stop,
     )
-    start = _warm_start(task, model, warm_start, seed)
+
+    def over() -> bool:
+        late = time.perf_counter() - begin >= options.time_limit
+        return late or (stop is not None and stop.is_set())
+
+    start = _warm_start(task, model, warm_start, seed, over)
     if start is not None:
         options = replace(options, warm_start=start[0])
-    proved = _proved(task, model)
+    proved = _proved(task)
     history = History(progress)
-    options = replace(options, progress=_informed(history, task, model, start, proved))
-    begin = time.perf_counter()
+    options = replace(options, progress=_informed(history, task, start, proved))
+    since = time.perf_counter()
     try:
-        answer = way.run(task, options)
+        answer = way.run(task, options.after(since - begin))
     except KeyboardInterrupt:
         if start is None:
             raise
         answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
     result = _judged(task, model, chosen, options, answer, start, proved)
-    spent = time.perf_counter() - begin
+    spent = time.perf_counter() - since
     return replace(result, progress=history.until(spent, result.objective, result.bound))
 
 
@@ -294,32 +300,21 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
     return found
 
 
-def _objectives(model: Formulation, objective: str | Sequence[str] | None) -> tuple[str, ...]:
-    if objective is None:
-        return (model.default_objective,)
-    names = objective.split(",") if isinstance(objective, str) else list(objective)
-    names = [name.strip() for name in names]
-    known = sorted({name for way in model.methods.values() for name in way.objectives})
-    for i, name in enumerate(names):
-        if name not in known:
-            raise UsageError(
-                f"objective: {name!r} is unknown to formulation {model.name}; known are "
-                + ", ".join(known)
-            )
-        if name in names[:i]:
-            raise UsageError(f"objective: {name!r} is given twice")
-    if not names:
-        raise UsageError(f"objective: none is given; known are {', '.join(known)}")
-    return tuple(names)
-
-
 _Start = tuple[Schedule, Evaluation]
+_Bound = tuple[float | int | None, str | None]
+"""A value and its origin."""
 
 
 def _warm_start(
-    task: Task, model: Formulation, given: Schedule | str | None, seed: int
+    task: Task,
+    model: Formulation,
+    given: Schedule | str | None,
+    seed: int,
+    over: Callable[[], bool],
 ) -> _Start | None:
     """Return a schedule to start from, in the formulation's terms, with its evaluation.
+
+    Once ``over()``, one of the policies' is good enough.
 
     Raises
     ------
@@ -335,7 +330,7 @@ def _warm_start(
             )
         return start
     from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import simulate
+    from optsched.policies.engine.simulate import quick_to_simulate, simulate
 
     if given is not None:
         schedule = simulate(task.instance, given, task.cost_model, seed=seed)
@@ -348,56 +343,58 @@ def _warm_start(
         return start
     if task.instance.n > _POLICY_REQUESTS or _restricted(task):
         return None
-    name = task.objective[0]
-    makers: list[Callable[[], Schedule]] = [
-        lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-        for spec in _STARTERS
-    ]
+    goal = task.objective[0]
+    makers: list[Callable[[], Schedule]] = []
+    if quick_to_simulate(task.instance):
+        makers += [
+            lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
+            for spec in _STARTERS
+        ]
     if task.instance.in_rounds:
         makers.append(lambda: serial_schedule(task.instance))
     best: _Start | None = None
     for make in makers:
+        if best is not None and over():
+            break
         try:
             start = _fitting(task, model, make())
         except OptschedError:
             continue  # a policy that loops, or that the instance rules out
-        if start is not None and (best is None or _better(model, name, start[1], best[1])):
+        if start is not None and (best is None or goal.better(goal.of(start[1]), goal.of(best[1]))):
             best = start
     return best
 
 
-def _proved(task: Task, model: Formulation) -> float | None:
+def _proved(task: Task) -> _Bound:
     """Return the best of the bounds that need no search, None where there is none."""
-    name = task.objective[0]
-    if name in model.maximized:
-        return None
+    goal = task.objective[0]
+    if goal.maximized:
+        return None, None
     from optsched.bounds import lower_bound
 
     try:
-        return lower_bound(task.instance, cost_model=task.cost_model, objective=name)[0]
+        return lower_bound(task.instance, cost_model=task.cost_model, objective=goal)
     except InfeasibleError:
-        return None  # the method says why
+        return None, None  # the method says why
 
 
 def _informed(
     progress: Callable[[Progress], None],
     task: Task,
-    model: Formulation,
     start: _Start | None,
-    proved: float | None,
+    proved: _Bound,
 ) -> Callable[[Progress], None]:
     """Return a progress call that also knows the warm start and the bound proved before."""
-    name = task.objective[0]
-    sign = -1 if name in model.maximized else 1
-    integral = task.instance.in_rounds and name in model.integral
+    goal = task.objective[0]
+    integral = goal.integral(task.instance)
     warm = None
     if start is not None and not _restricted(task) and len(task.objective) == 1:
-        warm = start[1].metrics[name]
+        warm = goal.of(start[1])
 
     def tell(state: Progress) -> None:
-        bound = _best_bound(state.bound, proved, integral)
+        bound, _ = _best_bound((state.bound, None), proved, integral)
         known = [v for v in (state.incumbent, warm) if v is not None]
-        progress(Progress(state.elapsed_s, min(known, key=lambda v: sign * v, default=None), bound))
+        progress(Progress(state.elapsed_s, min(known, key=goal.signed, default=None), bound))
 
     tell(Progress(0.0, None, None))
     return tell
@@ -408,11 +405,9 @@ def _restricted(task: Task) -> bool:
     return any(value not in (None, False) for value in task.extras.values())
 
 
-def _better(model: Formulation, name: str, one: Evaluation, other: Evaluation) -> bool:
-    a, b = one.metrics[name], other.metrics[name]
-    if a is None or b is None:
-        return b is None and a is not None
-    return a > b if name in model.maximized else a < b
+def _judge(task: Task, schedule: Schedule) -> Evaluation:
+    """Judge a schedule with the limits of service that the objectives are about."""
+    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
 
 
 def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | None:
@@ -423,7 +418,7 @@ def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | Non
     seconds: any schedule that splits no prefill, unless the instance says that it may.
     """
     instance = task.instance
-    evaluation = evaluate(instance, schedule, task.cost_model)
+    evaluation = _judge(task, schedule)
     if model.time_unit != "round":
         # An absent chunked_prefill means off to models, while schedulers are free.
         split = evaluation.split_prefill and instance.chunked_prefill is not True
@@ -432,7 +427,7 @@ def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | Non
         return schedule, evaluation
     starts = from_starts(evaluation.finish - instance.output_tokens, instance)
     try:
-        return starts, evaluate(instance, starts)
+        return starts, _judge(task, starts)
     except ViolationError:
         return None
 
@@ -444,35 +439,35 @@ def _judged(
     options: SolveOptions,
     answer: Answer,
     start: _Start | None,
-    proved: float | None,
+    proved: _Bound,
 ) -> Result:
-    instance, name = task.instance, task.objective[0]
-    maximized = name in model.maximized
-    integral = instance.in_rounds and name in model.integral
+    instance, goal = task.instance, task.objective[0]
+    integral = goal.integral(instance)
     schedule, evaluation, status = answer.schedule, None, answer.status
     objective: float | int | None = None
+    found_by = None
     if schedule is not None:
         evaluation = _replayed(task, method, schedule)
-        objective = evaluation.metrics[name]
-        _agree(method, name, answer.objective, objective, integral)
+        objective = goal.of(evaluation)
+        _agree(instance, method, goal.name, answer.objective, objective, integral)
     if start is not None and not _restricted(task) and len(task.objective) == 1:
         if status is Status.INFEASIBLE:
             raise SolverError(
                 f"{method}: says infeasible ({answer.native_status}), but the warm start is "
                 "feasible; the model or the solver is wrong"
             )
-        if evaluation is None or _better(model, name, start[1], evaluation):
+        if evaluation is None or goal.better(goal.of(start[1]), goal.of(evaluation)):
             schedule, evaluation = start
-            objective = evaluation.metrics[name]
+            objective, found_by = goal.of(evaluation), "the warm start"
             status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
-    bound = _best_bound(answer.bound, proved, integral)
-    bound = _consistent(method, objective, bound, integral, maximized)
-    sign = -1 if maximized else 1
+    known = objective, method if found_by is None else found_by
+    best = _best_bound((answer.bound, method), proved, integral)
+    bound = reconcile(instance, goal, known, best)
     if status is not Status.ERROR:
         status = settle_status(
             status,
-            None if objective is None else sign * objective,
-            None if bound is None else sign * bound,
+            None if objective is None else goal.signed(objective),
+            None if bound is None else goal.signed(bound),
             integral_objective=integral,
         )
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
@@ -482,7 +477,7 @@ def _judged(
         instance=instance,
         formulation=model.name,
         method=method,
-        objective_name=",".join(task.objective),
+        objective_name=",".join(map(str, task.objective)),
         status=status,
         objective=objective,
         bound=bound,
@@ -493,28 +488,33 @@ def _judged(
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
-        maximized=maximized,
+        maximized=goal.maximized,
         certificate=answer.certificate,
         versions=answer.versions,
         objectives=(
-            None if evaluation is None else tuple(evaluation.metrics[o] for o in task.objective)
+            None if evaluation is None else tuple(o.of(evaluation) for o in task.objective)
         ),
     )
 
 
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
-        return evaluate(task.instance, schedule, task.cost_model)
+        return _judge(task, schedule)
     except OptschedError as error:
         raise SolverError(f"{method}: its schedule does not verify: {error}") from error
 
 
 def _agree(
-    method: str, name: str, claimed: float | None, judged: float | int | None, integral: bool
+    instance: Instance,
+    method: str,
+    name: str,
+    claimed: float | None,
+    judged: float | int | None,
+    integral: bool,
 ) -> None:
     if claimed is None or judged is None:
         raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
-    slack = 0.01 if integral else _AGREEMENT * max(1.0, abs(judged))
+    slack = 0.01 if integral else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
         raise SolverError(
             f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
@@ -522,29 +522,10 @@ def _agree(
         )
 
 
-def _best_bound(claimed: float | None, proved: float | None, integral: bool) -> float | int | None:
-    bound = claimed
-    if bound is not None and integral:
-        bound = round_up_bound(bound)
-    if proved is not None and (bound is None or proved > bound):
-        bound = proved
-    return bound
-
-
-def _consistent(
-    method: str,
-    objective: float | int | None,
-    bound: float | int | None,
-    integral: bool,
-    maximized: bool,
-) -> float | int | None:
-    """Return the bound, which must not lie on the wrong side of the objective."""
-    if objective is None or bound is None:
-        return bound
-    excess = objective - bound if maximized else bound - objective
-    if excess > (0 if integral else _AGREEMENT * max(1.0, abs(objective))):
-        raise SolverError(
-            f"{method}: its bound {bound} contradicts a schedule of value {objective}; "
-            "the model or the solver is wrong"
-        )
-    return objective if excess > 0 else bound
+def _best_bound(claimed: _Bound, proved: _Bound, integral: bool) -> _Bound:
+    value, origin = claimed
+    if value is not None and integral:
+        value = round_up_bound(value)
+    if proved[0] is not None and (value is None or proved[0] > value):
+        return proved
+    return value, origin

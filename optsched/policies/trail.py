@@ -161,7 +161,7 @@ class Trail:
 
     def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
         """Run to the end as `batch` would; see `optsched.policies.engine.rerank.run`."""
-        from optsched.judge.replay import UNLIMITED
+        from optsched.judge.life import UNLIMITED
         from optsched.policies.engine import rerank
 
         forecast = forecast_of(instance)
@@ -181,6 +181,7 @@ class Trail:
             limits.max_prefill_tokens or UNLIMITED,
             limits.max_running or UNLIMITED,
             cost.array,
+            instance.clock_origin,
             np.lexsort((np.arange(instance.n), arrival)),
             self.c,
             self.refine,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ MAX_TOKENS = 2**31 - 1
 """Largest prompt or output of one request, in tokens."""
 INT64_MAX = 2**63 - 1
 
+Item = str | Callable[[int], str]
+"""How an error names an entry of a column: a word before its index, or a function of the index."""
+
 
 def plain_numbers(column: NDArray[Any]) -> list[int | float]:
     """Return a column as Python numbers, integral ones as ``int``."""
@@ -24,18 +28,11 @@ def plain_numbers(column: NDArray[Any]) -> list[int | float]:
 
 def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
     """Return ``value`` as an integer, or say that it is none in range; see `whole_column`."""
-    number = value.item() if isinstance(value, np.generic) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise InputError(f"{field_name}: {value!r} is not an integer")
-    if isinstance(number, float) and not number.is_integer():
-        raise InputError(f"{field_name}: {value!r} is not an integer")
-    if not low <= number <= high:
-        raise InputError(f"{field_name}: {value!r} is out of range; {low} to {high} is right")
-    return int(number)
+    return int(_checked(value, field_name, low, high, whole=True))
 
 
 def whole_column(
-    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: str = "request"
+    values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: Item = "request"
 ) -> NDArray[np.int64]:
     """Return ``values`` as a read-only int64 column, or say which one is no integer in range.
 
@@ -46,74 +43,68 @@ def whole_column(
         How the error names the column.
     low, high : int
         The smallest and largest value allowed.
-    item : str
-        How the error names one entry of the column.
+    item : str or callable
+        How the error names one entry of the column: a word before its index, or a function
+        from the index to words.
 
     Raises
     ------
     InputError
         Not a flat list; a boolean, string, fraction, NaN or infinity; out of range.
     """
-    array = _flat(values, field_name)
-    if array.dtype.kind not in "iu":
-        checked = [
-            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=True)
-            for i, v in enumerate(array.tolist())
-        ]
-        array = np.array(checked, dtype=np.int64)
-    elif array.size and not (array.min() >= low and array.max() <= high):
-        i = int(np.argmax((array < low) | (array > high)))
-        _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=True)
-    return _read_only(array.astype(np.int64))
+    return _column(values, field_name, (low, high), item, whole=True)
 
 
 def real_column(
-    values: ArrayLike, field_name: str, low: float, high: float, *, item: str = "request"
+    values: ArrayLike, field_name: str, low: float, high: float, *, item: Item = "request"
 ) -> NDArray[np.float64]:
     """Return ``values`` as a read-only float64 column; see `whole_column`."""
-    array = _flat(values, field_name)
-    if array.dtype.kind not in "iuf":
-        checked = [
-            _request_number(v, f"{field_name}: {item} {i}", low, high, whole=False)
-            for i, v in enumerate(array.tolist())
-        ]
-        array = np.array(checked, dtype=np.float64)
-    elif array.size:
-        bad = ~((array >= low) & (array <= high))
-        if bad.any():
-            i = int(np.argmax(bad))
-            _request_number(array[i].item(), f"{field_name}: {item} {i}", low, high, whole=False)
-    return _read_only(array.astype(np.float64))
+    return _column(values, field_name, (low, high), item, whole=False)
 
 
-def _flat(values: ArrayLike, field_name: str) -> NDArray[Any]:
-    column: Any = values
-    if isinstance(column, np.ndarray):
-        array = column
-    else:
-        if not isinstance(column, (list, tuple, range)):
-            if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
-                raise InputError(f"{field_name}: {values!r} is not a list of numbers")
-            column = list(column)
-        kinds = {type(v) for v in column}
-        if kinds <= {int}:
-            try:
-                array = np.array(column, dtype=np.int64)
-            except OverflowError:
-                array = np.array(column, dtype=object)
-        elif kinds == {float}:
-            array = np.array(column, dtype=np.float64)
-        else:
-            # One by one: numpy would spread nested lists over further dimensions.
-            array = np.empty(len(column), dtype=object)
-            for i, value in enumerate(column):
-                array[i] = value
-    if array.ndim != 1:
-        raise InputError(f"{field_name}: has {array.ndim} dimensions; a flat list is right")
+def _column(
+    values: ArrayLike, field_name: str, limits: tuple[float, float], item: Item, *, whole: bool
+) -> NDArray[Any]:
+    array = _flat(values, field_name, whole)
+    low, high = limits
+    dtype = np.int64 if whole else np.float64
+
+    def check(i: int, value: Any) -> float:
+        entry = f"{item} {i}" if isinstance(item, str) else item(i)
+        return _checked(value, f"{field_name}: {entry}", low, high, whole=whole)
+
+    if array.dtype.kind not in ("iu" if whole else "iuf"):
+        array = np.array([check(i, v) for i, v in enumerate(array.tolist())], dtype=dtype)
+    elif not (fits := (array >= low) & (array <= high)).all():
+        i = int(np.argmin(fits))
+        check(i, values[i] if isinstance(values, (list, tuple)) else array[i].item())
+    array = array.astype(dtype)
+    array.setflags(write=False)
     return array
 
 
-def _request_number(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
+def _flat(values: ArrayLike, field_name: str, whole: bool) -> NDArray[Any]:
+    """Return a list as a flat array; what is no plain number stays an object, to be named."""
+    column: Any = values
+    if not isinstance(column, np.ndarray):
+        if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
+            raise InputError(f"{field_name}: {values!r} is not a list of numbers")
+        column = list(column)
+        kinds = {type(v) for v in column}
+        if kinds <= {int} or kinds == {float} or (not whole and kinds == {int, float}):
+            with suppress(OverflowError):  # an integer beyond all is named like any other
+                return np.array(column, dtype=np.int64 if kinds <= {int} else np.float64)
+        # One by one: numpy would spread nested lists over further dimensions.
+        array = np.empty(len(column), dtype=object)
+        for i, value in enumerate(column):
+            array[i] = value
+        return array
+    if column.ndim != 1:
+        raise InputError(f"{field_name}: has {column.ndim} dimensions; a flat list is right")
+    return column
+
+
+def _checked(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
     where = f"{place}: {value!r}"
     if isinstance(value, np.generic):
         value = value.item()
@@ -126,10 +117,3 @@ def _request_number(value: Any, place: str, low: float, high: float, *, whole: b
     if not low <= value <= high:
         raise InputError(f"{where} is out of range; {low} to {high} is right")
     return int(value) if whole else value
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    if array.flags.writeable:
-        array = array.copy() if array.base is not None else array
-        array.setflags(write=False)
-    return array

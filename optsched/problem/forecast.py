@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,20 +62,14 @@ class Forecast:
                 f"{name}.offsets: request {i}: {offsets[i]} to {offsets[i + 1]} holds no entry; "
                 "at least one per request is right"
             )
-        values: Any = self.remaining
-        if isinstance(values, (list, tuple)) and {type(v) for v in values} <= {int, float}:
-            with suppress(OverflowError):  # too large for a float: named below
-                values = np.array(values, dtype=np.float64)
-        if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f":
-            bad = ~((values >= 0) & (values <= MAX_TOKENS))
-            if bad.any() and int(np.argmax(bad)) < offsets[-1]:
-                entry = int(np.argmax(bad))
-                i = int(np.searchsorted(offsets, entry, side="right")) - 1
-                raise InputError(
-                    f"{name}.remaining: request {i}: {values[entry]:g} tokens left after "
-                    f"{self.every * (entry - int(offsets[i]))}; 0 to {MAX_TOKENS} is right"
-                )
-        put("remaining", real_column(values, f"{name}.remaining", 0.0, MAX_TOKENS, item="entry"))
+
+        def item(entry: int) -> str:
+            if entry >= offsets[-1]:
+                return f"entry {entry}"
+            i = int(np.searchsorted(offsets, entry, side="right")) - 1
+            return f"request {i} after {self.every * (entry - int(offsets[i]))} tokens"
+
+        put("remaining", real_column(self.remaining, f"{name}.remaining", 0, MAX_TOKENS, item=item))
         if len(self.remaining) != offsets[-1]:
             raise InputError(
                 f"{name}.remaining: has {len(self.remaining)} values, but offsets end at "

@@ -31,6 +31,9 @@ MAX_ROUND = 2**53
 """Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
 
 
+MAX_SECOND = 2.0**42
+"""Largest arrival time in seconds: beyond it a float64 no longer tells single milliseconds."""
+
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that are predictions."""
 
@@ -141,7 +144,7 @@ class Instance:
         if self.time_unit == "round":
             put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
         else:
-            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, float(MAX_ROUND)))
+            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, MAX_SECOND))
         put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
         put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
         if self.predicted is not None:
@@ -229,19 +232,26 @@ class Instance:
                         f"exceeds {limit} and chunked_prefill is false; it can never be processed"
                     )
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
-        volume = (
-            sum(
-                int((column.astype(object) * self.output_tokens.astype(object)).sum())
-                for column in (self.prompt_tokens, self.output_tokens)
-            )
-            if self.output_tokens.max() > 2**20 or self.prompt_tokens.max() > 2**20
-            else 0
-        )
+        longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
+        volume = 0
+        if self.n * longest * (longest + largest) >= 2**62:
+            output = self.output_tokens.astype(object)
+            volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
         if last * self.n >= 2**62 or volume >= 2**62:
             raise InputError(
                 "requests: the sum of all completion times or KV volumes would not fit into "
                 "64-bit integers; use fewer or smaller requests, or earlier arrivals"
             )
+        # The batch model squares what a batch prefills, and a batch holds kv_capacity at most.
+        size = longest + largest - 1
+        if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
+            sizes = (self.prompt_tokens + self.output_tokens - 1).astype(object)
+            squares = min(int((sizes * sizes).sum()), int(sizes.max()) * self.kv_capacity)
+            if squares >= 2**63:
+                raise InputError(
+                    f"requests: the squared prefills of one batch could sum to {squares}, beyond "
+                    "64-bit integers; use fewer or smaller requests, or a smaller kv_capacity"
+                )
 
     def __repr__(self) -> str:
         return (
@@ -298,11 +308,40 @@ class Instance:
         return replace(self, **nothing)
 
     @cached_property
+    def first_arrival(self) -> float | int:
+        """The first arrival: the zero of every clock that computes something."""
+        first: float | int = self.arrival.min().item()
+        return first
+
+    @cached_property
+    def arrival_since_first(self) -> NDArray[Any]:
+        """Arrivals less the first one, shape (n,), read-only, in the type of `arrival`."""
+        since = self.arrival - self.first_arrival
+        since.setflags(write=False)
+        return since
+
+    @cached_property
     def release(self) -> NDArray[np.float64]:
-        """Arrivals as read-only float64, shape (n,): compiled code sees one type in both units."""
-        release = self.arrival.astype(np.float64)
+        """`arrival_since_first` as float64: compiled code sees one type in both units.
+
+        Kernels count time from the first arrival, so that a Unix time stamp costs no digits;
+        `at` turns their times into the instance's.
+        """
+        release = self.arrival_since_first.astype(np.float64)
         release.setflags(write=False)
         return release
+
+    @property
+    def clock_origin(self) -> float:
+        """What `read_start` takes from starts: 0 in rounds, which are exact."""
+        return 0.0 if self.in_rounds else float(self.first_arrival)
+
+    def at(self, since_first: ArrayLike) -> NDArray[Any]:
+        """Return times since the first arrival as times of the instance: int64 in rounds."""
+        times: NDArray[Any] = np.asarray(since_first)
+        if self.in_rounds:
+            times = np.rint(times).astype(np.int64)
+        return np.asarray(times + self.first_arrival)
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
@@ -314,6 +353,19 @@ class Instance:
         """KV token-rounds of each uninterrupted run: s o + o (o + 1) / 2 (cached: - o)."""
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
+
+    def check_digest(self, digest: str | None, field: str) -> None:
+        """Check that a digest in some file, if there is one, is this instance's.
+
+        Raises
+        ------
+        InputError
+            It is another instance's.
+        """
+        if digest not in (None, self.sha256):
+            raise InputError(
+                f"{field}: {digest} is another instance's; {self.name!r} has {self.sha256}"
+            )
 
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
         """Return the instance of the requests at ``index``, in that order."""

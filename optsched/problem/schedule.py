@@ -83,7 +83,7 @@ class Schedule:
             "instance_sha256": self.instance_sha256,
             "kind": self.kind,
         }
-        for name in ("starts", *COLUMNS, "start", "worker"):
+        for name in ALL_COLUMNS:
             column = getattr(self, name)
             if column is not None:
                 data[name] = plain_numbers(column)
@@ -94,8 +94,30 @@ class Schedule:
         return data
 
 
+def read_start(start: float, earliest: float, origin: float) -> float:
+    """Return a batch's start in time since ``origin`` from its start time in a schedule.
+
+    A start time is rounded where it is written, all the more after a late first arrival. What
+    reads exactly as the earliest start would be written is the earliest start. Compiled by the
+    judge and by the engines, which so mean the same moment.
+
+    Parameters
+    ----------
+    start : float
+        As written: a time since ``origin`` plus ``origin``.
+    earliest : float
+        Earliest start of the batch, since ``origin``.
+    origin : float
+        See `Instance.clock_origin`.
+    """
+    return earliest if origin + earliest == start else start - origin
+
+
 COLUMNS = ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted")
 """The flat columns that every schedule of batches has."""
+
+ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
+"""Every column of either kind of schedule, in the order of files."""
 
 
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:

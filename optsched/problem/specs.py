@@ -1,4 +1,4 @@
-"""Specifications ``name:key=value,...``: what policies and predictors are named by."""
+"""Specifications ``name:key=value,...`` and lists of ``key=value``, read in one place."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, OptschedError
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -61,7 +61,7 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     Raises
     ------
     InputError
-        A parameter without ``=``, or one given twice.
+        See `read_pairs`.
     """
     if is_file(spec):
         file, _, rest = spec.partition(".py:")
@@ -69,15 +69,50 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
         name = f"{file}.py:{name}"
     else:
         name, _, tail = spec.partition(":")
+    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
+
+
+def read_pairs(
+    parts: Iterable[str], where: str, error: Callable[[str], OptschedError] = InputError
+) -> dict[str, str]:
+    """Return the texts of ``key=value`` parts by key: the one place that reads them.
+
+    Parameters
+    ----------
+    parts : iterable of str
+    where : str
+        What errors begin with: a specification, an option of the command line.
+    error : type
+        What a part that cannot be read raises.
+
+    Raises
+    ------
+    OptschedError
+        A part without ``=`` or without a key, or a key that is given twice.
+    """
     texts: dict[str, str] = {}
-    for part in filter(None, tail.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"{kind} {spec!r}: {part!r} is no parameter; key=value is right")
+    for part in parts:
+        key, equals, value = (text.strip() for text in part.partition("="))
+        if not equals or not key:
+            raise error(f"{where}: {part!r}; key=value is right")
         if key in texts:
-            raise InputError(f"{kind} {spec!r}: parameter {key!r} is given twice")
+            raise error(f"{where}: {key!r} is given twice")
         texts[key] = value
-    return name, texts
+    return texts
+
+
+def split_specs(text: str) -> list[str]:
+    """Split a list of specifications at its commas: ``a:x=1,y=2,b`` is ``a:x=1,y=2`` and ``b``.
+
+    A part that is a parameter (``key=value``) belongs to the specification before it.
+    """
+    specs: list[str] = []
+    for part in text.split(","):
+        if specs and re.match(r"\s*[^:=]+=", part):
+            specs[-1] += f",{part.strip()}"
+        else:
+            specs.append(part.strip())
+    return specs
 
 
 def convert_all(
@@ -95,14 +130,15 @@ def convert_all(
         if key not in known:
             words = ", ".join(known) or "none"
             raise InputError(f"{where}: parameter {key!r} is unknown; known are {words}")
-        values[key] = _convert(text, known[key], f"{where}: parameter {key}")
+        values[key] = convert(text, known[key], f"{where}: parameter {key}")
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:
             raise InputError(f"{where}: parameter {key!r} is needed")
     return values
 
 
-def _convert(text: str, parameter: Parameter, where: str) -> Any:
+def convert(text: str, parameter: Parameter, where: str) -> Any:
+    """Return the value of a parameter from its text; ``where`` begins the error."""
     if parameter.optional and text.lower() in ("none", "null", "inf"):
         return None
     if parameter.type is bool:

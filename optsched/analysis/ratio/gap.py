@@ -133,7 +133,7 @@ def gap_breakdown(
         truth, time_limit_s=time_limit_s, seed=seed, warm_start=from_starts(starts, truth)
     )
     assert result.evaluation is not None
-    best = np.asarray(result.evaluation.finish - instance.arrival, dtype=np.float64)
+    best = np.asarray(result.evaluation.latency, dtype=np.float64)
     return Gap(
         instance=instance,
         policy=name,
@@ -180,7 +180,7 @@ def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
 
 def _latency(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.float64]:
     judged = evaluate(instance, simulate(instance, policy, seed=seed))
-    return np.asarray(judged.finish - instance.arrival, dtype=np.float64)
+    return np.asarray(judged.latency, dtype=np.float64)
 
 
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:

@@ -11,10 +11,8 @@ Files import their solvers when a method runs, so that listing costs nothing.
 
 from __future__ import annotations
 
-import pkgutil
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 
 from optsched.optimize.formulations.base import (
     Answer,
@@ -25,6 +23,7 @@ from optsched.optimize.formulations.base import (
     demands,
 )
 from optsched.problem.errors import UsageError
+from optsched.problem.registry import Registry, modules_of
 
 __all__ = [
     "Answer",
@@ -39,34 +38,25 @@ __all__ = [
 
 
 @cache
-def _registry() -> dict[str, Formulation]:
-    found: dict[str, Formulation] = {}
-    further: dict[str, dict[str, Method]] = {}
-    for info in sorted(pkgutil.walk_packages(__path__, f"{__name__}."), key=lambda info: info.name):
-        if info.name.endswith("_kernel"):
-            continue  # compiled loops, which load numba
-        module = import_module(info.name)
-        formulation = getattr(module, "FORMULATION", None)
-        if formulation is not None:
-            if formulation.name in found:
-                raise ValueError(f"{module.__name__}: formulation {formulation.name} exists twice")
-            found[formulation.name] = formulation
-        for name, methods in getattr(module, "METHODS", {}).items():
-            for key, method in methods.items():
-                if key in further.setdefault(name, {}):
-                    raise ValueError(f"{module.__name__}: method {key} of {name} exists twice")
-                further[name][key] = method
-    for name, methods in further.items():
-        twice = set(methods) & set(found[name].methods)
-        if twice:
-            raise ValueError(f"formulation {name}: methods {sorted(twice)} exist twice")
-        found[name] = replace(found[name], methods={**found[name].methods, **methods})
-    return dict(sorted(found.items()))
+def _registry() -> Registry[Formulation]:
+    modules = list(modules_of(__name__, deep=True))
+    own = [vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")]
+    methods = {formulation.name: dict(formulation.methods) for formulation in own}
+    for module in modules:
+        for name, further in getattr(module, "METHODS", {}).items():
+            twice = set(further) & set(methods[name])
+            if twice:
+                raise ValueError(f"{module.__name__}: methods {sorted(twice)} of {name} exist")
+            methods[name] |= further
+    found: Registry[Formulation] = Registry("formulation:", error=UsageError)
+    for formulation in own:
+        found.add(formulation.name, replace(formulation, methods=methods[formulation.name]))
+    return found
 
 
 def formulations() -> dict[str, Formulation]:
     """Return every formulation by name, each with all of its methods."""
-    return dict(_registry())
+    return _registry().all()
 
 
 def get(name: str) -> Formulation:
@@ -77,7 +67,4 @@ def get(name: str) -> Formulation:
     UsageError
         There is none of that name; the message lists them.
     """
-    found = _registry()
-    if name not in found:
-        raise UsageError(f"formulation: {name!r} is unknown; known are {', '.join(found)}")
-    return found[name]
+    return _registry().get(name)

@@ -11,6 +11,7 @@ from optsched.costs.cost import CostModel, UnitCost
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, TimeUnit
+from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
 
 
@@ -22,16 +23,25 @@ class Task:
     ----------
     instance : Instance
     cost_model : UnitCost or BatchCost
-    objective : tuple of str
-        Names of objectives, the first the most important (lexicographic).
+    objective : tuple of Objective
+        The first is the most important (lexicographic); names are read as objectives.
     extras : mapping
         What only some formulations know, by name (for example ``eviction_free``).
     """
 
     instance: Instance
     cost_model: CostModel = field(default_factory=UnitCost)
-    objective: tuple[str, ...] = ()
+    objective: tuple[Objective, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.objective:
+            object.__setattr__(self, "objective", parse_objectives(self.objective))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics of the objectives."""
+        return tuple(objective.name for objective in self.objective)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +87,7 @@ class Method:
     run : callable
         ``run(task, options) -> Answer``. It imports its solver when called, not before.
     objectives : tuple of str
-        The objectives that it can minimize (or maximize, where that is meant).
+        The metrics that it can optimize (`optsched.problem.metrics.TABLE`).
     switches : frozenset of str
         What it can honour among the formulation's `Formulation.switches`.
     lexicographic : bool
@@ -104,16 +114,13 @@ class Formulation:
     time_unit : {"round", "second"}
         The instances that it is for.
     default_objective : str
+        As `optsched.problem.objective.parse_objectives` reads it.
     methods : mapping of str to Method
         Its own; other files of the package may add to them (`optsched.optimize.formulations`).
     choose : callable
         ``choose(task) -> str``: the method that ``auto`` stands for.
     switches : frozenset of str
         Limits and switches of an instance that matter to it, as `demands` names them.
-    integral : frozenset of str
-        Objectives that are integers in every schedule of an instance in rounds.
-    maximized : frozenset of str
-        Objectives of which more is better.
     export : callable, optional
         ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``; None: it cannot.
     """
@@ -125,8 +132,6 @@ class Formulation:
     methods: Mapping[str, Method]
     choose: Callable[[Task], str]
     switches: frozenset[str] = frozenset()
-    integral: frozenset[str] = frozenset()
-    maximized: frozenset[str] = frozenset()
     export: Callable[[Task, str, str | Path], None] | None = None
 
 
@@ -170,7 +175,7 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
 
 
 def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
-    lacks = [f"objective {o!r}" for o in task.objective if o not in method.objectives]
+    lacks = [f"objective {o!r}" for o in task.names if o not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:
         lacks.append("several objectives")
     wanted = demands(task.instance) & formulation.switches

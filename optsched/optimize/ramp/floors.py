@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
 Floors = NDArray[np.int64]
@@ -27,23 +28,57 @@ _ABOVE = (3.0, 2.0, 1.5, 1.25)
 """Floors for all, over the largest, before any is exact."""
 
 
+_CELLS, _ENTRIES = 1 << 16, 1 << 24
+"""Most totals of weights that are told apart, and entries of a table by number and total."""
+
+
 @njit(cache=True, nogil=True)
-def _of_class(most: Any, low: int, capacity: int, out: Any) -> None:
-    """Count, by total weight, multisets of weights from ``low`` on, ``most[w]`` of at least w."""
-    width = min(most[low], capacity // max(low, 1))
-    table = np.zeros((width + 1, capacity + 1))
+def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
+    """Return how many multisets of weights from ``low`` on there are, by total in units.
+
+    ``most[w - low]`` of at least w. Not all of them, where the stop flag has been set.
+    """
+    table = np.zeros((width + 1, cells + 1))
     table[0, 0] = 1.0
-    for w in range(most.shape[0] - 1, low - 1, -1):
-        for k in range(1, min(width, most[w]) + 1):
-            for total in range(w, capacity + 1):
-                table[k, total] += table[k - 1, total - w]
-    for total in range(capacity + 1):
-        for k in range(width + 1):
-            out[total] += table[k, total]
+    heaviest = (low + most.shape[0] - 1) // unit
+    for above in range(most.shape[0] - 1, -1, -1):
+        if stop[0] != 0:
+            break
+        weight = (low + above) // unit
+        for k in range(1, min(width, most[above]) + 1):
+            for total in range(k * weight, min(cells, k * heaviest) + 1):
+                table[k, total] += table[k - 1, total - weight]
+    out = np.zeros(cells + 1)
+    for k in range(width + 1):
+        out += table[k]
+    return out
 
 
-def count_multisets(peak: Floors, floor: Floors, copies: Floors, capacity: int) -> float:
+@njit(cache=True, nogil=True)
+def _of_both(counts: Any, own: Any, stop: Any) -> Any:
+    """Return the convolution of two counts, as long as the first one; see `_of_class`."""
+    cells = counts.shape[0]
+    out = np.zeros(cells)
+    for added in range(cells):
+        if stop[0] != 0:
+            break
+        if own[added] != 0.0:
+            for total in range(added, cells):
+                out[total] += own[added] * counts[total - added]
+    return out
+
+
+def count_multisets(
+    peak: Floors,
+    floor: Floors,
+    copies: Floors,
+    capacity: int,
+    stop: NDArray[np.int8] | None = None,
+) -> float:
     """Return how many multisets of live items there are at most, the empty one included.
+
+    Of a large capacity totals are only told apart in units of some tokens, each weight rounded
+    down, so that neither time nor memory grows with it: a few multisets too many count then.
 
     Parameters
     ----------
@@ -52,23 +87,37 @@ def count_multisets(peak: Floors, floor: Floors, copies: Floors, capacity: int) 
         Kinds of equal floor are not told apart.
     capacity : int
         Largest total weight.
+    stop : ndarray of int8, shape (1,), optional
+        Ends the count when set to 1 by another thread.
 
     Returns
     -------
     float
         The states of the tracker (`optsched.optimize.ramp.tracker.multiset_tracker`) when every
         multiset can be reached.
+
+    Raises
+    ------
+    Interrupted
+        The stop flag was set.
     """
-    counts = np.zeros(capacity + 1)
+    flag = np.zeros(1, dtype=np.int8) if stop is None else stop
+    fewest = max(int(floor.min()), 1)
+    cells = min(_CELLS, _ENTRIES // (1 + min(int(copies.sum()), capacity // fewest)))
+    unit = 1 + capacity // max(cells, 1)
+    cells = capacity // unit
+    counts = np.zeros(cells + 1)
     counts[0] = 1.0
     for f in np.unique(floor):
         mine = floor == f
-        most = np.zeros(max(int(peak[mine].max()), int(f)) + 1, dtype=np.int64)
+        low = max(int(f), 1)
+        most = np.zeros(max(int(peak[mine].max()) + 1 - low, 1), dtype=np.int64)
         for p, number in zip(peak[mine], copies[mine], strict=True):
-            most[: p + 1] += number
-        own = np.zeros(capacity + 1)
-        _of_class(most, int(f), capacity, own)
-        counts = np.convolve(counts, own)[: capacity + 1]
+            most[: max(int(p) + 1 - low, 0)] += number
+        width = int(min(most[0], capacity // low))
+        counts = _of_both(counts, _of_class(most, low, unit, width, cells, flag), flag)
+        if flag[0]:
+            raise Interrupted
     return float(counts.sum())
 
 
@@ -102,7 +151,7 @@ class Ladder:
         if step not in self._states:
             r = self.relaxation
             self._states[step] = count_multisets(
-                r.peak, self.steps[step], r.copies, r.jobs.capacity
+                r.peak, self.steps[step], r.copies, r.jobs.capacity, r.stop
             )  # fmt: skip
         return self._states[step]
 

@@ -206,7 +206,7 @@ def _product(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, cutoff: int,
     cost: Any, scale: int, join: int, first_mask: int, label_mask: Any, label_fixed: Any,
     label_slots: Any, label_count: Any, symbol_of: Any, symbols: int,
-    width: int, capacity: int, peak: Any, floor_class: Any, floor: Any, most: Any,
+    width: int, capacity: int, peak: Any, floor_class: Any, floor: Any, heaviest: Any,
     items: Any, info: Any, add: Any, slots: Any, states: int, max_nodes: int, max_arcs: int,
     max_states: int, stop: Any
 ) -> Any:  # fmt: skip
@@ -322,7 +322,7 @@ def _product(
                     t = add[parts[k, 0], s]
                     if t == -2:
                         t = state_after(
-                            s, parts[k, 0], span, capacity, peak, floor_class, floor, most, row,
+                            s, parts[k, 0], span, capacity, peak, floor_class, floor, heaviest, row,
                             items, info, add, slots, count
                         )  # fmt: skip
                     if t < 0:
@@ -484,7 +484,7 @@ def product(
         scale, labels.join, labels.first_mask, labels.mask, labels.fixed, labels.slots,
         labels.count, tracker.symbol, tracker.symbols,
         tracker.width, tracker.capacity, tracker.peak, tracker.floor_class, tracker.floor,
-        tracker.most, tracker.items, tracker.info, tracker.add, tracker.slots,
+        tracker.heaviest, tracker.items, tracker.info, tracker.add, tracker.slots,
         tracker.states, max_nodes, max_arcs, max_states, stop,
     )  # fmt: skip
     status, ended, start, target, label, loop = out[:6]

@@ -233,7 +233,11 @@ def _prove(
             update()
         return
     room = min(MAX_NODES, _RATE * (deadline - time.perf_counter()))
-    clock, needed = _clock(jobs, room), needed_clock(jobs)
+    try:
+        clock, needed = _clock(jobs, room, stop), needed_clock(jobs)
+    except Interrupted:
+        proof.note = "stopped"
+        return
     tried: set[int] = set()
     while clock not in tried:
         tried.add(clock)
@@ -254,16 +258,13 @@ def _prove(
         update(relaxation)
 
 
-def _clock(jobs: Jobs, room: float) -> int:
+def _clock(jobs: Jobs, room: float, stop: NDArray[np.int8]) -> int:
     """Return the clock to refine with first: the longest that takes a small part of the room."""
     top = np.full(jobs.n, jobs.first_kv.max())
-    states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity)
-    clock = pairs = 0
-    for t in range(needed_clock(jobs) + 1):
-        pairs += most_completed(jobs, t) + 1
-        if pairs <= _WHOLE_CLOCK or _CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room:
-            clock = t
-    return clock
+    states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
+    pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
+    few = (pairs <= _WHOLE_CLOCK) | (_CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room)
+    return int(few.sum()) - 1
 
 
 @dataclass(eq=False)
@@ -469,7 +470,7 @@ def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
 def _first_nodes(relaxation: Relaxation) -> float:
     """Return about how many nodes there are per state."""
     r = relaxation
-    pairs = sum(most_completed(r.jobs, t) + 1 for t in range(r.clock + 1) if r.clock)
+    pairs = int((most_completed(r.jobs, r.clock) + 1).sum()) if r.clock else 0
     return r.jobs.n + _CLOCKED_SHARE * pairs
 
 

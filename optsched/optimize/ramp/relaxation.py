@@ -61,11 +61,13 @@ Busy periods far apart (`periods`) are bounded one by one; no array is as long a
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -258,7 +260,8 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.bounds import ramp_graph, ramp_tracker
+        from optsched.optimize.ramp import graph as ramp_graph
+        from optsched.optimize.ramp import tracker as ramp_tracker
 
         self._kernels, self._trackers = ramp_graph, ramp_tracker
         jobs = self.jobs
@@ -294,47 +297,42 @@ class Relaxation:
     def _base(self) -> Any:
         """Return the graph of (m) without a clock and (t, m) with one, memory left out."""
         n, join = self.jobs.n, self.labels.join
-        arc_start, target, label, loop = [0], [], [], []
-        number: dict[tuple[int, int], int] = {}
-        steps = range(self.clock, -1, -1) if self.clock else range(0)
-        for t in steps:
-            for m in range(n - most_completed(self.jobs, t), n + 1):
-                number[t, m] = n + 1 + len(number)
-        end = n + 1 + len(number)
         everything = self._mask(range(len(self.copies)))
-        for m in range(n + 1):
-            loop.append(m if m else -1)
-            if m < n:
-                target.append(m + 1)
-                label.append(everything)
-            if (self.clock, m) in number:
-                target.append(number[self.clock, m])
-                label.append(join)
-            if not self.clock and m == n:
-                target.append(end)
-                label.append(join + 1)
-            arc_start.append(len(target))
-        masks = {t: self._mask(np.flatnonzero(self.ready <= t)) for t in np.unique(self.ready)}
-        marks = sorted(masks)
-        for t, m in number:
-            loop.append(-1)
-            if m == n:
-                target.append(end)
-                label.append(join + 1 + t)
-            elif t >= marks[0]:
-                target.append(number[t, m + 1])
-                label.append(masks[max(k for k in marks if k <= t)])
-            if (t - 1, m) in number:
-                target.append(number[t - 1, m])
-                label.append(m)
-            arc_start.append(len(target))
-        loop.append(-1)
-        arc_start.append(len(target))
+        marks = np.unique(self.ready)
+        placing = np.array([self._mask(np.flatnonzero(self.ready <= t)) for t in marks])
+        # Nodes of the part with a clock, from its first round backward: round and m of each.
+        rounds = np.arange(self.clock, -1, -1) if self.clock else np.arange(0)
+        most = most_completed(self.jobs, self.clock)[rounds]
+        first = n + 1 + np.concatenate([[0], np.cumsum(most + 1)])
+        end = int(first[-1])
+        t = np.repeat(rounds, most + 1)
+        met = n - np.repeat(most + first[:-1], most + 1) + np.arange(n + 1, end)
+        # Two arcs of each node at most: one that places or ends, then one a round back; before
+        # them those without a clock, that place (or end, where there is no clock) and join.
+        arcs = np.zeros((end, 2, 2), dtype=np.int64)
+        there = np.ones((end, 2), dtype=bool)
+        m = np.arange(n + 1)
+        arcs[m, 0] = np.stack([m + 1, np.full(n + 1, everything)], axis=1)
+        there[n, 0] = not self.clock
+        arcs[n, 0] = end, join + 1
+        joined = m - (n - most[0]) if self.clock else m - n - 1
+        there[m, 1] = joined >= 0
+        arcs[m, 1] = np.stack([n + 1 + joined, np.full(n + 1, join)], axis=1)
+        node = np.arange(n + 1, end)
+        mask = placing[np.maximum(np.searchsorted(marks, t, side="right") - 1, 0)]
+        arcs[node, 0, 0] = np.where(met == n, end, node + 1)
+        arcs[node, 0, 1] = np.where(met == n, join + 1 + t, mask)
+        fewest = np.repeat(n - np.append(most, -1)[1:], most + 1)  # met in the round before
+        there[node, 1] = met >= fewest
+        arcs[node, 1, 0] = np.repeat(first[1:], most + 1) + met - fewest
+        arcs[node, 1, 1] = met
+        loop = np.full(end + 1, -1, dtype=np.int16)
+        loop[1 : n + 1] = np.arange(1, n + 1)
         return self._kernels.Graph(
-            np.array(arc_start, dtype=np.int64),
-            np.array(target, dtype=np.int32),
-            np.array(label, dtype=np.int32),
-            np.array(loop, dtype=np.int16),
+            np.concatenate([[0], np.cumsum(there.sum(axis=1)), [there.sum()]]),
+            arcs[there][:, 0].astype(np.int32),
+            arcs[there][:, 1].astype(np.int32),
+            loop,
         )
 
     def _mask(self, kinds: Any) -> int:
@@ -420,6 +418,9 @@ class Relaxation:
         Interrupted, TooLargeError
             The graph stays as it was.
         """
+        states = math.prod(int(self.copies[k]) + 1 for k in kinds)
+        if 4 * states * (len(kinds) + 7) > _STATE_BYTES:
+            raise self._kernels.TooLargeError
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
         tracker = self._trackers.counting_tracker(groups, self.copies)
@@ -605,10 +606,19 @@ def needed_clock(jobs: Jobs) -> int:
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
-def most_completed(jobs: Jobs, t: int) -> int:
-    """Return how many requests can have completed by round t, by arrivals and token-rounds."""
-    volumes = np.sort(jobs.volume[jobs.arrival + jobs.output <= t])
-    return int(np.searchsorted(np.cumsum(volumes), jobs.capacity * t, side="right"))
+def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
+    """Return how many requests can have completed by each round, by arrivals and token-rounds.
+
+    Shape (last + 1,).
+    """
+    most = np.zeros(last + 1, dtype=np.int64)
+    ready = jobs.arrival + jobs.output
+    marks = np.unique(ready[ready <= last])
+    for begin, end in pairwise([*marks.tolist(), last + 1]):
+        volumes = np.cumsum(np.sort(jobs.volume[ready <= begin]))
+        room = jobs.capacity * np.arange(begin, end)
+        most[begin:end] = np.searchsorted(volumes, room, side="right")
+    return most
 
 
 def unsupported(jobs: Jobs) -> str:

@@ -32,8 +32,8 @@ class Tracker:
         The item that a symbol puts into the multiset.
     floor : ndarray of int32, shape (classes,)
         Weight after which an item of the class vanishes.
-    most : ndarray of int32, shape (classes, capacity + 1)
-        Number of requests of the class with at least that peak.
+    heaviest : ndarray of int64, shape (classes, requests + 1)
+        Peaks of the class's requests, the largest first, then -1.
     info : ndarray of int32, shape (room, 4)
         Of each state: number of items, their weight, the state a round earlier (-2: not known
         yet), and whether a path may end here.
@@ -48,7 +48,7 @@ class Tracker:
     peak: NDArray[np.int32]
     floor_class: NDArray[np.int32]
     floor: NDArray[np.int32]
-    most: NDArray[np.int32]
+    heaviest: NDArray[np.int64]
     items: NDArray[np.int32]
     info: NDArray[np.int32]
     add: NDArray[np.int32]
@@ -62,19 +62,21 @@ def multiset_tracker(
     copies: NDArray[np.int64],
     capacity: int,
     kind_of: NDArray[np.int64],
-    heaviest: NDArray[np.int64],
+    own_peak: NDArray[np.int64],
 ) -> Tracker:
     """Return the tracker of live items, given each kind's peak and the floor it is given here.
 
-    ``kind_of`` and ``heaviest`` are the requests' kinds and peaks, of which no more than there are
+    ``kind_of`` and ``own_peak`` are the requests' kinds and peaks, of which no more than there are
     may weigh so much at once.
     """
     pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
     floors, classes = np.unique(pairs[:, 1], return_inverse=True)
     symbol, classes, peaks = symbol.reshape(-1), classes.reshape(-1), pairs[:, 0]
-    most = np.zeros((len(floors), capacity + 2), dtype=np.int32)
-    for k, p in zip(kind_of, heaviest, strict=True):
-        most[classes[symbol[k]], : p + 1] += 1
+    heaviest = np.full((len(floors), len(own_peak) + 1), -1, dtype=np.int64)
+    class_of = classes[symbol[kind_of]]
+    for c in range(len(floors)):
+        mine = own_peak[class_of == c]
+        heaviest[c, : len(mine)] = -np.sort(-mine)
     width = int(min(copies.sum(), capacity // floors.min())) + 1
     room = 4 * MARGIN
     tracker = Tracker(
@@ -85,7 +87,7 @@ def multiset_tracker(
         peak=peaks.astype(np.int32),
         floor_class=classes.astype(np.int32),
         floor=floors.astype(np.int32),
-        most=most,
+        heaviest=heaviest,
         items=np.zeros((room, width), dtype=np.int32),
         info=np.full((room, 4), -2, dtype=np.int32),
         add=np.full((len(peaks), room), -2, dtype=np.int32),
@@ -123,7 +125,7 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         peak=np.zeros(len(groups) + 1, dtype=np.int32),
         floor_class=none,
         floor=none,
-        most=np.zeros((1, 1), dtype=np.int32),
+        heaviest=np.zeros((1, 1), dtype=np.int64),
         items=np.zeros((1, 1), dtype=np.int32),
         info=info,
         add=add,
@@ -205,7 +207,7 @@ def state_before(
 @njit(cache=True, nogil=True)
 def state_after(
     s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, floor: Any,
-    most: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
+    heaviest: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
 ) -> int:  # fmt: skip
     """Return the state with one more item, or -1 where it does not fit."""
     if add[symbol, s] != -2:
@@ -232,10 +234,10 @@ def state_after(
     rank = 0
     for k in range(length, -1, -1):
         if row[k] // span == c:
-            rank += 1
-            if rank > most[c, row[k] % span]:
+            if row[k] % span > heaviest[c, rank]:
                 add[symbol, s] = -1
                 return -1
+            rank += 1
     t = _state(row, length + 1, total, items, info, slots, count)
     add[symbol, s] = t
     return t

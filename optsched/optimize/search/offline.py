@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.judge.replay import UNLIMITED, batch_time
+from optsched.judge.life import EMPTY, UNLIMITED, add_decode, add_prefill, batch_time
 from optsched.policies.base import own_work
 from optsched.policies.engine.common import grown
 from optsched.policies.engine.simulate import simulate
@@ -163,20 +163,18 @@ def serve(
         decodes = n_running if hybrid or joined == 0 else 0
         request = grown(request, entries + decodes + joined)
         tokens = grown(tokens, entries + decodes + joined)
-        cached = square = 0
+        sums = EMPTY
         for k in range(decodes):
             i = running[k]
             request[entries + k], tokens[entries + k] = i, 1
-            cached += prompt[i] + produced[i] - 1
+            sums = add_decode(sums, prompt[i] + produced[i] - 1)
         entries += decodes
         for k in range(joined):
             i = admitted[k]
             request[entries + k], tokens[entries + k] = i, prompt[i]
-            square += prompt[i] * prompt[i]
+            sums = add_prefill(sums, prompt[i], 0)
         entries += joined
-        now += batch_time(
-            cost, decodes + held_tokens, decodes, cached, joined, held_tokens, square, 0, 0
-        )
+        now += batch_time(cost, sums)
         if decodes == 0 and n_running > 0:  # those that run stand still for this batch
             for k in range(n_running):
                 i = running[k]

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from optsched.optimize.ramp.relaxation import Jobs
 
 CHUNK = 2000
-"""Orders between two looks at the clock."""
+"""Orders between two looks at the clock, and"""
+_CHUNK_ROUNDS = 20_000_000
+"""most rounds of runs in them: some 0.1 s, however long outputs are."""
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -262,10 +264,11 @@ class Annealing:
         best_order, best_starts = order.copy(), scratch.copy()
         best = value
         done = 0
+        chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
         while done < steps and time.perf_counter() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
-            more = min(CHUNK, steps - done)
+            more = min(chunk, steps - done)
             value, best = _anneal_orders(
                 order, best_order, value, best, hot, 0.4, done, more, steps, jobs.arrival,
                 jobs.first_kv, jobs.output, jobs.capacity, self._used, scratch, best_starts,

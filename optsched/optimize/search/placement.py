@@ -106,7 +106,8 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _place(order, arrival, output, base, deadline, capacity, since, use, starts):  # type: ignore[no-untyped-def]
+def place_in_order(order, arrival, output, base, capacity, since, use, starts):  # type: ignore[no-untyped-def]
+    """Fill in the earliest feasible start of each request, given those before it in the order."""
     top = 0
     for i in order:
         start = max(arrival[i], since[i])
@@ -115,7 +116,6 @@ def _place(order, arrival, output, base, deadline, capacity, since, use, starts)
         starts[i] = k
         put(use, base[i], output[i], k, 1)
         top = max(top, k + output[i])
-    return top
 
 
 def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
@@ -141,10 +141,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     begin = room.arrival if since is None else np.minimum(since, room.deadline)
     # From `since`, everything placed ends by the last `since` or deadline plus all that follows.
     use = np.zeros(2 * int(room.deadline.max()) + longest + 2, dtype=np.int64)
-    _place(
-        grouped, room.arrival, room.output, room.base, room.deadline, room.capacity,
-        begin, use, starts,
-    )  # fmt: skip
+    place_in_order(grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts)
     if since is not None and (starts + room.output > room.deadline).any():
         return place(room, order)
     return starts

@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.judge.replay import batch_time
+from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
+from optsched.judge.replay import read_start
 from optsched.policies.engine.common import (
     DONE,
     MAX_STALLED_BATCHES,
@@ -81,6 +82,7 @@ def run(
     hard_prefill: int,
     hard_running: int,
     cost: NDArray[np.float64],
+    origin: float,
     by_arrival: NDArray[np.int64],
     c: float,
     refine: bool,
@@ -176,8 +178,7 @@ def run(
 
         # Who holds KV, and what it processes.
         first_entry = entries
-        total = n_decode = decode_kv = 0
-        n_prefill = prefill_tokens = prefill_square = prefill_cross = prefill_kv = 0
+        sums = EMPTY
         latest = 0.0
         used = holders = kept = n_lost = position = 0
         was_running = n_running
@@ -200,7 +201,7 @@ def run(
             else:
                 break
             if decoding[i]:
-                work = 1 if n_decode < decodes else 0
+                work = 1 if sums.decode_requests < decodes else 0
                 kv = cached[i] + work + offset
             else:
                 rest = prompt[i] + produced[i] - cached[i]
@@ -229,16 +230,10 @@ def run(
             if work == 0:
                 continue
             if decoding[i]:
-                n_decode += 1
-                decode_kv += cached[i]
+                sums = add_decode(sums, cached[i])
             else:
                 prefill_left -= work
-                n_prefill += 1
-                prefill_tokens += work
-                prefill_square += work * work
-                prefill_cross += work * cached[i]
-                prefill_kv += cached[i]
-            total += work
+                sums = add_prefill(sums, work, cached[i])
             latest = max(latest, arrival[i])
             if entries == request.shape[0]:
                 request = grown(request, entries + 1)
@@ -247,7 +242,7 @@ def run(
             tokens[entries] = work
             entries += 1
 
-        if total == 0:
+        if sums.tokens == 0:
             for k in range(n_lost):
                 running[kept] = lost[k]
                 kept += 1
@@ -287,19 +282,18 @@ def run(
         n_running = kept
 
         # Process it.
+        written = origin + now
+        now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
         if batches + 2 > batch_offsets.shape[0]:
             batch_offsets = grown(batch_offsets, batches + 2)
             evicted_offsets = grown(evicted_offsets, batches + 2)
             start = grown(start, batches + 2)
-        start[batches] = now
+        start[batches] = written
         batches += 1
         batch_offsets[batches] = entries
         evicted_offsets[batches] = n_evicted
-        now += batch_time(
-            cost, total, n_decode, decode_kv, n_prefill, prefill_tokens, prefill_square,
-            prefill_cross, prefill_kv,
-        )  # fmt: skip
+        now += batch_time(cost, sums)
         end = now
         finished = 0
         for k in range(first_entry, entries):

@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.judge.replay import batch_time
+from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
+from optsched.judge.replay import read_start
 from optsched.policies.engine.common import DONE, LOOP, MAX_STALLED_BATCHES, STALLED, STUCK, grown
 
 # Codes of what `Rules` say in words.
@@ -94,6 +95,7 @@ def run(
     hard_prefill: int,
     hard_running: int,
     cost: NDArray[np.float64],
+    origin: float,
     by_arrival: NDArray[np.int64],
     priority: NDArray[np.int64],
     rank: NDArray[np.int64],
@@ -280,8 +282,10 @@ def run(
                 cleared_at = done + next_arrival
             stall = held + n_running > capacity
         if stall:  # the time of the batch that could not run
-            sum_kv = held - offset * n_running
-            now += batch_time(cost, n_running, n_running, sum_kv, 0, 0, 0, 0, 0)
+            sums = EMPTY
+            for k in range(n_running):
+                sums = add_decode(sums, prompt[running[k]] + produced[running[k]] - 1)
+            now += batch_time(cost, sums)
             continue
 
         if batches + span > usage.shape[0]:
@@ -299,15 +303,12 @@ def run(
 
         # Form the batch.
         first = entries
-        total = 0
-        n_decode = decode_kv = 0
-        n_prefill = prefill_tokens = prefill_square = prefill_cross = prefill_kv = 0
+        sums = EMPTY
         latest = 0.0
         n_admitted = 0
         lost = 0
         closed = False
         evicted_before = n_evicted
-        running_kv = held - offset * n_running  # all of it cached when no prefill is partial
         for g in range(groups.shape[0]):
             group = groups[g]
             position = 0
@@ -315,10 +316,10 @@ def run(
             if (
                 group in (RUNNING, RUNNING_DECODE)
                 and n_partial == 0
-                and (hybrid or n_prefill == 0)
+                and (hybrid or sums.prefill_requests == 0)
                 and held + n_running <= capacity
-                and total + n_running <= hard_batch
-                and total + n_running <= own_batch
+                and sums.tokens + n_running <= hard_batch
+                and sums.tokens + n_running <= own_batch
                 and not closed
             ):  # the common case, without a question: every running request decodes
                 request = grown(request, entries + n_running)
@@ -328,10 +329,8 @@ def run(
                     latest = max(latest, arrival[i])
                     request[entries + k] = i
                     tokens[entries + k] = 1
+                    sums = add_decode(sums, prompt[i] + produced[i] - 1)
                 entries += n_running
-                total += n_running
-                n_decode = n_running
-                decode_kv = running_kv
                 held += n_running
                 continue
             while not closed:
@@ -356,9 +355,9 @@ def run(
                     if group == RUNNING_PREFILL and decoding[i]:
                         continue
                 if decoding[i]:
-                    if not hybrid and n_prefill > 0:
+                    if not hybrid and sums.prefill_requests > 0:
                         continue
-                    if total + 1 > hard_batch or total + 1 > own_batch:
+                    if sums.tokens + 1 > hard_batch or sums.tokens + 1 > own_batch:
                         break
                     victim = n_running - 1
                     while held + 1 > capacity:  # evict the lowest priority, itself last
@@ -388,11 +387,10 @@ def run(
                     if gone[i]:
                         continue
                     c = 1
-                    n_decode += 1
-                    decode_kv += prompt[i] + produced[i] - 1
+                    sums = add_decode(sums, prompt[i] + produced[i] - 1)
                     held += 1
                 else:
-                    if not hybrid and n_decode > 0:
+                    if not hybrid and sums.decode_requests > 0:
                         if group == WAITING:
                             break
                         refused = refused or fresh
@@ -400,19 +398,19 @@ def run(
                     rest = prompt[i] + produced[i] - cached[i]
                     c = rest
                     if chunked:
-                        c = min(c, own_batch - total, own_prefill - total)
-                        c = min(c, hard_batch - total, hard_prefill - prefill_tokens)
+                        c = min(c, own_batch - sums.tokens, own_prefill - sums.tokens)
+                        c = min(c, hard_batch - sums.tokens, hard_prefill - sums.prefill_tokens)
                         if c < 1:
                             if group != ALL:
                                 break
                             refused = refused or fresh
                             continue
                     else:
-                        alone = total + c > own_batch or total + c > own_prefill
+                        alone = sums.tokens + c > own_batch or sums.tokens + c > own_prefill
                         if (
-                            total + c > hard_batch
-                            or prefill_tokens + c > hard_prefill
-                            or (alone and total > 0)
+                            sums.tokens + c > hard_batch
+                            or sums.prefill_tokens + c > hard_prefill
+                            or (alone and sums.tokens > 0)
                         ):
                             if group != ALL:
                                 break
@@ -449,13 +447,8 @@ def run(
                         if admission == LOOKAHEAD:
                             for ahead in range(1, estimate[i] - produced[i] + 1):
                                 usage[batches + ahead] += needed + ahead - 1
-                    n_prefill += 1
-                    prefill_tokens += c
-                    prefill_square += c * c
-                    prefill_cross += c * cached[i]
-                    prefill_kv += cached[i]
+                    sums = add_prefill(sums, c, cached[i])
                 in_batch[i] = batches + 1
-                total += c
                 latest = max(latest, arrival[i])
                 if entries == request.shape[0]:
                     request = grown(request, entries + 1)
@@ -479,7 +472,7 @@ def run(
         if lost > 0:
             n_running = _without_gone(running, n_running, gone)
 
-        if total == 0:
+        if sums.tokens == 0:
             if next_arrival == n:
                 outcome, about = STUCK, heap[0] if waiting > 0 else running[0]
                 break
@@ -497,19 +490,18 @@ def run(
             n_partial += 1
 
         # Process it.
+        written = origin + now
+        now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
         if batches + 2 > batch_offsets.shape[0]:
             batch_offsets = grown(batch_offsets, batches + 2)
             evicted_offsets = grown(evicted_offsets, batches + 2)
             start = grown(start, batches + 2)
-        start[batches] = now
+        start[batches] = written
         batches += 1
         batch_offsets[batches] = entries
         evicted_offsets[batches] = n_evicted
-        now += batch_time(
-            cost, total, n_decode, decode_kv, n_prefill, prefill_tokens, prefill_square,
-            prefill_cross, prefill_kv,
-        )  # fmt: skip
+        now += batch_time(cost, sums)
         end = now
         finished = 0
         freed = 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel, batch_time, cost_for
+from optsched.costs.batch import EMPTY, Sums, add_decode, add_prefill, batch_time
+from optsched.costs.cost import CostModel, cost_for
 from optsched.policies import make_policy
 from optsched.policies.base import (
     Batch,
@@ -23,11 +24,26 @@ from optsched.policies.base import (
 )
 from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule, from_batches
+from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
 from optsched.workloads.predict import Predictor, estimates, forecast_of, predict
 
 MAX_STALLED_BATCHES = 1_000_000
 """Batches without a completion (beyond the longest output) that count as an endless loop."""
+
+
+_LONG_OUTPUT, _QUICK_STEPS = 1 << 15, 5_000_000_000
+"""Tokens of an output, and batches times the longest output: see `quick_to_simulate`."""
+
+
+def quick_to_simulate(instance: Instance) -> bool:
+    """Whether policies may be run that nobody asked for, given that none can be interrupted.
+
+    Some look ahead as far as the longest output in every batch, or start long runs over and over:
+    with outputs of 10^5 tokens that takes minutes, whatever the time limit is.
+    """
+    longest = int(instance.output_tokens.max())
+    batches = instance.volume.sum(dtype=np.float64) / instance.kv_capacity
+    return bool(longest <= _LONG_OUTPUT or batches * longest <= _QUICK_STEPS)
 
 
 def simulate(
@@ -108,7 +124,7 @@ def effective(rules: Rules, instance: Instance) -> tuple[Rules, EvictMode, bool,
 def _simulate_rules(
     instance: Instance, rules: Rules, cost: CostModel, name: str, seed: int, problem: Instance
 ) -> Schedule:
-    from optsched.judge.replay import UNLIMITED
+    from optsched.judge.life import UNLIMITED
     from optsched.policies.engine import rules as engine
 
     rules, mode, hybrid, chunked = effective(rules, instance)
@@ -129,6 +145,7 @@ def _simulate_rules(
         limits.max_prefill_tokens or UNLIMITED,
         min(limits.max_running or UNLIMITED, rules.max_running or UNLIMITED),
         cost.array,
+        instance.clock_origin,
         by_arrival,
         waiting_rank(rules.running_order, instance, predicted, cost),
         waiting_rank(rules.order, instance, predicted, cost),
@@ -166,6 +183,8 @@ def _schedule_of(
 
     outcome, about, size, batches, now = (v for v in found[:5])
     offsets, request, tokens, evicted_offsets, evicted, start, late = found[5:]
+    if instance.in_rounds:
+        start = instance.at(start)
     if outcome != DONE:
         reason = {
             STUCK: "nothing runs and it can never be admitted",
@@ -194,7 +213,7 @@ def _schedule_of(
 def _simulate_windows(
     instance: Instance, rules: Windows, cost: CostModel, name: str, problem: Instance
 ) -> Schedule:
-    from optsched.judge.replay import UNLIMITED
+    from optsched.judge.life import UNLIMITED
     from optsched.policies.engine import windows
 
     mode: EvictMode = "restart" if instance.in_rounds else "recompute"
@@ -231,7 +250,7 @@ def _simulate_windows(
 def _loop(
     instance: Instance, name: str, request: int, batch: int, now: float, reason: str
 ) -> LoopError:
-    where = f"batch {batch} at {now:.6g} {instance.time_unit}s"
+    where = f"batch {batch} at {now + instance.first_arrival:.6g} {instance.time_unit}s"
     about = f", request {request}" if request >= 0 else ""
     return LoopError(f"policy {name!r}: endless loop at {where}{about}: {reason}")
 
@@ -246,6 +265,7 @@ def _simulate_open(
         mode = "restart"
     predicted, _ = estimates(instance)
     arrival = instance.release
+    first, origin = instance.first_arrival, instance.clock_origin
     by_arrival = np.lexsort((np.arange(n), arrival)).tolist()
     place = waiting_rank("arrival", instance, predicted, cost)
     shown_arrival = np.full(n, -1.0)
@@ -291,7 +311,7 @@ def _simulate_open(
     while done < n:
         while arrived < n and arrival[by_arrival[arrived]] <= now:
             i = by_arrival[arrived]
-            shown_arrival[i] = arrival[i]
+            shown_arrival[i] = first + arrival[i]
             shown_prompt[i] = instance.prompt_tokens[i]
             shown_predicted[i] = predicted[i]
             shown_remaining[i] = forecast.left(i, 0, 0)
@@ -306,7 +326,7 @@ def _simulate_open(
             now = float(arrival[by_arrival[arrived]])
             continue
         view = View(
-            now=now,
+            now=first + now,
             waiting=list(waiting),
             running=list(running),
             arrival=public[0],
@@ -345,10 +365,10 @@ def _simulate_open(
             raise _loop(instance, name, about, len(offsets) - 1, now, reason)
         if not batch.tokens:
             if batch.stall:
-                count = len(running)
-                now += batch_time(
-                    cost.array, count, count, int(cached[running].sum()), 0, 0, 0, 0, 0
-                )
+                sums = EMPTY
+                for i in running:
+                    sums = add_decode(sums, int(cached[i]))
+                now += batch_time(cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
             elif arrived < n:
@@ -359,14 +379,16 @@ def _simulate_open(
                 raise _loop(instance, name, about, len(offsets) - 1, now, reason)
             continue
         latest = max(arrival[i] for i in batch.tokens)
+        written = origin + now
+        now = read_start(written, max(end, latest), origin)
         off_default = off_default or now != max(end, latest)
-        start.append(now)
-        sums = _sums(batch, decoding, cached)
+        start.append(written)
+        sums = _sums(batch.tokens, decoding, cached)
         request.extend(batch.tokens.keys())
         tokens.extend(batch.tokens.values())
         offsets.append(len(request))
         evicted_offsets.append(len(evicted))
-        end = now = now + batch_time(cost.array, *sums)
+        end = now = now + batch_time(cost.array, sums)
         for i, c in batch.tokens.items():
             if cached[i] == 0:
                 waiting.remove(i)
@@ -390,7 +412,7 @@ def _simulate_open(
         instance=problem,
         evicted_offsets=evicted_offsets,
         evicted=evicted,
-        start=start if off_default else None,
+        start=None if not off_default else instance.at(start) if instance.in_rounds else start,
         evict_mode=mode,
         cost_model_sha256=cost.sha256,
     )
@@ -433,17 +455,10 @@ def _check(
             raise PolicyError(f"{where}: request {i}: {c!r} tokens; an integer >= 1 is right")
 
 
-def _sums(batch: Batch, decoding: NDArray[Any], cached: NDArray[Any]) -> tuple[int, ...]:
-    """Return the integer sums of a batch in the order of `optsched.costs.cost.batch_time`."""
-    decode = [i for i in batch.tokens if decoding[i]]
-    prefill = [(c, int(cached[i])) for i, c in batch.tokens.items() if not decoding[i]]
-    return (
-        sum(batch.tokens.values()),
-        len(decode),
-        sum(int(cached[i]) for i in decode),
-        len(prefill),
-        sum(c for c, _ in prefill),
-        sum(c * c for c, _ in prefill),
-        sum(c * m for c, m in prefill),
-        sum(m for _, m in prefill),
-    )
+def _sums(tokens: Mapping[int, int], decoding: NDArray[Any], cached: NDArray[Any]) -> Sums:
+    """Return what a batch holds, from the tokens that each of its requests processes."""
+    sums = EMPTY
+    for i, c in tokens.items():
+        m = int(cached[i])
+        sums = add_decode(sums, m) if decoding[i] else add_prefill(sums, int(c), m)
+    return sums

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.judge.replay import batch_time
+from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.engine.common import DONE, STALLED, STUCK, grown, tokens_left
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
@@ -232,21 +232,21 @@ def run(
             ended = False
             while not ended:
                 chosen = 0
-                c_sum = c_square = kv_sum = growth = 0
+                sums = EMPTY
+                growth = 0
                 prefill = False
                 while position < n_batch:
                     i = members[position]
                     if cached[i] == 0 and quota[position] > 0:
                         c = prompt[i] + produced[i]
-                        if c_sum + c > min(max_batch, max_prefill):
+                        if sums.tokens + c > min(max_batch, max_prefill):
                             if not prefill:
                                 outcome, about, blocked = STUCK, i, c
                             break
                         prefill = True
                         step[chosen] = position
                         chosen += 1
-                        c_sum += c
-                        c_square += c * c
+                        sums = add_prefill(sums, c, 0)
                         growth += c + offset
                     position += 1
                 if outcome != DONE:
@@ -317,7 +317,7 @@ def run(
                         first_holder[w] = i
                     else:
                         tokens[entries + p] = 1
-                        kv_sum += cached[i]
+                        sums = add_decode(sums, cached[i])
                         cached[i] += 1
                         held[w] += 1
                     quota[k] -= 1
@@ -334,10 +334,7 @@ def run(
                 batch_offsets[batches] = entries
                 evicted_offsets[batches] = n_evicted
                 worker[batches - 1] = w
-                if prefill:
-                    clock += batch_time(cost, c_sum, 0, 0, chosen, c_sum, c_square, 0, 0)
-                else:
-                    clock += batch_time(cost, chosen, chosen, kv_sum, 0, 0, 0, 0, 0)
+                clock += batch_time(cost, sums)
             until[w] = clock
             if outcome != DONE:
                 break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.files.sources import cost_model_like, named_file, read_source
-from optsched.files.strict_json import Place
+from optsched.files.strict_json import Place, stem
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
+from optsched.problem.metrics import time_words
+from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
@@ -85,13 +86,15 @@ class Section:
     @property
     def unit(self) -> str:
         """Unit of times, empty where it is not known."""
-        units = {"round": "rounds", "second": "s"}
+        return time_words(self.time_unit)
+
+    @property
+    def time_unit(self) -> str | None:
+        """The instance's time unit, None where it is not known."""
         if self.instance is not None:
-            return units[self.instance.time_unit]
-        for data in (*self.results, *self.comparisons):
-            if str(data.get("time_unit")) in units:
-                return units[data["time_unit"]]
-        return ""
+            return self.instance.time_unit
+        units = (data.get("time_unit") for data in (*self.results, *self.comparisons))
+        return next((unit for unit in units if unit), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +125,20 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
     if not files:
         raise UsageError("report: no file is given; results, comparisons, certificates, "
                          "schedules and instances are right")  # fmt: skip
-    from optsched.files.read_write import example_instances, read_instance
+    from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
     instances: dict[str, Instance] = {}
     origins = []
     for file in files:
         text = str(file)
-        if not Path(text).is_file() and text in example_instances():
+        if not Path(text).exists() and text in example_instances():
             text = str(example_instances()[text])
-        form, data = read_source(text, FORMATS)
-        origins.append(_origin(text, form, data))
+        form, data, digest = read_source(text, FORMATS)
+        origins.append(_origin(text, form, data, digest))
         if form == "instance":
-            one = read_instance(text)
+            with Place(Path(text)):
+                one = instance_from_dict(data, name=stem(Path(text)))
             instances[one.sha256] = one
         else:
             read.append((text, form, data))
@@ -162,13 +166,13 @@ def _digest(form: str, data: Mapping[str, Any]) -> str:
     return str(data.get("instance_sha256"))
 
 
-def _origin(file: str, form: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(file: str, form: str, data: Mapping[str, Any], digest: str) -> dict[str, Any]:
     names = ("command", "optsched", "method", "policy", "seed", "threads", "build_s", "solve_s")
     cost = data.get("cost_model")
     return {
         "file": Path(file).name,
         "format": form,
-        "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        "sha256": digest,
         **{name: data.get(name) for name in names},
         "cost_model": cost.get("name") if isinstance(cost, dict) else None,
         "versions": data.get("versions") if isinstance(data.get("versions"), dict) else {},
@@ -252,14 +256,15 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
     rows = [row for row in data["policies"] if row.get("metrics")]
     lost = 0
-    for row in sorted(rows, key=lambda row: row["metrics"].get("tel") or 0):
+    for row in sorted(rows, key=lambda row: row["metrics"].get(TOTAL_LATENCY.name) or 0):
         place = named_file(row.get("schedule"), file)
         if place is not None:
             label = str(row["policy"])
             drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
             if drawn is not None:
-                claimed = row["metrics"].get("tel")
-                verdicts[f"schedule of {label}"] = _replayed(section, drawn, "tel", claimed)
+                verdicts[f"schedule of {label}"] = _replayed(
+                    section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
+                )
         elif row.get("schedule"):
             lost += 1
     if lost:
@@ -353,12 +358,13 @@ def _check_results(section: Section) -> None:
     for entry in section.results:
         label = entry.get("label")
         if label is not None:
-            name = str(entry.get("objective_name") or "tel").partition(",")[0]
+            metric = first_metric(entry.get("objective_name") or TOTAL_LATENCY)
+            name = str(entry.get("objective_name")) if metric is None else metric.name
             found = _replayed(section, label, name, entry.get("objective"))
             entry["verdicts"]["schedule"] = found
     for entry in (*section.results, *section.comparisons):
         bound = entry.get("bound")
-        if bound is None or entry.get("objective_name", "tel") != "tel":
+        if bound is None or entry.get("objective_name", TOTAL_LATENCY.name) != TOTAL_LATENCY.name:
             continue
         proved = section.certified
         if proved is not None and proved >= bound:

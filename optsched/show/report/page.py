@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.markup import number
+from optsched.problem.metrics import COMPARED, TABLE
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 from optsched.show.report.figures import distribution_figure, timeline_figure
 from optsched.show.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report, Section, Verdict
@@ -19,10 +21,6 @@ from optsched.show.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report
 Cell = dict[str, Any]
 
 ENVIRONMENT = ("numpy", "numba", "jinja2", "plotly")
-METRICS = (
-    ("mean_latency", "mean latency"), ("p99_latency", "p99 latency"), ("mean_ttft", "mean TTFT"),
-    ("p99_ttft", "p99 TTFT"), ("mean_tpot", "mean TPOT"), ("makespan", "makespan"),
-)  # fmt: skip
 
 
 def render(report: Report) -> str:
@@ -91,6 +89,11 @@ def _header(text: str, unit: str = "") -> dict[str, str]:
     return {"text": text, "unit": unit}
 
 
+def _metric_header(name: str, section: Section) -> dict[str, str]:
+    metric = TABLE[name]
+    return _header(metric.words, metric.unit_words(section.time_unit))
+
+
 def _cell(value: Any, text: str | None = None) -> Cell:
     """Return a cell: what is shown, and the number that it sorts by."""
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -156,21 +159,19 @@ def _share(value: Any) -> str | None:
 def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, Any]:
     certified = section.certified
     ratios = ["best known", "bound"] + (["certified"] if certified is not None else [])
-    headers = [_header("policy"), _header("kind"), _header("TEL", unit)]
+    headers = [_header("policy"), _header("kind"), _metric_header(TOTAL_LATENCY.name, section)]
     headers += [_header(f"/ {name}") for name in ratios]
     replayed = any(name.startswith("schedule of ") for name in data["verdicts"])
     if replayed:  # beside the ratios that it bears out, and within a narrow window
         headers.append(_header("schedule"))
-    headers += [
-        _header(words, f"{unit}/token" if "tpot" in name else unit) for name, words in METRICS
-    ]
-    headers += [_header("evictions"), _header("decisions", "ms")]
+    headers += [_metric_header(name, section) for name in COMPARED]
+    headers.append(_header("decisions", "ms"))
     rows, notes = [], []
     for row in data["policies"]:
         for note in (*_texts(row.get("notes")), *_texts(row.get("error"))):
             notes.append(f"{row['policy']}: {note}")
         metrics = row.get("metrics") or {}
-        tel = metrics.get("tel")
+        tel = metrics.get(TOTAL_LATENCY.name)
         inside = row.get("ratio_to_bound") is not None or row.get("ratio_to_best_known") is not None
         kind = "clairvoyant" if row.get("clairvoyant") else ""
         if row.get("measured"):
@@ -186,9 +187,9 @@ def _comparison(section: Section, data: dict[str, Any], unit: str) -> dict[str, 
             # Of a schedule that was not at hand there is nothing to say.
             short = None if found is None else _brief(found)
             cells.append(_verdict(short))
-        cells += [_cell(metrics.get(key)) for key, _ in METRICS]
+        cells += [_cell(metrics.get(name)) for name in COMPARED]
         wall = row.get("wall_s")
-        cells += [_cell(metrics.get("evictions")), _cell(None if wall is None else 1000 * wall)]
+        cells.append(_cell(None if wall is None else 1000 * wall))
         rows.append(cells)
     notes += _texts(data.get("notes"))
     verdict = data["verdicts"].get("bound")

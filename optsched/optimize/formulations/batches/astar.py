@@ -179,12 +179,12 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     claimed = None
     if native == "solved":
         status = Status.OPTIMAL if plan is not None else Status.INFEASIBLE
-        claimed = None if found is None else search.level(search.best)
+        claimed = None if found is None else search.best
     return answer(
         prob,
         status,
         plan,
-        search.level(search.best if native == "solved" else search.bound),
+        search.best if native == "solved" else search.bound,
         claimed=claimed,
         native_status=f"{native}, {search.expanded} states expanded",
         build_s=built_s,
@@ -207,7 +207,6 @@ class _Search:
 
         self.core, self.prob, self.net = core, prob, network(prob)
         self.tables = _tables(self.net)
-        self.shift = min(prob.arrival) if prob.objectives[0] in ENDS else 0
         nodes, n = len(self.net.nodes), prob.n
         by_request = n < nodes
         kind = np.uint8 if (nodes < 255 if by_request else n < 256) else np.uint16
@@ -232,12 +231,8 @@ class _Search:
         ceilings = [Fraction(_NONE)]
         ceilings += [] if known is None else [known / prob.shrink]
         ceilings += [] if prob.cutoff is None else [prob.cutoff]
-        best = math.ceil(min(ceilings)) - self.shift
+        best = math.ceil(min(ceilings))
         self.state.numbers[[core.STATES, core.ENTRIES, core.BEST, core.GOAL]] = 1, 1, best, -1
-
-    def level(self, cost: int) -> int:
-        """Return the objective's level for a cost of the search."""
-        return cost + self.shift
 
     @property
     def best(self) -> int:
@@ -281,8 +276,8 @@ class _Search:
                     return "memory limit"
                 if options.progress is not None:
                     found = self.state.numbers[self.core.GOAL] >= 0
-                    value = self.prob.value(name, self.level(self.best)) if found else None
-                    bound = self.prob.value(name, self.level(self.bound))
+                    value = self.prob.value(name, self.best) if found else None
+                    bound = self.prob.value(name, self.bound)
                     options.progress(Progress(time.perf_counter() - begin, value, bound))
         except KeyboardInterrupt:
             return "interrupted"

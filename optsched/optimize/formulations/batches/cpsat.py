@@ -91,7 +91,10 @@ def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
 
 
 def _starts(prob: Problem, plan: Plan, starts: list[int]) -> list[float] | None:
-    """Return the chosen starts in seconds, or None where the earliest are as good."""
+    """Return the chosen starts in seconds since the first arrival.
+
+    None where the earliest are as good.
+    """
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
     if prob.levels(exact_times(prob, plan)) <= prob.levels(exact_times(prob, plan, chosen)):

@@ -269,9 +269,9 @@ class Model:
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans = set(SPANS) & wanted
-        origin = max(prob.arrival) if spans == wanted else min(prob.arrival)
+        origin = max(prob.arrival) if spans == wanted else 0
         apart = origin != max(prob.arrival)
-        self.late = origin != min(prob.arrival)
+        self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
         if prob.chunked:
             most = self.batches * sum(

@@ -133,7 +133,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
     cost = [arc.work for arc in arcs] + [c.base, c.decode_base, c.prefill_base]
     high = None
     if prob.cutoff is not None:
-        high = math.ceil(prob.cutoff) - 1 - min(prob.arrival)
+        high = math.ceil(prob.cutoff) - 1
     return Flow(
         net=net,
         batches=batches,
@@ -263,7 +263,7 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     begin = time.perf_counter()
     prob, start, times = begun(task, options)
     flow = flow_model(network(prob), start, max_batches(prob, times))
-    scale = Scale.units(min(prob.arrival)) if exact else Scale.milliseconds(prob)
+    scale = Scale.units() if exact else Scale.milliseconds(prob)
     spent = time.perf_counter() - begin
     left = scale.told(options.after(spent), prob)
     versions: dict[str, Any]
@@ -282,7 +282,6 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         if raw.status is Status.OPTIMAL:
             counts = np.rint(raw.values).astype(np.int64).tolist()
             claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
-            claimed += min(prob.arrival)
     return answer(
         prob,
         raw.status,

@@ -27,10 +27,10 @@ def _choose(task: Task) -> str:
     """
     instance = task.instance
     large = instance.n * int(instance.output_tokens.sum()) > _EXACT
-    if large and len(task.objective) == 1 and task.objective[0] in ("makespan", "tel", "mean_ttft"):
+    if large and len(task.names) == 1 and task.names[0] in ("makespan", "tel", "mean_ttft"):
         return "search"
     together = bool((instance.arrival == instance.arrival[0]).all())
-    searched = len(task.objective) == 1 and task.objective[0] != "max_tpot"
+    searched = len(task.names) == 1 and task.names[0] != "max_tpot"
     if together and searched and instance.chunked_prefill is not True:
         return "astar"
     return "cpsat"
@@ -50,6 +50,5 @@ FORMULATION = Formulation(
     methods={},
     choose=_choose,
     switches=SWITCHES,
-    maximized=frozenset({"tps"}),
     export=_export,
 )

@@ -39,7 +39,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
 
     problem(task)  # for its checks
     begin = time.perf_counter()
-    name, cost = task.objective[0], task.cost_model
+    name, cost = task.names[0], task.cost_model
     limit = options.time_limit_s
     stop = threading.Event()
     answers: list[Answer] = []

@@ -85,7 +85,8 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
     prob : Problem
     plan : list of Batch
     start : sequence of float, optional
-        Start times in seconds; without them each batch starts as early as it may.
+        Starts in seconds since the first arrival; without them each batch starts as early as it
+        may.
     """
     now = Requests(prob)
     first: dict[int, Fraction] = {}
@@ -133,27 +134,26 @@ def to_schedule(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
         instance=prob.instance,
         evicted_offsets=np.cumsum([0] + [len(batch.evicted) for batch in plan]),
         evicted=[i for batch in plan for i in batch.evicted],
-        start=start,
+        start=None if start is None else prob.instance.at(start),
         cost_model_sha256=prob.model.sha256,
     )
 
 
 class Scale(NamedTuple):
-    """How a solver's numbers count: level = number / unit + shift, whole where they are exact."""
+    """How a solver's numbers count: level = number / unit, whole where they are exact."""
 
     unit: Fraction
-    shift: int
     whole: bool
 
     @classmethod
     def milliseconds(cls, prob: Problem) -> Scale:
-        """Return the scale of a makespan in milliseconds from the first arrival."""
-        return cls(prob.costs.unit_s * 1000, min(prob.arrival), False)
+        """Return the scale of a makespan in milliseconds."""
+        return cls(prob.costs.unit_s * 1000, False)
 
     @classmethod
-    def units(cls, shift: int = 0) -> Scale:
+    def units(cls) -> Scale:
         """Return the scale of exact integers."""
-        return cls(Fraction(1), shift, True)
+        return cls(Fraction(1), True)
 
     def level(self, number: float | None) -> Fraction | None:
         """Return the level that a solver's bound proves."""
@@ -161,7 +161,7 @@ class Scale(NamedTuple):
             return None
         if self.whole:  # in floats it may stand a little above the integer that it is
             number = math.ceil(number - max(1e-3, 1e-15 * abs(number)))
-        return Fraction(number) / self.unit + self.shift
+        return Fraction(number) / self.unit
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
         """Return options whose progress is told in the instance's unit."""
@@ -172,8 +172,7 @@ class Scale(NamedTuple):
         def value(number: float | None) -> float | None:
             if number is None or not math.isfinite(number) or number <= 0:
                 return None
-            level = Fraction(number) / self.unit + self.shift
-            return prob.value(prob.objectives[0], level)
+            return prob.value(prob.objectives[0], Fraction(number) / self.unit)
 
         def told(progress: Progress) -> None:
             tell(Progress(progress.elapsed_s, value(progress.incumbent), value(progress.bound)))
@@ -206,7 +205,7 @@ def answer(
         Bound on the first objective's level in the models' unit; where nothing was proved, the
         bound from own work and batches needed competes with it.
     start : list of float, optional
-        Start times in seconds, where they are not the earliest.
+        Starts in seconds since the first arrival, where they are not the earliest.
     claimed : int, optional
         The level that the method gives its incumbent, checked.
     fallback : list of Batch, optional
@@ -274,7 +273,7 @@ def _least_level(prob: Problem) -> int:
     name = prob.objectives[0]
     if name in ENDS:
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
-        return max(min(prob.arrival) + least_makespan(prob), *ends)
+        return max(least_makespan(prob), *ends)
     return sum(prob.least_latency) if name == "tel" else 0
 
 
@@ -299,7 +298,7 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     least = min(decode_batch, prefill_batch)
     if last is not None and least > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
-        spare = last - min(prob.arrival) - prob.total_work
+        spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
         most = min(most, max(0, math.floor(spare / least)))
     return max(most, max(prob.output))

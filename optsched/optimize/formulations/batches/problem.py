@@ -17,7 +17,8 @@ A schedule may also wait longer than it must. For every objective but TPOT the e
 best. TPOT alone is best after the last arrival, without a pause; only TPOT behind other
 objectives needs chosen starts.
 
-An objective is counted by its *level*, an integer or fraction in units of time: `Problem.level`.
+Time runs from the first arrival. An objective is counted by its *level*, an integer or fraction in
+units of time: `Problem.level`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optsched.costs.cost import COEFFICIENTS, BatchCost
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
@@ -227,10 +229,30 @@ class Problem:
     # Units
 
     @cached_property
+    def first_arrival(self) -> Fraction:
+        """The first arrival in seconds, where the models' time begins."""
+        return Fraction(self.instance.first_arrival)
+
+    @cached_property
+    def since_first(self) -> list[Fraction]:
+        """Arrivals in seconds since the first: the judge's floats as short decimals.
+
+        0.3 s after 0.1 s is 0.2 s, although the floats differ by 0.19999999999999998. Where the
+        decimals' difference is another moment (time stamps with too few digits), the float is it.
+        """
+        first = _decimal(self.instance.first_arrival)
+        found = []
+        for arrival, judged in zip(self.instance.arrival, self.instance.release, strict=True):
+            since = _decimal(arrival) - first
+            near = abs(since - Fraction(float(judged))) <= _ARRIVAL_S
+            found.append(since if near or not first else _decimal(judged))
+        return found
+
+    @cached_property
     def exact(self) -> Costs:
         """The costs, exactly; in a unit that divides the arrivals, or nearly."""
         costs = Costs.of(self.model)
-        parts = [_decimal(a) / costs.unit_s for a in self.instance.arrival]
+        parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
         if factor > _FINEST:
             factor = max(1, math.ceil(costs.unit_s / _ARRIVAL_S))
@@ -244,8 +266,7 @@ class Problem:
             most = s + o
             total += o * (c.prefill(most, most) + c.decode(most) + c.fixed(True, True))
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
-        last = Fraction(float(self.instance.arrival.max()))
-        total = (total + int(last / c.unit_s)) * self.n * spread
+        total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
         return max(1, -(-total // _LARGEST_UNITS))
 
     @cached_property
@@ -255,18 +276,18 @@ class Problem:
 
     @cached_property
     def exact_arrival(self) -> list[Fraction]:
-        """Arrivals in exact units."""
-        return [Fraction(float(a)) / self.exact.unit_s for a in self.instance.arrival]
+        """Arrivals since the first in exact units, as the judge has them."""
+        return [Fraction(float(a)) / self.exact.unit_s for a in self.instance.release]
 
     @cached_property
     def arrival(self) -> list[int]:
-        """Arrivals in the models' unit, rounded down (a relaxation by less than a unit)."""
-        return [math.floor(_decimal(v) / self.costs.unit_s) for v in self.instance.arrival]
+        """`since_first` in the models' unit, rounded down (a relaxation by less than a unit)."""
+        return [math.floor(v / self.costs.unit_s) for v in self.since_first]
 
     @property
     def rounded(self) -> int:
         """Units by which the models' integers may differ from an exact level: n, or none."""
-        return self.n if self.shrink > 1 or bool((self.instance.arrival > 0).any()) else 0
+        return self.n if self.shrink > 1 or any(self.since_first) else 0
 
     # Work that no schedule avoids
 
@@ -317,7 +338,9 @@ class Problem:
             return None
         name, value = self.objectives[0], self.below
         if name == "tps":
-            value = sum(self.output) / value + Fraction(float(self.instance.arrival.min()))
+            value = sum(self.output) / value
+        if name == "makespan":
+            value -= self.first_arrival
         return value / self._scale(name, self.costs.unit_s)
 
     def rate(self, name: str, output: int, produced: int) -> int:
@@ -333,9 +356,9 @@ class Problem:
     def level(self, name: str, times: Times) -> Fraction:
         """Return the quantity that stands for an objective, in exact units.
 
-        Latest finish (makespan, tps), sum of latencies (tel), of first tokens less arrivals
-        (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit` (mean_tpot) or the
-        largest of these (max_tpot).
+        Latest finish since the first arrival (makespan, tps), sum of latencies (tel), of first
+        tokens less arrivals (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit`
+        (mean_tpot) or the largest of these (max_tpot).
         """
         if name in ENDS:
             return max(times.finish)
@@ -357,9 +380,8 @@ class Problem:
         """Return an objective's value for a level in the models' (or the exact) unit."""
         value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
         if name == "tps":
-            span = value - Fraction(float(self.instance.arrival.min()))
-            return float(sum(self.output) / span)
-        return float(value)
+            return float(sum(self.output) / value)
+        return float(value + self.first_arrival if name == "makespan" else value)
 
     def _scale(self, name: str, unit: Fraction) -> Fraction:
         if name == "mean_ttft":
@@ -389,7 +411,7 @@ def problem(task: Task) -> Problem:
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: infermax needs a cost model of batches")
-    objectives = task.objective or ("makespan",)
+    objectives = task.names or ("makespan",)
     for name in objectives:
         if name in SPANS and not (instance.output_tokens > 1).any():
             raise UsageError(

@@ -154,7 +154,7 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
-            below = float((prob.cutoff - Fraction(1, 2) - min(prob.arrival)) * c.unit_s * 1000)
+            below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
 
     def _tokens(self, i: int) -> Rows:

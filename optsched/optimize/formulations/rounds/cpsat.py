@@ -7,6 +7,7 @@ d = 1 .. o - 1, one more.
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,11 @@ import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.hindsight import Program, answer, program
-from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.problem.errors import UsageError
+
+MAX_INTERVALS = 2_000_000
+"""Output tokens up to which the model is built; each takes about a kilobyte."""
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
@@ -24,21 +29,37 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     Raises
     ------
     UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.hindsight.program`.
+        See `program`; or more than `MAX_INTERVALS` tokens.
     """
     from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
 
     begin = time.perf_counter()
+    tokens = int(task.instance.output_tokens.sum())
+    if tokens > MAX_INTERVALS:
+        raise UsageError(
+            f"method: the CP-SAT model has an interval per output token, here {tokens:.2g}, more "
+            f"than {MAX_INTERVALS:.2g}; placement can, or take fewer requests or smaller outputs"
+        )
     prog = program(task.instance, warm_start=options.warm_start)
-    model, start = cp_model(prog)
+    try:
+        model, start = cp_model(prog, deadline=begin + options.time_limit)
+    except TimeoutError as late:
+        build_s = time.perf_counter() - begin
+        return Answer(Status.NO_INCUMBENT, native_status=str(late), build_s=build_s)
     build_s = time.perf_counter() - begin
     raw = solve_cp_model(model, options.after(build_s), read=start, build_s=build_s)
     starts = None if raw.values is None else np.rint(raw.values).astype(np.int64)
     return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
 
 
-def cp_model(prog: Program) -> tuple[Any, list[Any]]:
-    """Return the CP-SAT model and its start variables, the schedule at hand as hint."""
+def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[Any]]:
+    """Return the CP-SAT model and its start variables, the schedule at hand as hint.
+
+    Raises
+    ------
+    TimeoutError
+        The deadline, of `time.perf_counter`, came before the model was complete.
+    """
     from ortools.sat.python import cp_model as cp
 
     data = prog.data
@@ -47,8 +68,8 @@ def cp_model(prog: Program) -> tuple[Any, list[Any]]:
         model.new_int_var(int(first), int(final), f"start_{i}")
         for i, (first, final) in enumerate(zip(data.arrival, prog.last, strict=True))
     ]
-    _memory(model, prog, start)
-    _separation(model, prog, start)
+    _memory(model, prog, start, deadline)
+    _separation(model, prog, start, deadline)
     _twins(model, prog, start)
     _limits(model, prog, start)
     if data.hybrid_off:
@@ -59,10 +80,16 @@ def cp_model(prog: Program) -> tuple[Any, list[Any]]:
     return model, start
 
 
-def _memory(model: Any, prog: Program, start: list[Any]) -> None:
+def _check(deadline: float) -> None:
+    if time.perf_counter() > deadline:
+        raise TimeoutError("the time limit came while the model was built")
+
+
+def _memory(model: Any, prog: Program, start: list[Any], deadline: float) -> None:
     data = prog.data
     intervals, heights = [], []
     for i, variable in enumerate(start):
+        _check(deadline)
         output = int(data.output[i])
         intervals += [
             model.new_fixed_size_interval_var(variable + d, output - d, f"kv_{i}_{d}")
@@ -72,7 +99,7 @@ def _memory(model: Any, prog: Program, start: list[Any]) -> None:
     model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
 
 
-def _separation(model: Any, prog: Program, start: list[Any]) -> None:
+def _separation(model: Any, prog: Program, start: list[Any], deadline: float) -> None:
     """Keep the completions of two requests apart that cannot be at their peaks together.
 
     With c the completion and p the peak, s + o in generated and s + o - 1 in cached accounting:
@@ -86,6 +113,7 @@ def _separation(model: Any, prog: Program, start: list[Any]) -> None:
     capacity = data.instance.kv_capacity
     end = [variable + int(o) for variable, o in zip(start, output, strict=True)]
     for i in range(len(start)):
+        _check(deadline)
         for j in range(i + 1, len(start)):
             excess = int(peak[i] + peak[j]) - capacity
             if excess <= 0 or data.block[i] != data.block[j]:

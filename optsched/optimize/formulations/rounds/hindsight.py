@@ -468,6 +468,5 @@ FORMULATION = Formulation(
     },
     choose=_choose,
     switches=SWITCHES,
-    integral=frozenset({"tel"}),
     export=_export,
 )

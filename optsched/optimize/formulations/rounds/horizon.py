@@ -181,36 +181,53 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
     -------
     ndarray of int64, shape (n,)
         Starts in the model's time.
+
+    Raises
+    ------
+    UsageError
+        A time axis that is too long for an array of rounds.
     """
-    machine = _Machine(data)
+    from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
+
+    end = data.end + int(data.output.max()) + 2
+    if end > MAX_ROUNDS:
+        raise UsageError(
+            f"formulation: hindsight looks at up to {end:.2g} rounds, more than {MAX_ROUNDS:.2g}; "
+            "take fewer requests or smaller outputs"
+        )
     starts = np.empty(data.instance.n, dtype=np.int64)
     order = np.asarray(order)
-    for i in order[np.argsort(data.block[order], kind="stable")].tolist():
+    grouped = order[np.argsort(data.block[order], kind="stable")]
+    if not (data.instance.limits.as_dict() or data.hybrid_off):
+        place_in_order(
+            grouped, data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity,
+            data.arrival, np.zeros(end, dtype=np.int64), starts,
+        )  # fmt: skip
+        return starts
+    machine = _Machine(data, end)
+    for i in grouped.tolist():
         starts[i] = machine.earliest(i, int(data.arrival[i]))
         machine.add(i, int(starts[i]))
     return starts
 
 
 class _Machine:
-    """What the placed requests use in every round, and the earliest start for one more."""
+    """What the placed requests use in every round, and the earliest start under limits."""
 
-    def __init__(self, data: RoundData) -> None:
+    def __init__(self, data: RoundData, end: int) -> None:
         self.data = data
-        end = data.end + int(data.output.max()) + 2
         self.kv = np.zeros(end, dtype=np.int64)
         self.running = np.zeros(end, dtype=np.int64)
         self.prefill = np.zeros(end, dtype=np.int64)
         self.prefills = np.zeros(end, dtype=np.int64)
-        self.limited = bool(data.instance.limits.as_dict()) or data.hybrid_off
 
     def add(self, i: int, start: int) -> None:
         data = self.data
         rounds = slice(start + 1, start + 1 + int(data.output[i]))
         self.kv[rounds] += data.first_kv[i] + np.arange(data.output[i])
-        if self.limited:
-            self.running[rounds] += 1
-            self.prefill[start + 1] += data.prompt[i]
-            self.prefills[start + 1] += 1
+        self.running[rounds] += 1
+        self.prefill[start + 1] += data.prompt[i]
+        self.prefills[start + 1] += 1
 
     def earliest(self, i: int, start: int) -> int:
         """Return the first feasible start from ``start`` on.
@@ -227,8 +244,7 @@ class _Machine:
             if bad.size:
                 room = self.data.instance.kv_capacity - window[bad] - first_kv + 1
                 later = int((start + 1 + bad - np.maximum(room, 0)).max())
-            if self.limited:
-                later = max(later, self._past_limits(i, start, output))
+            later = max(later, self._past_limits(i, start, output))
             if later <= start:
                 return start
             start = later

@@ -1,0 +1,225 @@
+"""The one table of metrics: name, words, unit, sense, meaning and how each is computed.
+
+`Evaluation.metrics`, the schema of result files, the headers of tables, the report and the
+documentation are made from `TABLE` or are tested against it. A new metric is one more row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from optsched.problem.instance import Instance
+
+Unit = Literal["time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count"]
+"""What a metric is measured in; times are in the instance's unit."""
+
+_SHORT = {"round": ("rounds", "round"), "second": ("s", "s")}
+"""Words for a time unit: of times, and after a stroke."""
+
+
+def time_words(time_unit: str | None) -> str:
+    """Return the unit of times for people, empty where it is not known."""
+    return _SHORT.get(str(time_unit), ("", ""))[0]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that the judge derives from a schedule, or from measured times.
+
+    Parameters
+    ----------
+    name : str
+        Its key in `Evaluation.metrics`, in files and in specifications of objectives.
+    words : str
+        What headers call it.
+    unit : str
+        See `Unit`.
+    meaning : str
+        One line for the documentation and the schema; empty where the words say it all.
+    needs : tuple of str
+        Attributes of what is judged without which the metric is unknown. Measured times have
+        no batches and no KV: that decides which metrics follow from times alone.
+    function : callable
+        What is judged (an `Evaluation` or `Times`) to the value, or None where it has none.
+    sense : {"min", "max"}
+        Whether less or more is better.
+    whole : {"never", "rounds", "always"}
+        Where every value is an integer: nowhere, in instances in rounds, or everywhere.
+    parameters : tuple of str
+        Limits that the value depends on, by the names that `optsched.evaluate` gives them.
+    """
+
+    name: str
+    words: str
+    unit: Unit
+    meaning: str
+    needs: tuple[str, ...]
+    function: Callable[[Any], Any]
+    sense: Literal["min", "max"] = "min"
+    whole: Literal["never", "rounds", "always"] = "never"
+    parameters: tuple[str, ...] = ()
+
+    def of(self, judged: Any) -> float | int | None:
+        """Return the value for an `Evaluation` or `Times`, None where it is unknown."""
+        if any(getattr(judged, need, None) is None for need in self.needs):
+            return None
+        value = self.function(judged)
+        if value is None:
+            return None
+        return int(value) if self.is_whole(judged.instance) else float(value)
+
+    def is_whole(self, instance: Instance) -> bool:
+        """Whether every value on an instance is an integer."""
+        return self.whole == "always" or (self.whole == "rounds" and instance.in_rounds)
+
+    def header(self, time_unit: str | None, between: str = "\n") -> str:
+        """Return its words and its unit in brackets, for the head of a column."""
+        unit = self.unit_words(time_unit)
+        return f"{self.words}{between}[{unit}]" if unit else self.words
+
+    def unit_words(self, time_unit: str | None) -> str:
+        """Return the unit for people, empty for a count."""
+        times, single = _SHORT.get(str(time_unit), ("", ""))
+        if self.unit.startswith("time"):
+            return times + self.unit.removeprefix("time")
+        if self.unit.endswith("/time"):
+            return self.unit.removesuffix("time") + single
+        return "" if self.unit == "count" else self.unit
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Times of an instance's requests without a schedule, such as a real server's.
+
+    Parameters
+    ----------
+    instance : Instance
+    latency : ndarray, shape (n,)
+    ttft, tpot : ndarray of float64, shape (n,), optional
+        The time per output token is NaN for requests of one token.
+    slo_ttft, slo_tpot : float, optional
+        Limits of service.
+    """
+
+    instance: Instance
+    latency: NDArray[Any]
+    ttft: NDArray[Any] | None = None
+    tpot: NDArray[np.float64] | None = None
+    slo_ttft: float | None = None
+    slo_tpot: float | None = None
+
+    @property
+    def span(self) -> Any:
+        """Time from the first arrival to the last completion."""
+        return (self.instance.arrival_since_first + self.latency).max()
+
+
+def _mean(column: str) -> Callable[[Any], Any]:
+    return lambda judged: getattr(judged, column).mean()
+
+
+def _percentile(column: str, q: int) -> Callable[[Any], Any]:
+    return lambda judged: np.percentile(getattr(judged, column), q)
+
+
+def _tpot(reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
+    """Reduce the times per output token of the requests that have one."""
+
+    def value(judged: Any) -> Any:
+        known = judged.tpot[~np.isnan(judged.tpot)]
+        return reduce(known) if known.size else None
+
+    return value
+
+
+def _good(judged: Any) -> NDArray[np.bool_] | None:
+    """Return which requests meet every limit that is given, None without limits or times."""
+    limits = [(judged.ttft, judged.slo_ttft), (judged.tpot, judged.slo_tpot)]
+    limits = [(column, limit) for column, limit in limits if limit is not None]
+    if not limits or any(column is None for column, _ in limits):
+        return None
+    good = np.ones(judged.instance.n, dtype=bool)
+    for column, limit in limits:
+        good &= ~(column > limit)  # a request of one token has no time per token to miss
+    return good
+
+
+def _attainment(judged: Any) -> float | None:
+    good = _good(judged)
+    return None if good is None else good.mean()
+
+
+def _goodput(judged: Any) -> float | None:
+    good = _good(judged)
+    return None if good is None else good.sum() / float(judged.span)
+
+
+_LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
+_SLO = ("slo_ttft", "slo_tpot")
+
+_ROWS = (
+    Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
+           _LATENCY, lambda judged: judged.latency.sum(), whole="rounds"),
+    Metric("mean_latency", "mean latency", "time", "finish - arrival", _LATENCY, _mean("latency")),
+    Metric("p50_latency", "p50 latency", "time", "", _LATENCY, _percentile("latency", 50)),
+    Metric("p90_latency", "p90 latency", "time", "", _LATENCY, _percentile("latency", 90)),
+    Metric("p99_latency", "p99 latency", "time", "", _LATENCY, _percentile("latency", 99)),
+    Metric("mean_ttft", "mean TTFT", "time", "arrival to first token", _TTFT, _mean("ttft")),
+    Metric("p50_ttft", "p50 TTFT", "time", "", _TTFT, _percentile("ttft", 50)),
+    Metric("p90_ttft", "p90 TTFT", "time", "", _TTFT, _percentile("ttft", 90)),
+    Metric("p99_ttft", "p99 TTFT", "time", "", _TTFT, _percentile("ttft", 99)),
+    Metric("mean_tpot", "mean TPOT", "time/token",
+           "time per output token after the first, over requests that have one",
+           _TPOT, _tpot(lambda known: known.mean())),
+    Metric("p99_tpot", "p99 TPOT", "time/token", "",
+           _TPOT, _tpot(lambda known: np.percentile(known, 99))),
+    Metric("max_tpot", "max TPOT", "time/token", "", _TPOT, _tpot(lambda known: known.max())),
+    Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
+           _QUEUED, _mean("queuing_delay")),
+    Metric("p99_queuing_delay", "p99 queuing delay", "time", "",
+           _QUEUED, _percentile("queuing_delay", 99)),
+    Metric("mean_waiting", "mean waiting", "time", "latency less the time in batches",
+           ("waiting",), _mean("waiting")),
+    Metric("makespan", "makespan", "time", "the last completion",
+           ("span",), lambda judged: judged.span + judged.instance.first_arrival, whole="rounds"),
+    Metric("tps", "output tokens", "tokens/time",
+           "output tokens per unit of time, from the first arrival to the last completion",
+           ("span",), lambda judged: judged.instance.output_tokens.sum() / float(judged.span),
+           sense="max"),
+    Metric("peak_kv", "peak KV", "tokens", "largest number of KV tokens held",
+           ("batch_kv",), lambda judged: judged.batch_kv.max(), whole="always"),
+    Metric("mean_kv", "mean KV", "tokens", "KV tokens held, averaged over the time of batches",
+           ("mean_kv",), lambda judged: judged.mean_kv),
+    Metric("batches", "batches", "count", "batches, or rounds in which something runs",
+           ("busy_batches",), lambda judged: judged.busy_batches, whole="always"),
+    Metric("evictions", "evictions", "count", "how often a request lost its KV",
+           ("evictions",), lambda judged: judged.evictions.sum(), whole="always"),
+    Metric("slo_attainment", "SLO attainment", "share",
+           "share of the requests that meet the limits slo_ttft and slo_tpot",
+           (), _attainment, sense="max", parameters=_SLO),
+    Metric("slo_goodput", "SLO goodput", "requests/time",
+           "requests that meet these limits per unit of time",
+           (), _goodput, sense="max", parameters=_SLO),
+)  # fmt: skip
+
+TABLE: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
+"""Every metric by name, in the order of files and tables."""
+
+METRICS = tuple(TABLE)
+"""Names of `Evaluation.metrics`, in the order of tables."""
+
+COMPARED = (
+    "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",
+)  # fmt: skip
+"""The metrics that comparisons show for every scheduler, beside the objective."""
+
+
+def derive(judged: Any) -> dict[str, float | int | None]:
+    """Return every metric by name for an `Evaluation` or `Times`, None where it is unknown."""
+    return {name: metric.of(judged) for name, metric in TABLE.items()}

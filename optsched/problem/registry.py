@@ -1,0 +1,96 @@
+"""Registries: values by name, found in the modules of a package; no list is kept by hand."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Generic, TypeVar
+
+from optsched.problem.errors import InputError, OptschedError
+
+T = TypeVar("T")
+
+
+def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
+    """Import and yield the modules of a package, sorted by name.
+
+    Modules of compiled loops (``..._kernel``) are left out, since they load numba, and so are
+    packages inside the package unless ``deep``.
+    """
+    path = import_module(package).__path__
+    walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
+    for info in sorted(walk(path, f"{package}."), key=lambda info: info.name):
+        if not info.name.endswith("_kernel") and (deep or not info.ispkg):
+            yield import_module(info.name)
+
+
+class Registry(Generic[T]):
+    """Values by name. The modules of a package are imported when one is first asked for.
+
+    A module gives its values in one of two ways: it calls `add`, mostly from a decorator, or it
+    holds values of type ``kind`` at its top level, each with an attribute ``name``.
+
+    Parameters
+    ----------
+    what : str
+        What errors call a value: "policy", "bound".
+    package : str, optional
+        Dotted name of the package whose modules hold values; None: only `add` gives any.
+    kind : type, optional
+        Type of the values that are taken from the top level of a module.
+    error : type
+        What an unknown name raises.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        package: str | None = None,
+        kind: type[T] | None = None,
+        *,
+        error: Callable[[str], OptschedError] = InputError,
+    ) -> None:
+        self._what, self._package, self._kind, self._error = what, package, kind, error
+        self._values: dict[str, T] = {}
+        self._complete = package is None
+
+    def add(self, name: str, value: T) -> T:
+        """Add a value and return it.
+
+        Raises
+        ------
+        ValueError
+            Another value has the name.
+        """
+        if self._values.setdefault(name, value) is not value:
+            raise ValueError(f"{self._what} {name!r} exists twice")
+        return value
+
+    def all(self) -> dict[str, T]:
+        """Return every value by name, sorted."""
+        if not self._complete and self._package is not None:
+            for module in modules_of(self._package):
+                self._collect(module)
+            self._complete = True
+        return dict(sorted(self._values.items()))
+
+    def get(self, name: str) -> T:
+        """Return a value by name.
+
+        Raises
+        ------
+        OptschedError
+            An unknown name, with those that are known.
+        """
+        found = self.all()
+        if name not in found:
+            raise self._error(f"{self._what} {name!r} is unknown; known are {', '.join(found)}")
+        return found[name]
+
+    def _collect(self, module: ModuleType) -> None:
+        if self._kind is not None:
+            for value in vars(module).values():
+                if isinstance(value, self._kind):
+                    self.add(str(value.name), value)  # type: ignore[attr-defined]

@@ -1,0 +1,108 @@
+"""A schedule below a bound that covers it is an error that names both."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from optsched import BatchCost, Instance, compare, from_starts
+from optsched import bounds as bounds_module
+from optsched.bounds import bounds, lower_bound
+from optsched.files.read_write import write_instance
+from optsched.optimize.bound import bound_within
+from optsched.optimize.consistency import float_noise, reconcile
+from optsched.optimize.solve import solve
+from optsched.problem.errors import SolverError
+from optsched.problem.objective import TOTAL_LATENCY, Objective
+
+ROUNDS = Instance([0, 0], [2, 2], [3, 1], kv_capacity=5)
+SECONDS = Instance([0.0, 0.0], [2, 2], [3, 1], kv_capacity=5, time_unit="second")
+PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
+
+
+def wrong_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    """Make a registered bound claim a value."""
+    wrong = replace(bounds()[name], function=lambda *_: value)
+    found = {**bounds(), name: wrong}
+    monkeypatch.setattr(bounds_module, "bounds", lambda: found)
+
+
+def test_compare_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
+    wrong_bound(monkeypatch, "srpt", 1000)
+    with pytest.raises(SolverError, match=r"srpt: its tel bound 1000 contradicts .* tel \d+ \("):
+        compare(ROUNDS, ["fcfs"])
+    wrong_bound(monkeypatch, "work", 1000.0)
+    with pytest.raises(SolverError, match=r"work: its tel bound 1000.0 .* tel 0\.\d+ \("):
+        compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
+
+
+def test_solve_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
+    wrong_bound(monkeypatch, "srpt", 1000)
+    with pytest.raises(SolverError, match="srpt: its tel bound 1000 contradicts"):
+        solve(ROUNDS, method="highs", warm_start=from_starts([0, 3], ROUNDS))
+
+
+def test_bound_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
+    wrong_bound(monkeypatch, "srpt", 1000)
+    with pytest.raises(SolverError, match=r"srpt: its tel bound 1000 .* tel \d+ \(search\)"):
+        bound_within(ROUNDS, time_limit_s=5)
+
+
+@pytest.mark.parametrize("command", ["bound", "compare"])
+def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None:
+    write_instance(SECONDS, tmp_path / "seconds.json")
+    (tmp_path / "plain.toml").write_text(
+        'format = "optsched-cost-model"\nversion = 1\nunit = "ms_per_layer"\nlayers = 1\n'
+        "[coefficients]\ntoken = 1\nbase = 10\n"
+    )
+    program = (
+        "from dataclasses import replace; import optsched.bounds as b;"
+        "found = b.bounds(); found['work'] = replace(found['work'], function=lambda *_: 1e3);"
+        "from optsched.cli import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, command, "seconds.json", "--cost-model", "plain.toml",
+         "--time-limit", "2"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "work: its tel bound 1000.0 contradicts a schedule of tel 0." in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_float_noise_is_forgiven_and_nothing_else() -> None:
+    known = (2.0, "fcfs")
+    noise = float_noise(SECONDS, "tel", 2.0)
+    assert noise == pytest.approx(2e-6)
+    for bound in (1.5, 2.0, 2.0 + noise / 2):
+        kept = reconcile(SECONDS, TOTAL_LATENCY, known, (bound, "work"))
+        assert kept == min(bound, 2.0)
+    with pytest.raises(SolverError, match=r"work: its tel bound 2.1 .* tel 2.0 \(fcfs\)"):
+        reconcile(SECONDS, TOTAL_LATENCY, known, (2.1, "work"))
+    with pytest.raises(SolverError, match="contradicts"):
+        reconcile(ROUNDS, TOTAL_LATENCY, (5, "fcfs"), (6, "srpt"))
+    assert reconcile(ROUNDS, TOTAL_LATENCY, (5, "fcfs"), (5, "srpt")) == 5
+    # Where more is better the bound lies above.
+    with pytest.raises(SolverError, match="contradicts"):
+        reconcile(SECONDS, Objective("tps"), (5.0, "a"), (4.0, "b"))
+    assert reconcile(SECONDS, Objective("tps"), (None, None), (4.0, "b")) == 4.0
+
+
+def test_the_noise_of_a_time_of_day_does_not_grow_with_the_day() -> None:
+    # 1e-6 of a makespan at 1.7e9 s would forgive half an hour.
+    late = replace(SECONDS, arrival=np.array([1.7e9, 1.7e9]))
+    assert float_noise(late, "makespan", 1.7e9 + 2) < 3e-6
+    assert float_noise(late, "tel", 2.0) == float_noise(SECONDS, "tel", 2.0)
+
+
+def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
+    honest = compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
+    assert honest.best_known is not None
+    wrong_bound(monkeypatch, "work", honest.best_known * (1 + 1e-9))
+    found = compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
+    assert lower_bound(SECONDS, cost_model=PLAIN)[0] > found.best_known
+    assert (found.gap, found.status) == (0.0, "optimal")

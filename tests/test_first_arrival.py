@@ -1,0 +1,222 @@
+"""Time counts from the first arrival: late arrivals cost no digits, and no integer wraps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optsched import BatchCost, Instance, evaluate, from_batches, from_starts, simulate, solve
+from optsched.analysis.compare import compare
+from optsched.bounds import lower_bound
+from optsched.files.read_write import read_schedule, write_schedule
+from optsched.judge.timeline import timeline
+from optsched.policies import allows, policies
+from optsched.problem.errors import InputError, LoopError, ViolationError
+from optsched.problem.instance import MAX_SECOND
+
+# One layer, milliseconds: 1 per token, 10 per batch, 5 for decoding, 7 for prefilling.
+PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})
+EPOCH = 1_700_000_000.0
+"""A Unix time stamp: float64 counts it in steps of 2.4e-7 s."""
+# Under load, and in eighths of a second, so that adding EPOCH to an arrival is exact.
+BUSY = Instance(
+    np.arange(24) // 3 / 8, [9, 4, 7, 2, 8, 5] * 4, [6, 9, 3, 8, 5, 7] * 4, kv_capacity=40,
+    time_unit="second",
+)  # fmt: skip
+STALLS = "alpha-beta:alpha=0.05,beta=0.3"
+
+
+def later(instance: Instance, shift: float | int) -> Instance:
+    return replace(instance, arrival=instance.arrival + shift, known=None)
+
+
+def some_policies(instance: Instance) -> list[str]:
+    return [STALLS, *(name for name in policies() if allows(name, instance) is None)]
+
+
+@pytest.mark.parametrize("shift", [EPOCH, 2.0**41, 0.375])
+def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -> None:
+    moved = later(BUSY, shift)
+    step = float(np.spacing(shift))
+    compared = 0
+    for spec in some_policies(BUSY):
+        try:
+            here = simulate(BUSY, spec, PLAIN)
+        except LoopError:
+            continue
+        there = simulate(moved, spec, PLAIN)
+        for name in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
+            assert getattr(here, name).tolist() == getattr(there, name).tolist(), (spec, name)
+        one, two = evaluate(BUSY, here, PLAIN), evaluate(moved, there, PLAIN)
+        assert one.pauses.tolist() == two.pauses.tolist(), spec
+        if here.start is None:
+            assert one.latency.tolist() == two.latency.tolist(), spec
+            assert {**one.metrics, "makespan": 0} == {**two.metrics, "makespan": 0}, spec
+        else:  # chosen starts are written as times of day, each rounded by half a step
+            assert two.latency == pytest.approx(one.latency, abs=len(here.start) * step), spec
+        assert two.finish == pytest.approx(one.finish + shift, rel=1e-15)
+        compared += 1
+    assert compared > 20
+
+
+def test_stalls_have_starts_that_the_judge_reads_as_they_were_meant() -> None:
+    for shift in (0.375, 1 / 3, 12345.678, EPOCH, 2.0**41):
+        moved = later(BUSY, shift)
+        schedule = simulate(moved, STALLS, PLAIN, seed=1)
+        assert schedule.start is not None
+        judged = evaluate(moved, schedule, PLAIN)
+        assert judged.batch_start == pytest.approx(schedule.start, rel=1e-15)
+
+
+def test_starts_that_another_program_summed_up_are_within_their_own_rounding() -> None:
+    # Ten batches one after another, their ends added up from the first arrival as floats.
+    first = 0.1
+    instance = Instance([first], [3], [10], kv_capacity=99, time_unit="second")
+    start, tokens = [first], [3] + [1] * 9
+    for c in tokens[:-1]:  # 10 + 7 + 3 = 20 ms for the prefill, 10 + 5 + 1 = 16 ms for a decode
+        start.append(start[-1] + (0.020 if c > 1 else 0.016))
+    offsets = np.arange(11)
+    schedule = from_batches(offsets, [0] * 10, tokens, instance=instance, start=start)
+    assert evaluate(instance, schedule, PLAIN).metrics["tel"] == pytest.approx(0.020 + 9 * 0.016)
+    start[5] -= 1e-9
+    early = from_batches(offsets, [0] * 10, tokens, instance=instance, start=start)
+    with pytest.raises(ViolationError, match=r"batch 5: starts at .* before the worker is free"):
+        evaluate(instance, early, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        [EPOCH, EPOCH + 0.5],
+        [0.0, 106 * 86400.0],
+        [0.0, 108 * 86400.0],  # 2^63 picoseconds are 106.8 days
+        [0.0, EPOCH],
+        [1e10, 1e10],
+        [1.7e12, 1.7e12],
+    ],
+)
+def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival: Any) -> None:
+    instance = Instance(arrival, [40, 10], [3, 2], kv_capacity=1000, time_unit="second")
+    found = compare(instance, ["fcfs", "mc-sf"], cost_model=PLAIN, time_limit_s=1)
+    assert found.bound is not None
+    assert found.best_known is not None
+    assert 0 <= found.gap < 0.7
+    # Alone they take 57 + 2 * 16 and 27 + 16 ms; together no more than one after the other.
+    assert found.best_known + 1e-6 >= 0.089 + 0.043
+    assert found.best_known <= 2 * 0.089 + 0.043 + 1e-6
+    assert lower_bound(instance, cost_model=PLAIN)[0] <= found.best_known + 1e-6
+    for objective in ("makespan", "mean_ttft"):
+        bound, _ = lower_bound(instance, cost_model=PLAIN, objective=objective)
+        value = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics[objective]
+        assert bound is not None
+        assert bound <= value + 1e-6
+
+
+@pytest.mark.parametrize("method", ["cpsat", "search"])
+@pytest.mark.parametrize("objective", ["tel", "makespan"])
+def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) -> None:
+    instance = Instance([0.0, 0.125, 0.125], [4, 2, 3], [2, 3, 1], 12, time_unit="second")
+    one = solve(instance, method=method, objective=objective, cost_model=PLAIN, time_limit_s=20)
+    moved = later(instance, EPOCH)
+    two = solve(moved, method=method, objective=objective, cost_model=PLAIN, time_limit_s=20)
+    shift = EPOCH if objective == "makespan" else 0
+    assert method == "search" or one.status == two.status == "optimal"
+    assert two.objective == pytest.approx(one.objective + shift, rel=1e-12)
+    assert two.bound == pytest.approx(one.bound + shift, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["astar", "flow-highs", "flow-cpsat", "pulp-bigm"])
+def test_methods_without_arrivals_take_one_late_arrival(method: str) -> None:
+    instance = Instance([EPOCH] * 2, [4, 2], [2, 2], 12, time_unit="second")
+    early = solve(later(instance, -EPOCH), method=method, cost_model=PLAIN, time_limit_s=20)
+    result = solve(instance, method=method, cost_model=PLAIN, time_limit_s=20)
+    assert result.status == early.status == "optimal"
+    assert result.objective == pytest.approx(EPOCH + early.objective, rel=1e-15)
+    assert result.metrics["tps"] == pytest.approx(early.metrics["tps"], rel=1e-9)
+
+
+def test_the_last_rounds_allowed_are_counted_one_by_one(tmp_path) -> None:
+    # Alone, 3 and 2 rounds; together they fit: 5 in all, from the last round allowed.
+    late = 2**53
+    instance = Instance([late, late], [4, 1], [3, 2], kv_capacity=100)
+    for spec in some_policies(instance):
+        try:
+            judged = evaluate(instance, simulate(instance, spec))
+        except LoopError:
+            continue
+        assert judged.finish.min() > late, spec
+        assert judged.metrics["tel"] >= 5, spec
+    for method in ("highs", "cpsat", "pulp", "ramp", "lns"):
+        result = solve(instance, method=method, time_limit_s=10)
+        assert (result.status, result.objective, result.bound) == ("optimal", 5, 5), method
+        assert result.evaluation.finish.tolist() == [late + 3, late + 2]
+        assert result.metrics["makespan"] == late + 3
+        assert result.metrics["tps"] == 5 / 3
+    schedule = simulate(instance, "mc-sf")
+    for made in (from_starts([late, late + 1], instance), schedule):
+        write_schedule(made, tmp_path / "schedule.json")
+        again = evaluate(instance, read_schedule(tmp_path / "schedule.json", instance))
+        assert again.finish.tolist() == evaluate(instance, made).finish.tolist()
+
+
+def test_rounds_after_a_first_arrival_are_the_same_rounds() -> None:
+    instance = Instance([0, 0, 1, 4], [3, 2, 5, 1], [4, 6, 2, 3], kv_capacity=14)
+    moved = later(instance, 1000)
+    for spec in some_policies(instance):
+        try:
+            here = simulate(instance, spec)
+        except LoopError:
+            continue
+        there = simulate(moved, spec)
+        one, two = evaluate(instance, here), evaluate(moved, there)
+        assert (one.finish + 1000).tolist() == two.finish.tolist(), spec
+        assert (one.batch_start + 1000).tolist() == two.batch_start.tolist(), spec
+        if here.start is not None:
+            assert (here.start + 1000).tolist() == there.start.tolist(), spec
+        spans = timeline(instance, here).span_start + 1000
+        assert spans.tolist() == timeline(moved, there).span_start.tolist(), spec
+
+
+def test_seconds_beyond_milliseconds_are_refused() -> None:
+    Instance([MAX_SECOND], [1], [1], kv_capacity=9, time_unit="second")
+    with pytest.raises(InputError, match=r"requests.arrival: request 0: 9000000000000000.0 is out"):
+        Instance([9e15], [1], [1], kv_capacity=9, time_unit="second")
+
+
+def test_starts_whose_sum_does_not_fit_are_refused() -> None:
+    # 2,100 completions near 2^53 sum to 1.9e19, more than 2^63 = 9.2e18.
+    instance = Instance([0] * 2100, [1] * 2100, [1] * 2100, kv_capacity=10**5)
+    starts = from_starts([2**53 - 1] * 2100, instance)
+    with pytest.raises(InputError, match=r"schedule.starts: request 0 .* 64-bit sums"):
+        evaluate(instance, starts)
+    one = Instance([0], [1], [1], kv_capacity=2)
+    with pytest.raises(InputError, match=r"schedule.starts: request 0 .* 64-bit sums"):
+        evaluate(one, from_starts([2**63 - 1], one))
+    # A thousand of them fit, 9e18, and are counted exactly.
+    instance = Instance([0] * 1000, [1] * 1000, [1] * 1000, kv_capacity=10**5)
+    judged = evaluate(instance, from_starts([2**53 - 1] * 1000, instance))
+    assert judged.metrics["tel"] == 1000 * 2**53
+
+
+def test_squares_of_prompts_are_counted_or_refused() -> None:
+    squares = BatchCost("squares", 1, {"base": "1", "prefill_square": "1"})
+    longest = 2**31 - 1
+
+    def prompts(n: int, **changes: Any) -> Instance:
+        return Instance(
+            [0.0] * n, [longest] * n, [1] * n, time_unit="second",
+            **{"kv_capacity": 2**40, "kv_accounting": "cached", **changes},
+        )  # fmt: skip
+
+    two = prompts(2)  # (2^31 - 1)^2 twice is 2^63 - 2^33 + 2
+    schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
+    makespan = evaluate(two, schedule, squares).metrics["makespan"]
+    assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
+    with pytest.raises(InputError, match=r"squared prefills of one batch could sum to 138350580"):
+        prompts(3)
+    # Where the KV capacity keeps them apart, or nothing is squared, they may come.
+    assert prompts(3, kv_capacity=2 * longest).n == 3
+    assert Instance([0] * 3, [longest] * 3, [1] * 3, kv_capacity=2**40).n == 3

@@ -1,0 +1,127 @@
+"""The table of metrics, and that everything which lists metrics agrees with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from optsched.cli import app
+from optsched.files.read_write import json_schema
+from optsched.judge.evaluate import evaluate
+from optsched.problem.instance import Instance
+from optsched.problem.metrics import COMPARED, METRICS, TABLE, Times, derive
+from optsched.problem.schedule import from_starts
+from optsched.show.report.gather import Section
+from optsched.show.report.page import _comparison
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTANCE = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
+EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0)
+
+
+def test_the_judge_derives_every_metric_in_the_order_of_the_table() -> None:
+    assert tuple(EVALUATION.metrics) == METRICS == tuple(TABLE)
+    assert None not in EVALUATION.metrics.values()
+
+
+def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
+    # Latencies 3 and 2; TTFT 1 and 2: one of two requests meets 1 round.
+    assert EVALUATION.metrics["tel"] == 5
+    assert EVALUATION.metrics["slo_attainment"] == 0.5
+    for name, value in EVALUATION.metrics.items():
+        assert type(value) is (int if TABLE[name].is_whole(INSTANCE) else float), name
+
+
+def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
+    latency = np.array([3, 2])  # from arrivals at 0 and 2: the last completion is at 4
+    ttft, tpot = np.array([1, 2]), np.array([1.0, np.nan])
+    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0))
+    known = {name for name, value in times.items() if value is not None}
+    assert set(METRICS) - known == {
+        "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
+        "evictions",
+    }  # fmt: skip
+    assert {name: times[name] for name in known} == {
+        name: EVALUATION.metrics[name] for name in known
+    }
+    # Without first tokens nothing is known of TTFT and TPOT, nor of a limit on TTFT.
+    bare = derive(Times(INSTANCE, latency, slo_ttft=1.0))
+    lost = {name for name in known if bare[name] is None}
+    assert lost == {name for name in METRICS if re.search("ttft|tpot|slo", name)}
+
+
+def test_times_per_token_of_requests_of_one_token_are_unknown() -> None:
+    times = Times(INSTANCE, np.array([1, 1]), np.array([1, 1]), np.full(2, np.nan))
+    assert derive(times)["mean_tpot"] is None
+
+
+@pytest.mark.parametrize("form", ["result", "comparison"])
+def test_the_schema_of_files_has_the_metrics_of_the_table(form: str) -> None:
+    fields = json_schema(form)["$defs"]["MetricsFile"]["properties"]
+    assert tuple(fields) == METRICS
+    for name, metric in TABLE.items():
+        assert fields[name].get("description", "") == metric.meaning
+        kinds = {option["type"] for option in fields[name]["anyOf"]}
+        assert kinds == {"integer" if metric.unit == "count" else "number", "null"}
+
+
+def test_the_documentation_has_the_rows_of_the_table() -> None:
+    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    section = text.partition("### Metrics\n")[2].partition("\n## ")[0]
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in section.splitlines()
+        if line.startswith("| `")
+    ]
+    assert rows == [
+        (f"`{m.name}`", m.words, m.unit, "more" if m.sense == "max" else "less", m.meaning)
+        for m in TABLE.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "seconds"),
+    [
+        ("tel", "TEL [rounds]", "TEL [s]"),
+        ("mean_tpot", "mean TPOT [rounds/token]", "mean TPOT [s/token]"),
+        ("tps", "output tokens [tokens/round]", "output tokens [tokens/s]"),
+        ("slo_goodput", "SLO goodput [requests/round]", "SLO goodput [requests/s]"),
+        ("peak_kv", "peak KV [tokens]", "peak KV [tokens]"),
+        ("evictions", "evictions", "evictions"),
+    ],
+)
+def test_units_follow_the_unit_of_time(name: str, rounds: str, seconds: str) -> None:
+    assert TABLE[name].header("round", " ") == rounds
+    assert TABLE[name].header("second", " ") == seconds
+
+
+def test_the_command_line_shows_words_and_units_of_the_table() -> None:
+    result = CliRunner().invoke(
+        app, ["simulate", "tiny", "--policy", "mc-sf", "--slo-ttft", "5"], env={"COLUMNS": "120"}
+    )
+    assert result.exit_code == 0, result.output
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    for metric in TABLE.values():
+        unit = re.escape(metric.unit_words("round"))
+        pattern = re.compile(rf"{re.escape(metric.words)}\s+[\d.]+\s*{unit}")
+        assert any(pattern.fullmatch(line) for line in lines), metric.name
+
+
+def test_comparisons_show_the_metrics_of_the_table_everywhere() -> None:
+    shown = ("tel", *COMPARED)
+    wide = CliRunner().invoke(
+        app, ["compare", "tiny", "--policy", "mc-sf", "--no-bound"], env={"COLUMNS": "200"}
+    )
+    page = _comparison(
+        Section("0" * 64, "one", instance=INSTANCE),
+        {"file": "x", "policies": [], "verdicts": {}},
+        "",
+    )
+    headers = [(header["text"], header["unit"]) for header in page["headers"]]
+    for name in shown:
+        assert TABLE[name].words in wide.stdout
+        assert (TABLE[name].words, TABLE[name].unit_words("round")) in headers

@@ -1,0 +1,107 @@
+"""Objectives: a metric, a sense and parameters, read from text in one place."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from optsched.bounds import bounds, lower_bound
+from optsched.optimize.formulations import Task, formulations
+from optsched.optimize.solve import solve
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.metrics import TABLE
+from optsched.problem.objective import (
+    TOTAL_LATENCY,
+    Objective,
+    parse_objectives,
+    service_limits,
+)
+
+INSTANCE = Instance([0, 0], [1, 2], [3, 1], kv_capacity=6)
+
+
+def test_names_separated_by_commas_are_lexicographic() -> None:
+    assert parse_objectives("tel") == (TOTAL_LATENCY,)
+    assert parse_objectives("tel, makespan") == (Objective("tel"), Objective("makespan"))
+    assert parse_objectives(["tel", "makespan"]) == parse_objectives("tel,makespan")
+    assert parse_objectives([TOTAL_LATENCY, "tps"])[1].maximized
+
+
+@pytest.mark.parametrize(
+    "text", ["tel", "slo_goodput:slo_ttft=1", "slo_attainment:slo_ttft=0.5,slo_tpot=0.02"]
+)
+def test_the_text_of_an_objective_reads_back(text: str) -> None:
+    (found,) = parse_objectives(text)
+    assert str(found) == text
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_parameters_belong_to_the_objective_before_them() -> None:
+    goodput, makespan = parse_objectives("slo_goodput:slo_ttft=1,slo_tpot=0.1,makespan")
+    assert goodput == Objective("slo_goodput", (("slo_ttft", 1.0), ("slo_tpot", 0.1)))
+    assert makespan == Objective("makespan")
+    assert service_limits([goodput, makespan]) == {"slo_ttft": 1.0, "slo_tpot": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("latency", "objective: 'latency' is unknown; known are tel, mean_latency"),
+        ("", "objective: '' is unknown"),
+        ("tel,tel", "objective: 'tel' is given twice"),
+        ([], "objective: none is given"),
+        ("slo_goodput", "slo_goodput needs slo_ttft or slo_tpot"),
+        ("slo_goodput:slo_ttft=0", "slo_ttft: 0.0 is not a time > 0"),
+        ("slo_goodput:slo_ttft=1,slo_attainment:slo_ttft=2", "slo_ttft is both 1 and 2"),
+    ],
+)
+def test_a_text_that_means_nothing_is_refused(text: str | list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words.replace("+", r"\+")):
+        parse_objectives(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tel:slo_ttft=1", "objective 'tel': parameter 'slo_ttft' is unknown; known are none"),
+        ("slo_goodput:slo_ttft=soon", "parameter slo_ttft: 'soon' is not a number"),
+        ("slo_goodput:slo_ttft", "'slo_ttft'; key=value is right"),
+    ],
+)
+def test_a_parameter_that_cannot_be_read_is_named(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_objectives(text)
+
+
+def test_sense_and_whole_numbers_are_facts_of_the_metric() -> None:
+    seconds = Instance([0.0], [1], [1], 6, time_unit="second", kv_accounting="cached")
+    assert TOTAL_LATENCY.integral(INSTANCE)
+    assert not TOTAL_LATENCY.integral(seconds)
+    assert not Objective("mean_ttft").integral(INSTANCE)
+    assert Objective("evictions").integral(seconds)
+    assert TOTAL_LATENCY.better(3, 4)
+    assert Objective("tps").better(4, 3)
+    assert not TOTAL_LATENCY.better(3, 3)
+    assert TOTAL_LATENCY.better(3, None)
+    assert not TOTAL_LATENCY.better(None, 3)
+
+
+def test_formulations_and_bounds_speak_of_metrics_in_the_table() -> None:
+    names = {
+        name for f in formulations().values() for m in f.methods.values() for name in m.objectives
+    }
+    names |= {f.default_objective for f in formulations().values()}
+    names |= {name for bound in bounds().values() for name in bound.objectives}
+    assert {"tel", "makespan", "tps"} <= names <= set(TABLE)
+
+
+def test_strings_and_objectives_are_taken_alike() -> None:
+    assert Task(INSTANCE, objective=("tel",)).objective == (TOTAL_LATENCY,)  # type: ignore[arg-type]
+    assert lower_bound(INSTANCE, objective="tel") == lower_bound(INSTANCE, objective=TOTAL_LATENCY)
+    by_text, by_value = solve(INSTANCE, objective="tel"), solve(INSTANCE, objective=TOTAL_LATENCY)
+    assert by_text.objective_name == by_value.objective_name == "tel"
+    assert by_text.objective == by_value.objective == 4
+    with pytest.raises(UsageError, match="'slo_goodput' is unknown to formulation hindsight"):
+        solve(INSTANCE, objective=Objective("slo_goodput", (("slo_ttft", 1.0),)))

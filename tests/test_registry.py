@@ -1,0 +1,69 @@
+"""Registries: values found in the modules of a package, or added by a decorator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from optsched.bounds import Bound, bounds
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.registry import Registry, modules_of
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = tmp_path / f"things_{tmp_path.name}"
+    (folder / "inner").mkdir(parents=True)
+    head = f"from {__name__} import Thing\n"
+    files = {
+        "__init__": "", "b": head + "B, TWO = Thing('b'), Thing('two')\n",
+        "a": head + f"from {folder.name}.b import B\nA = Thing('a')\n",
+        "hot_kernel": "raise RuntimeError('loads numba')\n", "inner/__init__": "",
+        "inner/c": head + "C = Thing('c')\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder.name
+
+
+def test_values_at_the_top_level_of_modules_are_found_sorted(package: str) -> None:
+    registry = Registry("thing", package, Thing)
+    # Module a imports B: the same value twice is one.
+    assert list(registry.all()) == ["a", "b", "two"]
+    assert registry.get("two") == Thing("two")
+
+
+def test_compiled_loops_and_inner_packages_are_left_alone(package: str) -> None:
+    assert [m.__name__ for m in modules_of(package)] == [f"{package}.a", f"{package}.b"]
+    deep = [m.__name__.removeprefix(f"{package}.") for m in modules_of(package, deep=True)]
+    assert deep == ["a", "b", "inner", "inner.c"]
+
+
+def test_an_unknown_name_lists_those_known() -> None:
+    registry: Registry[int] = Registry("number", error=UsageError)
+    registry.add("two", 2)
+    registry.add("one", 1)
+    with pytest.raises(UsageError, match="number 'three' is unknown; known are one, two"):
+        registry.get("three")
+    with pytest.raises(InputError, match="'x' is unknown"):
+        Registry("thing").get("x")
+
+
+def test_a_name_is_given_once() -> None:
+    registry: Registry[Thing] = Registry("thing")
+    first = registry.add("x", Thing("x"))
+    assert registry.add("x", first) is first
+    with pytest.raises(ValueError, match="thing 'x' exists twice"):
+        registry.add("x", Thing("x"))
+
+
+def test_the_bounds_are_found_as_their_own_registry_finds_them() -> None:
+    assert Registry("bound", "optsched.bounds", Bound).all() == dict(sorted(bounds().items()))
