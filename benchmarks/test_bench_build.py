@@ -29,13 +29,10 @@ def test_windows_and_placement(benchmark):
 
 
 def test_hand_over_to_highs(benchmark):
-    from optsched.optimize.solvers.highs import configured, pass_model
+    from optsched.optimize.solvers.highs import arguments, highs_options
+    from optsched.optimize.solvers.highs_worker import loaded
 
     model = linear_model(program(paper_scale()))
-
-    def hand_over():
-        highs = configured(SolveOptions(threads=1), integral_objective=True)
-        pass_model(highs, model)
-        return highs
-
-    assert benchmark(hand_over).getNumNz() == model.entries
+    options = highs_options(SolveOptions(threads=1), integral_objective=True)
+    highs = benchmark(lambda: loaded(arguments(model), options))
+    assert highs.getNumNz() == model.entries

@@ -113,8 +113,8 @@ def test_a_gap_that_was_asked_for_is_not_called_optimal():
     assert outcome.native_status == "kOptimal"
     assert outcome.objective is not None
     assert outcome.bound is not None
-    if outcome.objective - outcome.bound > 1:
-        assert outcome.status is Status.FEASIBLE
+    proved = round_up_bound(outcome.bound) >= outcome.objective - 0.5
+    assert outcome.status is (Status.OPTIMAL if proved else Status.FEASIBLE)
 
 
 def test_cpsat_objective_is_none_on_infeasible():
@@ -159,14 +159,11 @@ def test_cpsat_scales_objective_and_bound():
 @pytest.mark.parametrize("method", ["highs", "cpsat", "pulp"])
 def test_a_set_stop_keeps_incumbent_and_bound(method):
     stop = threading.Event()
-    timer = threading.Timer(2.0, stop.set)
-    timer.start()
-    begin = time.perf_counter()
+    threading.Timer(2.0, stop.set).start()
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
-    options = SolveOptions(time_limit_s=60, threads=2, stop=stop)
+    options = SolveOptions(time_limit_s=600, threads=2, stop=stop)
     answer = get("hindsight").methods[method].run(task, options)
-    timer.cancel()
-    assert time.perf_counter() - begin < 5 + (method == "cpsat") * 15
+    assert answer.solve_s < 600  # the limit is not what ended it
     assert answer.status is Status.FEASIBLE
     assert answer.objective is not None
     # HiGHS has no bound before its first relaxation is solved.
@@ -174,59 +171,64 @@ def test_a_set_stop_keeps_incumbent_and_bound(method):
     assert method != "cpsat" or answer.bound is not None
 
 
-@pytest.mark.parametrize("method", ["highs", "pulp"])
-@pytest.mark.parametrize("limit", [3.0, 0.5])
+@pytest.fixture
+def silent(monkeypatch, tmp_path):
+    """HiGHS's process takes its job and never answers, as in a long presolve."""
+    from optsched.optimize.solvers import highs
+
+    (tmp_path / "silent.py").write_text("import sys, time; sys.stdin.read(); time.sleep(3600)")
+    monkeypatch.setattr(highs.highs_worker, "__file__", str(tmp_path / "silent.py"))
+    monkeypatch.setattr(highs, "_ENTRIES_HERE", 0)
+    return highs
+
+
+def test_a_silent_process_is_ended_at_the_limit(silent):
+    options = SolveOptions(time_limit_s=0.5)
+    outcome = silent.solve_linear_model(knapsack(), options, start_values=np.ones(3))
+    assert outcome.native_status == "kTimeLimit, ended from outside"
+    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)  # the start
+    assert outcome.bound is None
+
+
+@pytest.mark.parametrize(("method", "limit"), [("highs", 2.5), ("pulp", 0.5)])
 def test_the_time_limit_holds_inside_presolve_and_the_first_relaxation(method, limit):
-    # 34,000 columns: without a limit from outside HiGHS looks up after 20 s and more.
+    # 28,000 columns, 530,000 nonzeros: HiGHS by itself makes no callback for many seconds.
     task = Task(hard_instance(40), objective=("tel",))
     seen: list[float] = []
     options = SolveOptions(
         time_limit_s=limit, threads=1, progress=lambda state: seen.append(state.elapsed_s)
     )
-    begin = time.perf_counter()
     answer = get("hindsight").methods[method].run(task, options)
-    assert time.perf_counter() - begin < limit + 2
-    assert answer.status is Status.FEASIBLE  # the start
+    assert answer.status is Status.FEASIBLE  # at least the start
     assert answer.schedule is not None
-    assert answer.bound is None
-    if method == "highs" and limit > 1:
-        assert seen[-1] > 1  # time is told although HiGHS is silent
+    assert method != "highs" or len(seen) >= 2  # time is told although HiGHS is silent
 
 
-def test_a_second_signal_at_once_does_not_lose_the_incumbent():
-    def press_twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("signals", [1, 2])
+def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(silent, signals):
+    def press() -> None:
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
 
-    timer = threading.Timer(1.5, press_twice)
-    timer.start()
-    task = Task(hard_instance(40), objective=("tel",))
-    begin = time.perf_counter()
-    answer = get("hindsight").methods["highs"].run(task, SolveOptions(time_limit_s=60, threads=1))
-    assert time.perf_counter() - begin < 1.5 + 3
-    assert answer.status is Status.FEASIBLE
-    assert answer.native_status == "kInterrupt, ended from outside"
+    threading.Timer(0.5, press).start()
+    outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
+    assert outcome.native_status == "kInterrupt, ended from outside"
+    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)
 
 
-def test_a_killed_process_is_an_error_that_keeps_the_incumbent(monkeypatch):
-    from optsched.optimize.solvers import highs
-
-    real = highs._started
+def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypatch):
+    real = silent._started
 
     def doomed(errors):
         worker = real(errors)
-        threading.Timer(1.5, worker.kill).start()
+        threading.Timer(0.3, worker.kill).start()
         return worker
 
-    monkeypatch.setattr(highs, "_started", doomed)
-    task = Task(hard_instance(40), objective=("tel",))
-    begin = time.perf_counter()
-    answer = get("hindsight").methods["highs"].run(task, SolveOptions(time_limit_s=60, threads=1))
-    assert time.perf_counter() - begin < 10
-    assert answer.status is Status.ERROR
-    assert answer.schedule is not None
-    assert "SIGKILL (out of memory?)" in answer.native_status
+    monkeypatch.setattr(silent, "_started", doomed)
+    outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
+    assert (outcome.status, outcome.objective) == (Status.ERROR, -12)
+    assert "SIGKILL (out of memory?)" in outcome.native_status
 
 
 def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
@@ -312,18 +314,13 @@ def test_a_start_that_breaks_a_row_is_no_incumbent():
 
 @pytest.mark.parametrize("method", ["highs", "cpsat"])
 def test_ctrl_c_keeps_the_incumbent(method):
-    def press() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(2.0, press)
-    timer.start()
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
-    options = SolveOptions(time_limit_s=60, threads=2)
+    options = SolveOptions(time_limit_s=600, threads=2)
     answer = get("hindsight").methods[method].run(task, options)
-    timer.cancel()
     assert answer.status is Status.FEASIBLE
     assert answer.schedule is not None
-    assert answer.solve_s < 20
+    assert answer.solve_s < 600
 
 
 @pytest.mark.parametrize("method", ["highs", "cpsat"])

@@ -274,9 +274,12 @@ def run_interruptibly(
 
     thread = threading.Thread(target=guarded, name="optsched-solver", daemon=True)
     thread.start()
-    while not ended.is_set():
+    # The second of two signals may come after the work has ended: it must find us here.
+    while not ended.is_set() or (
+        interrupted is not None and time.monotonic() - interrupted < _DOUBLE_S
+    ):
         try:
-            ended.wait(_POLL_S)
+            (time.sleep if ended.is_set() else ended.wait)(_POLL_S)
         except KeyboardInterrupt:
             now = time.monotonic()
             if interrupted is not None and now - interrupted > _DOUBLE_S:

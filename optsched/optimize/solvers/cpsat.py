@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def solve_cp_model(
     """
     from ortools.sat.python import cp_model
 
-    solver = cp_model.CpSolver()
+    solver: Any = cp_model.CpSolver()
     parameters = solver.parameters
     if options.time_limit_s is not None:
         parameters.max_time_in_seconds = float(options.time_limit_s)
@@ -72,18 +71,20 @@ def solve_cp_model(
     parameters.catch_sigint_signal = False
 
     begin = time.perf_counter()
-    watch = _Watch(options.progress, begin, scale)
-    callback = None
-    if options.progress is not None:
-        callback = _solution_callback(cp_model, watch)
-        solver.best_bound_callback = watch.bound_found
+    callback = _reporting(solver, options, begin, scale) if options.progress else None
     statuses: list[Any] = []
-    with _log(solver, options):
+    with ExitStack() as stack:
+        if options.log_path is not None:
+            file = stack.enter_context(open(options.log_path, "a", encoding="utf-8"))
+            parameters.log_search_progress = True
+            parameters.log_to_stdout = False
+            solver.log_callback = lambda line: file.write(line + "\n")
         run_interruptibly(
             lambda: statuses.append(solver.solve(model, callback)),
             cancel=solver.stop_search,
             stop=options.stop,
         )
+        solver.log_callback = None
     solve_s = time.perf_counter() - begin
 
     native = solver.status_name(statuses[0])
@@ -101,48 +102,21 @@ def solve_cp_model(
     return RawOutcome(status, objective, bound, values, native, build_s, solve_s)
 
 
-class _Watch:
-    """Keeps the best incumbent and bound, and reports every change."""
+def _reporting(solver: Any, options: SolveOptions, begin: float, scale: float) -> Any:
+    """Have a solver report every change of its bound; return the callback for its solutions."""
+    from ortools.sat.python import cp_model
 
-    def __init__(
-        self, progress: Callable[[Progress], None] | None, begin: float, scale: float
-    ) -> None:
-        self.progress = progress
-        self.begin = begin
-        self.scale = scale
-        self.incumbent: float | None = None
-        self.bound: float | None = None
+    incumbent: list[float | None] = [None]
 
-    def bound_found(self, bound: float) -> None:
-        self.bound = bound / self.scale if math.isfinite(bound) else None
-        self._report()
+    def report(bound: float) -> None:
+        assert options.progress is not None
+        known = bound / scale if math.isfinite(bound) else None
+        options.progress(Progress(time.perf_counter() - begin, incumbent[0], known))
 
-    def solution_found(self, objective: float, bound: float) -> None:
-        self.incumbent = objective / self.scale
-        self.bound_found(bound)
-
-    def _report(self) -> None:
-        if self.progress is not None:
-            elapsed = time.perf_counter() - self.begin
-            self.progress(Progress(elapsed, self.incumbent, self.bound))
-
-
-def _solution_callback(cp_model: Any, watch: _Watch) -> Any:
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            watch.solution_found(self.objective_value, self.best_objective_bound)
+            incumbent[0] = self.objective_value / scale
+            report(self.best_objective_bound)
 
+    solver.best_bound_callback = report
     return Callback()
-
-
-@contextmanager
-def _log(solver: Any, options: SolveOptions) -> Iterator[None]:
-    if options.log_path is None:
-        yield
-        return
-    with open(options.log_path, "a", encoding="utf-8") as file:
-        solver.parameters.log_search_progress = True
-        solver.parameters.log_to_stdout = False
-        solver.log_callback = lambda line: file.write(line + "\n")
-        yield
-        solver.log_callback = None

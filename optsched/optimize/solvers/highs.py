@@ -1,13 +1,16 @@
 """HiGHS: a model as arrays in, incumbent and bound out, within the limits.
 
-Models of more than a few thousand nonzeros go to a process of their own
-(`optsched.optimize.solvers.highs_worker`), which is ended where it does not end in time.
+Inside presolve, a relaxation or a round of cuts HiGHS makes no callback and looks at no limit: of
+the hindsight programs, 33,000 nonzeros take it 2 seconds, 355,000 take it 12 in which it hears
+nothing. Models of more than a few thousand nonzeros therefore go to a process of their own
+(`optsched.optimize.solvers.highs_worker`), which is ended from outside. `multiprocessing` would
+run the user's script once more in it, unless that has a guard.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,12 +42,11 @@ from optsched.problem.errors import SolverError
 
 _INTEGRAL_ABS_GAP = 0.999
 _ENTRIES_HERE = 5_000
-"""Nonzeros up to which HiGHS looks for limits often enough: starting a process takes 0.2 s; with
-20,000 nonzeros its looks are 1.4 s apart, with 90,000 four and more."""
+"""Nonzeros up to which HiGHS looks for limits often enough: starting a process takes 0.2 s."""
 _GRACE_S = 1.0
-"""Seconds that a process has to end by itself after the time limit or an interruption."""
-_POLL_S = 0.05
-_BEAT_S = 0.5
+"""Seconds that a process has to end by itself after the time limit."""
+_LONGEST_S = 1e8
+"""Time limits from here on are none: three years."""
 _FEASIBILITY = 1e-6
 _STDERR_CHARS = 300
 
@@ -86,16 +88,22 @@ def solve_linear_model(
     """
     begin = time.perf_counter()
     job = Job(
-        model=_arguments(model),
+        model=arguments(model),
         options=highs_options(options, integral_objective=model.integral_objective),
         start=None if start_values is None else np.asarray(start_values, dtype=np.float64),
         mip=bool(model.integrality.any()),
         began=time.time(),
     )
     found = _Found(options.progress, begin)
-    cancelled = threading.Event()
-    host = _here if model.entries <= _ENTRIES_HERE else _apart
-    run_interruptibly(lambda: host(job, found, cancelled), cancel=cancelled.set, stop=options.stop)
+    if model.entries <= _ENTRIES_HERE:
+        cancelled = threading.Event()
+        run_interruptibly(
+            lambda: highs_worker.solve(job, found.hear, cancelled.is_set),
+            cancel=cancelled.set,
+            stop=options.stop,
+        )
+    else:
+        _solve_apart(job, found, options)
     if found.refused is not None:
         raise SolverError(f"HiGHS: {found.refused}")
     return _outcome(model, job, found, time.perf_counter() - begin)
@@ -119,30 +127,8 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
     return values
 
 
-def configured(options: SolveOptions, *, integral_objective: bool) -> Any:
-    """Return a ``highspy.Highs`` with the options set and a log to file only."""
-    named = highs_options(options, integral_objective=integral_objective)
-    try:
-        return highs_worker.configured(named)
-    except ValueError as error:
-        raise SolverError(f"HiGHS: {error}") from error
-
-
-def pass_model(highs: Any, model: LinearModel) -> None:
-    """Hand a model over as arrays.
-
-    Raises
-    ------
-    SolverError
-        HiGHS refuses it.
-    """
-    try:
-        highs_worker.pass_model(highs, _arguments(model))
-    except ValueError as error:
-        raise SolverError(f"HiGHS: {error}") from error
-
-
-def _arguments(model: LinearModel) -> tuple[Any, ...]:
+def arguments(model: LinearModel) -> tuple[Any, ...]:
+    """Return a model as `highs_worker.Job` has it."""
     return (
         model.columns, model.rows, model.entries, model.cost, model.lower, model.upper,
         model.row_lower, model.row_upper, model.start, model.index, model.value,
@@ -163,148 +149,110 @@ class _Found:
     failed: bool = False
     refused: str | None = None
     incumbent: float | None = None
-    told: float = 0.0
+    one: threading.Lock = field(default_factory=threading.Lock)
 
     def hear(self, message: Message) -> None:
         """Take in one message of `highs_worker.solve`."""
         kind, *rest = message
-        if kind == "incumbent":
-            self._better(*rest)
-        elif kind == "bounds":
-            incumbent, bound = rest
-            if bound is not None:
-                self.bound = bound if self.bound is None else max(self.bound, bound)
-            self.incumbent = incumbent
-            self._report()
-        elif kind == "done":
-            self.native, objective, bound, values = rest
-            if values is not None:
-                self._better(objective, values)
-            # An interruption can leave the bound unset although progress had reported one.
-            self.bound = self.bound if bound is None else bound
-            self.incumbent = self.objective
-            self._report()
-        elif kind == "refused":
-            self.refused = rest[0]
-        else:
-            self.fail(rest[0])
-
-    def beat(self) -> None:
-        """Report that time passes, where HiGHS has been silent."""
-        if time.perf_counter() - self.told > _BEAT_S:
-            self._report()
-
-    def _report(self) -> None:
-        self.told = time.perf_counter()
-        if self.progress is not None:
-            self.progress(Progress(self.told - self.begin, self.incumbent, self.bound))
+        with self.one:
+            if kind == "incumbent":
+                self._better(*rest)
+            elif kind == "bounds":
+                self.incumbent, bound = rest
+                if bound is not None:
+                    self.bound = bound if self.bound is None else max(self.bound, bound)
+            elif kind == "done":
+                self.native, objective, bound, values = rest
+                if values is not None:
+                    self._better(objective, values)
+                # An interruption can leave the bound unset although progress had reported one.
+                self.bound = self.bound if bound is None else bound
+                self.incumbent = self.objective
+            elif kind == "refused":
+                self.refused = rest[0]
+            elif kind == "failed":
+                self.fail(rest[0])
+            if self.progress is not None and kind in ("bounds", "done", "beat"):
+                elapsed = time.perf_counter() - self.begin
+                self.progress(Progress(elapsed, self.incumbent, self.bound))
 
     def fail(self, why: str) -> None:
         """Record that HiGHS failed."""
         self.native, self.failed = why, True
+
+    @property
+    def ended(self) -> bool:
+        """Whether HiGHS has said how it ended."""
+        return self.native is not None or self.refused is not None
 
     def _better(self, objective: float | None, values: NDArray[np.float64]) -> None:
         if objective is not None and (self.objective is None or objective <= self.objective):
             self.objective, self.values = objective, values
 
 
-def _here(job: Job, found: _Found, cancelled: threading.Event) -> None:
-    """Solve a job in this process."""
-    highs_worker.solve(job, found.hear, cancelled.is_set)
-
-
-def _apart(job: Job, found: _Found, cancelled: threading.Event) -> None:
+def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
-    limit = job["options"]["time_limit"]
-    end = time.perf_counter() + limit + _GRACE_S
-    asked = False
     with tempfile.TemporaryFile() as errors:
         worker = _started(errors)
-        sent = threading.Event()
-        mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        threads = [
-            threading.Thread(target=_send, args=(worker, job, sent), daemon=True),
-            threading.Thread(target=_receive, args=(worker, mail), daemon=True),
-        ]
-        for thread in threads:
-            thread.start()
+        ends: list[str] = []
+
+        def end(why: str) -> None:
+            ends.append(why)
+            worker.kill()
+
+        limit = threading.Timer(min(options.time_limit, _LONGEST_S) + _GRACE_S, end, ["kTimeLimit"])
+        limit.daemon = True
+        limit.start()
         try:
-            while found.native is None and found.refused is None:
-                try:
-                    message = mail.get(timeout=_POLL_S)
-                except queue.Empty:
-                    found.beat()
-                else:
-                    if message is None:
-                        found.fail(_death(worker, errors))
-                        return
-                    found.hear(message)
-                if cancelled.is_set() and not asked:
-                    asked = True
-                    end = min(end, time.perf_counter() + _GRACE_S)
-                    if sent.is_set():
-                        _ask_to_stop(worker)
-                if found.native is None and time.perf_counter() > end:
-                    found.native = "kInterrupt" if asked else "kTimeLimit"
-                    found.native += ", ended from outside"
+            run_interruptibly(
+                lambda: _converse(worker, job, found),
+                cancel=lambda: end("kInterrupt"),
+                stop=options.stop,
+            )
         finally:
+            limit.cancel()
+            if not found.ended and not ends:
+                with suppress(subprocess.TimeoutExpired):
+                    worker.wait(_GRACE_S)
             worker.kill()
             worker.wait()
-            for thread in threads:
-                thread.join()
-            for pipe in filter(None, (worker.stdin, worker.stdout)):
-                # What was not written yet cannot be.
-                with suppress(OSError):
-                    pipe.close()
+        if not found.ended and ends:
+            found.native = f"{ends[0]}, ended from outside"
+        elif not found.ended:
+            found.fail(_death(worker.returncode, errors))
 
 
 def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process, out of reach of the terminal's Ctrl-C."""
-    apart: dict[str, Any] = {"start_new_session": True}
-    if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     command = [sys.executable, "-P", str(Path(highs_worker.__file__))]
+    # It imports what this process can import.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, **apart)
+        return subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, env=environment,
+            start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        )  # fmt: skip
     except OSError as error:
         raise SolverError(f"HiGHS: its process {command[0]} cannot be started: {error}") from error
 
 
-def _send(worker: subprocess.Popen[bytes], job: Job, sent: threading.Event) -> None:
+def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
+    """Hand a process its job and hear what it tells, to the end."""
     assert worker.stdin is not None
-    try:
-        pickle.dump(sys.path, worker.stdin)
-        pickle.dump(job, worker.stdin, protocol=5)
-        worker.stdin.flush()
-    except Exception:
-        worker.kill()  # ended already, or it would wait for the rest; the receiver finds out
-        return
-    sent.set()
-
-
-def _receive(worker: subprocess.Popen[bytes], mail: queue.SimpleQueue[Message | None]) -> None:
     assert worker.stdout is not None
-    try:
-        while True:
-            mail.put(pickle.load(worker.stdout))
-    except Exception:  # its end, or half a message
-        mail.put(None)
+    with suppress(OSError), worker.stdin as orders:  # it may have ended already
+        pickle.dump(tuple(job), orders, protocol=5)
+    with worker.stdout as told:
+        while not found.ended:
+            try:
+                message = pickle.load(told)
+            except Exception:  # its end, or half a message
+                return
+            found.hear(message)
 
 
-def _ask_to_stop(worker: subprocess.Popen[bytes]) -> None:
-    assert worker.stdin is not None
-    with suppress(OSError):
-        worker.stdin.write(b"s")
-        worker.stdin.flush()
-
-
-def _death(worker: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+def _death(code: int, errors: IO[bytes]) -> str:
     """Return why a process ended without an answer."""
-    try:
-        code = worker.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        return "its process fell silent"
     how = f"exit code {code}"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
@@ -322,9 +270,9 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
     objective, bound, values = found.objective, found.bound, found.values
     if mapped is Status.INFEASIBLE:
         objective = bound = values = None
-    elif objective is None and job["start"] is not None and _feasible(model, job["start"]):
+    elif objective is None and job.start is not None and _feasible(model, job.start):
         # HiGHS had no time to take it up, but it is an incumbent.
-        values = job["start"]
+        values = job.start
         objective = float(model.cost @ values)
     status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
     return RawOutcome(status, objective, bound, values, native, 0.0, seconds)

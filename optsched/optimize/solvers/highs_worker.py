@@ -1,11 +1,8 @@
-"""HiGHS on a model as arrays: run in this process, or as a process of its own that can be ended.
+"""HiGHS on a model as arrays, in this process or as a process of its own.
 
-Inside presolve, a relaxation or a round of cuts HiGHS looks neither at its time limit nor for an
-interruption, for as long as a minute. `optsched.optimize.solvers.highs` therefore starts this file
-as a script, which imports nothing of optsched, and ends it where it does not end itself.
-
-**What goes through the pipes**, pickled: to stdin the parent's ``sys.path``, the job, then a
-byte where HiGHS shall stop; its end ends this process. From stdout what `solve` tells.
+`optsched.optimize.solvers.highs` says why and starts this file as a script, which imports nothing
+of optsched. A pickled `Job` comes through stdin; what `solve` tells goes to stdout, pickled, and a
+message every half second besides, whose failure says that nobody listens any more.
 """
 
 from __future__ import annotations
@@ -13,25 +10,27 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
 Message = tuple[Any, ...]
-"""``("bounds", incumbent, bound)``, ``("incumbent", objective, values)``, and at the end one of
-``("done", native, objective, bound, values)``, ``("refused", why)``, ``("failed", why)``."""
+"""``("bounds", incumbent, bound)``, ``("incumbent", objective, values)``, ``("beat",)``, and at
+the end one of ``("done", native, objective, bound, values)``, ``("refused", why)``,
+``("failed", why)``."""
+
+_BEAT_S = 0.5
 
 
-class Job(TypedDict):
-    """A model to minimize and how.
-
-    ``model`` holds columns, rows, entries, cost, lower and upper bounds, row bounds, starts,
-    indices, values and integrality, the arguments of ``passModel`` in order.
-    """
+class Job(NamedTuple):
+    """A model to minimize and how. A script pickles it as a plain tuple."""
 
     model: tuple[Any, ...]
+    """The arguments of ``passModel`` but for layout, sense and offset: columns, rows, entries,
+    cost, lower and upper bounds, row bounds, starts, indices, values, integrality."""
     options: dict[str, Any]
     start: Any
     mip: bool
@@ -46,7 +45,7 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     ----------
     job : Job
     tell : callable
-        Called from HiGHS's threads, one at a time.
+        Called from HiGHS's threads, also from several at once.
     cancelled : callable
         Whether HiGHS shall stop.
     """
@@ -54,27 +53,17 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     import numpy as np
 
     try:
-        highs = configured(job["options"])
-        pass_model(highs, job["model"])
+        highs = loaded(job.model, job.options)
     except ValueError as error:
         tell(("refused", str(error)))
         return
-    if job["start"] is not None:
-        columns = np.arange(len(job["start"]), dtype=np.int32)
-        highs.setSolution(len(columns), columns, job["start"])
-    kinds = highspy.cb.HighsCallbackType
-    highs.setCallback(_callback(kinds, tell, cancelled), None)
-    for kind in (
-        kinds.kCallbackMipInterrupt,
-        kinds.kCallbackSimplexInterrupt,
-        kinds.kCallbackIpmInterrupt,
-        kinds.kCallbackMipLogging,
-        kinds.kCallbackMipImprovingSolution,
-    ):
-        highs.startCallback(kind)
-    limit = job["options"]["time_limit"]
+    if job.start is not None:
+        columns = np.arange(len(job.start), dtype=np.int32)
+        highs.setSolution(len(columns), columns, job.start)
+    _watch(highs, tell, cancelled)
+    limit = job.options["time_limit"]
     if math.isfinite(limit):
-        used = min(max(time.time() - job["began"], 0.0), limit)
+        used = min(max(time.time() - job.began, 0.0), limit)
         highs.setOptionValue("time_limit", limit - used)
     # The scheduler belongs to a thread and keeps its number of threads until it is reset.
     highspy.Highs.resetGlobalScheduler(True)
@@ -85,22 +74,22 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     info = highs.getInfo()
     objective = bound = values = None
     if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
-        objective = finite(info.objective_function_value)
+        objective = _finite(info.objective_function_value)
         values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
-    if job["mip"]:
-        bound = finite(info.mip_dual_bound)
+    if job.mip:
+        bound = _finite(info.mip_dual_bound)
     elif native == "kOptimal":
         bound = objective
     tell(("done", native, objective, bound, values))
 
 
-def configured(options: dict[str, Any]) -> Any:
-    """Return a ``highspy.Highs`` with options set by name and a log to a file only.
+def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return a ``highspy.Highs`` with a `Job`'s model and options, and a log to a file only.
 
     Raises
     ------
     ValueError
-        HiGHS refuses an option.
+        HiGHS refuses an option or the model.
     """
     import highspy
 
@@ -110,32 +99,20 @@ def configured(options: dict[str, Any]) -> Any:
     for name, value in options.items():
         if highs.setOptionValue(name, value) == highspy.HighsStatus.kError:
             raise ValueError(f"option {name} = {value!r} is refused")
-    return highs
-
-
-def pass_model(highs: Any, model: tuple[Any, ...]) -> None:
-    """Hand a `Job`'s model over.
-
-    Raises
-    ------
-    ValueError
-        HiGHS refuses it.
-    """
-    import highspy
-
     columns, rows, entries, *arrays = model
     layout, sense = int(highspy.MatrixFormat.kColwise), int(highspy.ObjSense.kMinimize)
-    if highs.passModel(columns, rows, entries, layout, sense, 0.0, *arrays) == (
-        highspy.HighsStatus.kError
-    ):
+    passed = highs.passModel(columns, rows, entries, layout, sense, 0.0, *arrays)
+    if passed == highspy.HighsStatus.kError:
         raise ValueError(
             f"refuses the model of {columns} columns, {rows} rows and {entries} entries"
         )
+    return highs
 
 
-def _callback(
-    kinds: Any, tell: Callable[[Message], None], cancelled: Callable[[], bool]
-) -> Callable[[Any, str, Any, Any, Any], None]:
+def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:
+    import highspy
+
+    kinds = highspy.cb.HighsCallbackType
     # Without output HiGHS does not call back for its log, so its looks for an interruption
     # report too.
     of_mip = (
@@ -144,53 +121,54 @@ def _callback(
         kinds.kCallbackMipImprovingSolution,
     )
     last: list[tuple[float | None, float | None]] = [(None, None)]
-    one = threading.Lock()
 
     def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
         if kind in of_mip:
-            with one:
-                if kind == kinds.kCallbackMipImprovingSolution:
-                    values = data_out.mip_solution.copy()
-                    tell(("incumbent", finite(data_out.objective_function_value), values))
-                now = (finite(data_out.mip_primal_bound), finite(data_out.mip_dual_bound))
-                if now != last[0]:
-                    last[0] = now
-                    tell(("bounds", *now))
+            if kind == kinds.kCallbackMipImprovingSolution:
+                values = data_out.mip_solution.copy()
+                tell(("incumbent", _finite(data_out.objective_function_value), values))
+            now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
+            if now != last[0]:
+                last[0] = now
+                tell(("bounds", *now))
         if data_in is not None and cancelled():
             data_in.user_interrupt = True
 
-    return call
+    highs.setCallback(call, None)
+    for kind in (*of_mip, kinds.kCallbackSimplexInterrupt, kinds.kCallbackIpmInterrupt):
+        highs.startCallback(kind)
 
 
-def finite(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     """Return a number, or None where HiGHS means infinity."""
     return float(value) if math.isfinite(value) and abs(value) < 1e100 else None
 
 
 def main() -> None:
-    """Solve the job that comes through stdin; see the module's head."""
-    orders = sys.stdin.buffer
+    """Solve the job that comes through stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the parent
     # What native code prints to stdout must not get between the messages.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    sys.path[:] = pickle.load(orders)
-    job: Job = pickle.load(orders)
-    stop = threading.Event()
-
-    def listen() -> None:
-        if orders.read(1):
-            stop.set()
-            orders.read(1)
-        os._exit(1)
-
-    threading.Thread(target=listen, daemon=True).start()
+    job = Job(*pickle.load(sys.stdin.buffer))
+    one = threading.Lock()
 
     def tell(message: Message) -> None:
-        pickle.dump(message, out, protocol=5)
-        out.flush()
+        with one:
+            try:
+                pickle.dump(message, out, protocol=5)
+                out.flush()
+            except OSError:
+                os._exit(1)
 
+    def beat() -> None:
+        while True:
+            time.sleep(_BEAT_S)
+            tell(("beat",))
+
+    threading.Thread(target=beat, daemon=True).start()
     try:
-        solve(job, tell, stop.is_set)
+        solve(job, tell, lambda: False)
     except BaseException as error:
         tell(("failed", f"{type(error).__name__}: {error}".rstrip(": ")))
     os._exit(0)

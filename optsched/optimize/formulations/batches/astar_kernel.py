@@ -2,23 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-STAY, EVICT, DECODE, PREFILL, REFILL = 0, 1, 2, 3, 4
+from optsched.optimize.formulations.batches.network import DECODE, EVICT, PREFILL, STAY
 
-RUNNING, SOLVED, GROW, FULL = 0, 1, 2, 3
+RUNNING, SOLVED, GROW = 0, 1, 2
 """What `expand` comes back with: slice used up, queue empty (or nothing left below the
-incumbent), arrays too small, state limit reached."""
+incumbent), arrays too small."""
 
-# Places of `numbers`, the search's own counters.
-STATES, HEAP, BEST, GOAL, EXPANDED = 0, 1, 2, 3, 4
+STATES, ENTRIES, BEST, GOAL, EXPANDED = range(5)
+"""Places of `Search.numbers`."""
+OWN, LEFT, RATE, HELD, MAY_FINISH = range(5)
+"""Columns of `Tables.node`."""
+BASE, DECODE_BASE, PREFILL_BASE, SWAP = range(4)
+"""Places of `Tables.fixed`."""
+KV, TOKENS, PREFILL_TOKENS, RUNS, WORK, DECODES, PREFILLS, REFILLS = range(8)
+"""What a batch holds: places of `Tables.limits`, first columns of `Tables.arcs` and of slots."""
+TARGET, KIND = 8, 9
+"""Further columns of `Tables.arcs`."""
+NODE, ARC, FIRST, LAST, REST, TAKE = range(8, 14)
+"""Further columns of slots (`_begin`)."""
+IN_ALL, DECODING, PREFILLING = range(3)
+"""Roles of `Tables.weights`: batches needed in all, if every token that can be is decoded, and
+those that prefill."""
+
+
+class Tables(NamedTuple):
+    """A network of V nodes and A arcs, and an objective.
+
+    Parameters
+    ----------
+    arc_start : ndarray, shape (V + 1,)
+        Where each node's arcs begin.
+    arcs : ndarray, shape (A, 10)
+        What one request on an arc adds to a batch, its target and kind; ``REFILLS`` counts the
+        refills of which decoding would cost no more.
+    limits : ndarray, shape (8,)
+        What a batch may hold of each.
+    node : ndarray, shape (V, 5)
+        Own bound, tokens left, rate of the objective, KV held, 1 where it may finish at once
+        without harm (one token left).
+    fixed : ndarray, shape (4,)
+        base, decode_base, prefill_base, cost of a decode batch spared by refills.
+    weights : ndarray, shape (D, V)
+        Parts of a batch that a request in a node needs at least.
+    most : ndarray, shape (D, 2)
+        What a batch holds of each weight, and the weight's role.
+    makespan, hybrid : bool
+    """
+
+    arc_start: Any
+    arcs: Any
+    limits: Any
+    node: Any
+    fixed: Any
+    weights: Any
+    most: Any
+    makespan: bool
+    hybrid: bool
+
+
+class Search(NamedTuple):
+    """States found so far.
+
+    Parameters
+    ----------
+    rows, cost, parent : ndarray
+        A state's requests, its least cost, where it came from.
+    table : ndarray
+        Hash table of rows.
+    heap : ndarray, shape (H, 3)
+        Binary heap of (cost + bound, - cost, state).
+    numbers : ndarray of int64
+        Counters; ``BEST`` is the incumbent's cost, ``GOAL`` its state or -1.
+    by_request : bool
+        Whether a row lists the requests' nodes, or counts the requests of every node.
+    """
+
+    rows: Any
+    cost: Any
+    parent: Any
+    table: Any
+    heap: Any
+    numbers: Any
+    by_request: bool
+
+
+# States as rows
 
 
 @njit(cache=True)
-def _pack(counts: Any, row: Any, by_request: bool) -> None:
+def pack(counts: Any, row: Any, by_request: bool) -> None:
+    """Write the number of requests in each node as a row."""
     if not by_request:
         for v in range(counts.shape[0]):
             row[v] = counts[v]
@@ -34,7 +112,8 @@ def _pack(counts: Any, row: Any, by_request: bool) -> None:
 
 
 @njit(cache=True)
-def _unpack(row: Any, counts: Any, by_request: bool) -> None:
+def unpack(row: Any, counts: Any, by_request: bool) -> None:
+    """Read a row as the number of requests in each node."""
     if not by_request:
         for v in range(counts.shape[0]):
             counts[v] = row[v]
@@ -46,23 +125,18 @@ def _unpack(row: Any, counts: Any, by_request: bool) -> None:
 
 
 @njit(cache=True)
-def _hash(row: Any) -> Any:
+def find(row: Any, rows: Any, table: Any) -> Any:
+    """Return the state of a row, or -1 - (free place in the table)."""
     h = np.uint64(1469598103934665603)
     for at in range(row.shape[0]):
         h = (h ^ np.uint64(row[at])) * np.uint64(1099511628211)
     h ^= h >> np.uint64(29)
     h *= np.uint64(0xBF58476D1CE4E5B9)
     h ^= h >> np.uint64(32)
-    return h
-
-
-@njit(cache=True)
-def _find(row: Any, rows: Any, table: Any) -> Any:
-    """Return the state of a row, or -1 - (free place in the table)."""
     mask = table.shape[0] - 1
-    at = np.int64(_hash(row) & np.uint64(mask))
-    while table[at] >= 0:
-        known = table[at]
+    place = np.int64(h & np.uint64(mask))
+    while table[place] >= 0:
+        known = table[place]
         same = True
         for k in range(row.shape[0]):
             if rows[known, k] != row[k]:
@@ -70,361 +144,312 @@ def _find(row: Any, rows: Any, table: Any) -> Any:
                 break
         if same:
             return known
-        at = (at + 1) & mask
-    return -1 - at
+        place = (place + 1) & mask
+    return -1 - place
 
 
 @njit(cache=True)
-def rehash(rows: Any, states: int, table: Any) -> None:
-    """Enter all states into an emptied table."""
-    mask = table.shape[0] - 1
-    table[:] = -1
+def enter(rows: Any, states: int, table: Any) -> None:
+    """Enter all states into an empty table."""
     for state in range(states):
-        at = np.int64(_hash(rows[state]) & np.uint64(mask))
-        while table[at] >= 0:
-            at = (at + 1) & mask
-        table[at] = state
+        table[-1 - find(rows[state], rows, table)] = state
+
+
+# The queue
 
 
 @njit(cache=True)
-def _before(fa: int, ga: int, fb: int, gb: int) -> bool:
-    return fa < fb or (fa == fb and ga > gb)
+def _before(heap: Any, a: int, b: int) -> bool:
+    return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
 
 
 @njit(cache=True)
-def _push(heap_f: Any, heap_g: Any, heap_s: Any, size: int, f: int, g: int, s: int) -> None:
-    at = size
-    while at > 0:
-        up = (at - 1) >> 1
-        if not _before(f, g, heap_f[up], heap_g[up]):
-            break
-        heap_f[at] = heap_f[up]
-        heap_g[at] = heap_g[up]
-        heap_s[at] = heap_s[up]
-        at = up
-    heap_f[at] = f
-    heap_g[at] = g
-    heap_s[at] = s
+def _copy(heap: Any, source: int, target: int) -> None:
+    for k in range(3):
+        heap[target, k] = heap[source, k]
 
 
 @njit(cache=True)
-def _pop(heap_f: Any, heap_g: Any, heap_s: Any, size: int) -> None:
-    """Remove the first entry; ``size`` counts it still."""
-    last = size - 1
-    f, g, s = heap_f[last], heap_g[last], heap_s[last]
-    at = 0
+def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
+    """Add an entry to so many. The place after them holds what moves."""
+    heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
+    at, new = size, size + 1
+    _copy(heap, size, new)
+    while at > 0 and _before(heap, new, (at - 1) >> 1):
+        _copy(heap, (at - 1) >> 1, at)
+        at = (at - 1) >> 1
+    _copy(heap, new, at)
+
+
+@njit(cache=True)
+def _pop(heap: Any, size: int) -> None:
+    """Remove the first of so many entries."""
+    last, at = size - 1, 0
     while True:
         down = 2 * at + 1
-        if down >= last:
-            break
-        if down + 1 < last and _before(
-            heap_f[down + 1], heap_g[down + 1], heap_f[down], heap_g[down]
-        ):
+        if down + 1 < last and _before(heap, down + 1, down):
             down += 1
-        if not _before(heap_f[down], heap_g[down], f, g):
+        if down >= last or not _before(heap, down, last):
             break
-        heap_f[at] = heap_f[down]
-        heap_g[at] = heap_g[down]
-        heap_s[at] = heap_s[down]
+        _copy(heap, down, at)
         at = down
-    heap_f[at] = f
-    heap_g[at] = g
-    heap_s[at] = s
+    _copy(heap, last, at)
+
+
+# Bound and batches
 
 
 @njit(cache=True)
 def remaining_cost(
-    counts: Any, node: Any, fixed: Any, weights: Any, most: Any, prefills: Any,
-    prefill_most: Any, decodes: Any, occupied: Any,
-) -> Any:  # fmt: skip
+    counts: Any, node: Any, weights: Any, most: Any, fixed: Any, makespan: bool, occupied: Any
+) -> Any:
     """Return a lower bound on the cost of finishing the requests in a state.
 
-    See `optsched.optimize.formulations.batches.astar` for its proof. ``occupied`` is scratch, shape
-    (V,).
+    See `optsched.optimize.formulations.batches.astar` for its proof. ``occupied`` is scratch,
+    shape (V,).
     """
-    own = np.int64(0)
-    chain = np.int64(0)
-    size = 0
+    own, chain, size = np.int64(0), np.int64(0), 0
     for v in range(counts.shape[0]):
         if counts[v] > 0:
             occupied[size] = v
             size += 1
-            own += counts[v] * node[v, 0]
-            if node[v, 1] > chain:
-                chain = node[v, 1]
-    if fixed[3] == 0:
+            own += counts[v] * node[v, OWN]
+            chain = max(chain, node[v, LEFT])
+    if not makespan or size == 0:
         return own
-    if chain == 0:
-        return np.int64(0)
-    batches = chain
-    decoding = np.int64(0)
+    batches, decoding, prefilling = chain, np.int64(0), np.int64(0)
     for d in range(weights.shape[0]):
         total = np.int64(0)
-        part = np.int64(0)
         for q in range(size):
-            v = occupied[q]
-            total += counts[v] * weights[d, v]
-            part += counts[v] * decodes[d, v]
-        need = -(-total // most[d])
-        if need > batches:
-            batches = need
-        need = -(-part // most[d])
-        if need > decoding:
-            decoding = need
-    prefilling = np.int64(0)
-    for d in range(prefills.shape[0]):
-        total = np.int64(0)
-        for q in range(size):
-            v = occupied[q]
-            total += counts[v] * prefills[d, v]
-        need = -(-total // prefill_most[d])
-        if need > prefilling:
-            prefilling = need
-    base, decode_base, prefill_base, swap = fixed[0], fixed[1], fixed[2], fixed[4]
-    if prefilling > batches:
-        batches = prefilling
+            total += counts[occupied[q]] * weights[d, occupied[q]]
+        need = -(-total // most[d, 0])
+        if most[d, 1] == IN_ALL:
+            batches = max(batches, need)
+        elif most[d, 1] == DECODING:
+            decoding = max(decoding, need)
+        else:
+            prefilling = max(prefilling, need)
+    batches = max(batches, prefilling)
+    base, decode_base, prefill_base = fixed[BASE], fixed[DECODE_BASE], fixed[PREFILL_BASE]
     if prefill_base < decode_base:
-        return own + base * batches + prefill_base * batches
+        return own + (base + prefill_base) * batches
     rest = batches - prefilling
     cost = own + base * batches + prefill_base * prefilling + decode_base * rest
-    if decoding > rest:
-        cost += swap * (decoding - rest)
-    return cost
+    return cost + fixed[SWAP] * max(0, decoding - rest)
+
+
+# The batches of a state. Their arrays are passed one by one: taking them out of a tuple counts
+# references, once per batch.
 
 
 @njit(cache=True)
-def expand(
-    limit: int, rows: Any, cost: Any, parent: Any, table: Any, heap_f: Any, heap_g: Any,
-    heap_s: Any, numbers: Any, by_request: bool, arc_start: Any, arcs: Any, node: Any,
-    fixed: Any, weights: Any, most: Any, prefills: Any, prefill_most: Any, decodes: Any,
-    limits: Any,
-) -> int:  # fmt: skip
-    """Expand up to ``limit`` states, best first.
+def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
+    """Lay out a slot for every arc of an occupied node; return their number.
 
-    Parameters
-    ----------
-    limit : int
-    rows, cost, parent, table : arrays
-        States found so far, their least cost, where it came from, and a hash table of rows.
-    heap_f, heap_g, heap_s : arrays
-        Binary heap of (cost + bound, cost, state).
-    numbers : ndarray of int64
-        Counters, see `STATES` and the like; ``BEST`` is the incumbent's cost.
-    by_request : bool
-        Whether a row lists nodes or counts them.
-    arc_start : ndarray, shape (V + 1,)
-    arcs : ndarray, shape (A, 6)
-        target, kind, tokens, kv, work, 1 where decoding costs no more than this refill.
-    node : ndarray, shape (V, 5)
-        Own bound, tokens left, rate of the objective, KV held, 1 where it may finish at once
-        without harm (one token left).
-    fixed : ndarray
-        base, decode_base, prefill_base, 1 for makespan, cost of a decode batch spared by refills.
-    limits : ndarray
-        M, C, P, R_max, hybrid.
+    A slot takes ``TAKE`` of the ``REST`` that those before it leave (-1: none yet), and its sums
+    are those of the slots before it.
     """
-    nodes = node.shape[0]
-    width = rows.shape[1]
-    counts = np.empty(nodes, dtype=np.int64)
-    fresh = np.empty(nodes, dtype=np.int64)
-    occupied = np.empty(nodes, dtype=np.int64)
-    row = np.empty(width, dtype=rows.dtype)
-    slots = arcs.shape[0] + 1
-    slot_arc = np.empty(slots, dtype=np.int64)
-    slot_first = np.empty(slots, dtype=np.bool_)
-    slot_last = np.empty(slots, dtype=np.bool_)
-    left = np.empty(slots + 1, dtype=np.int64)
-    take = np.empty(slots + 1, dtype=np.int64)
-    kv = np.zeros(slots + 1, dtype=np.int64)
-    tokens = np.zeros(slots + 1, dtype=np.int64)
-    prefill = np.zeros(slots + 1, dtype=np.int64)
-    running = np.zeros(slots + 1, dtype=np.int64)
-    work = np.zeros(slots + 1, dtype=np.int64)
-    n_decode = np.zeros(slots + 1, dtype=np.int64)
-    n_prefill = np.zeros(slots + 1, dtype=np.int64)
-    n_refill = np.zeros(slots + 1, dtype=np.int64)
-    room, most_tokens, most_prefill, most_running = limits[0], limits[1], limits[2], limits[3]
-    hybrid = limits[4] == 1
-    base, decode_base, prefill_base = fixed[0], fixed[1], fixed[2]
-    makespan = fixed[3] == 1
+    total = 0
+    for v in range(counts.shape[0]):
+        if counts[v] == 0:
+            continue
+        begin, end = arc_start[v], arc_start[v + 1]
+        slots[total, REST] = counts[v]
+        for a in range(begin, end):
+            slots[total, NODE] = v
+            slots[total, ARC] = a
+            slots[total, FIRST] = a == begin
+            slots[total, LAST] = a == end - 1
+            total += 1
+    slots[0, TAKE] = -1
+    return total
 
+
+@njit(cache=True)
+def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) -> bool:
+    """Go on from a slot to the next batch within the limits; return whether there is one."""
+    while s >= 0:
+        if s == total:
+            if slots[s, TOKENS] > 0:
+                return True
+            s -= 1
+            continue
+        last = slots[s, LAST] == 1
+        if slots[s, TAKE] < 0:
+            if slots[s, FIRST] == 0:
+                slots[s, REST] = slots[s - 1, REST] - slots[s - 1, TAKE]
+            x = slots[s, REST] if last else 0
+        elif last or slots[s, TAKE] >= slots[s, REST]:
+            s -= 1
+            continue
+        else:
+            x = slots[s, TAKE] + 1
+        slots[s, TAKE] = x
+        a = slots[s, ARC]
+        for k in range(8):
+            slots[s + 1, k] = slots[s, k] + x * arcs[a, k]
+        if (
+            slots[s + 1, KV] > limits[KV]
+            or slots[s + 1, TOKENS] > limits[TOKENS]
+            or slots[s + 1, PREFILL_TOKENS] > limits[PREFILL_TOKENS]
+            or slots[s + 1, RUNS] > limits[RUNS]
+            or (not hybrid and slots[s + 1, DECODES] > 0 and slots[s + 1, PREFILLS] > 0)
+            # A refill beside a decode: decode it instead, if that is no more work.
+            or (slots[s + 1, REFILLS] > 0 and slots[s + 1, DECODES] > 0)
+        ):
+            if last or x > 0:  # more of the same only makes it worse
+                s -= 1
+            continue
+        s += 1
+        slots[s, TAKE] = -1
+    return False
+
+
+@njit(cache=True)
+def _length(slots: Any, total: int, fixed: Any) -> Any:
+    """Return the time of a batch."""
+    length = fixed[BASE] + slots[total, WORK]
+    if slots[total, DECODES] > 0:
+        length += fixed[DECODE_BASE]
+    if slots[total, PREFILLS] > 0:
+        length += fixed[PREFILL_BASE]
+    return length
+
+
+@njit(cache=True)
+def _needless(
+    slots: Any, total: int, arcs: Any, node: Any, limits: Any, fixed: Any, makespan: bool
+) -> bool:
+    """Whether some batch is no worse: evictions wait until they make room, last tokens do not."""
+    refills, prefills = slots[total, REFILLS], slots[total, PREFILLS]
+    if refills > 0 and refills == prefills and fixed[DECODE_BASE] <= fixed[PREFILL_BASE]:
+        return True
+    kv, runs = slots[total, KV], slots[total, RUNS]
+    for q in range(total):
+        if slots[q, TAKE] == 0:
+            continue
+        v, a = slots[q, NODE], slots[q, ARC]
+        kind = arcs[a, KIND]
+        if kind == EVICT:
+            if kv + node[v, HELD] <= limits[KV] and runs < limits[RUNS]:
+                return True
+        elif kind == STAY and makespan and node[v, MAY_FINISH] == 1 and slots[q, LAST] == 0:
+            phase = arcs[a + 1, KIND]
+            if (
+                (phase == DECODE and slots[total, DECODES] > 0)
+                or (phase == PREFILL and prefills > 0)
+            ) and (
+                kv - arcs[a, KV] + arcs[a + 1, KV] <= limits[KV]
+                and runs - arcs[a, RUNS] + arcs[a + 1, RUNS] <= limits[RUNS]
+                and slots[total, TOKENS] + arcs[a + 1, TOKENS] <= limits[TOKENS]
+                and slots[total, PREFILL_TOKENS] + arcs[a + 1, PREFILL_TOKENS]
+                <= limits[PREFILL_TOKENS]
+            ):
+                return True
+    return False
+
+
+@njit(cache=True)
+def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
+    """Set the number of requests in each node after a batch; return whether any are left."""
+    counts[:] = 0
+    unfinished = False
+    for q in range(total):
+        if slots[q, TAKE] > 0:
+            target = arcs[slots[q, ARC], TARGET]
+            if target >= 0:
+                counts[target] += slots[q, TAKE]
+                unfinished = True
+    return unfinished
+
+
+@njit(cache=True)
+def _rate(counts: Any, node: Any, makespan: bool) -> Any:
+    """Return how often a batch's time counts in a state."""
+    rate = np.int64(makespan)
+    for v in range(counts.shape[0]):
+        rate += counts[v] * node[v, RATE]
+    return rate
+
+
+@njit(cache=True)
+def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
+    """Return a batch from one state to another that costs no more than ``price``, by arc.
+
+    None is stored: it is found among the batches of the state again.
+    """
+    arcs, limits, fixed = tables.arcs, tables.limits, tables.fixed
+    slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
+    counts, found = np.empty_like(before), np.zeros(arcs.shape[0], np.int64)
+    rate = _rate(before, tables.node, tables.makespan)
+    total, s = _begin(before, tables.arc_start, slots), 0
+    while _next(s, total, slots, arcs, limits, tables.hybrid):
+        s = total - 1
+        if _length(slots, total, fixed) * rate <= price:
+            _after(slots, total, arcs, counts)
+            if (counts == after).all():
+                found[:] = 0
+                for q in range(total):
+                    found[slots[q, ARC]] = slots[q, TAKE]
+    return found
+
+
+@njit(cache=True)
+def expand(limit: int, search: Search, tables: Tables) -> int:
+    """Expand up to ``limit`` states, best first."""
+    rows, cost, parent, table, heap, numbers, by_request = search
+    arc_start, arcs, limits, node, fixed, weights, most, makespan, hybrid = tables
+    counts = np.empty(node.shape[0], np.int64)
+    fresh, scratch = np.empty_like(counts), np.empty_like(counts)
+    row = np.empty(rows.shape[1], rows.dtype)
+    slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
     for _ in range(limit):
-        if numbers[HEAP] == 0 or heap_f[0] >= numbers[BEST]:
+        if numbers[ENTRIES] == 0 or heap[0, 0] >= numbers[BEST]:
             return SOLVED
-        f_here, g, state = heap_f[0], heap_g[0], heap_s[0]
-        _pop(heap_f, heap_g, heap_s, numbers[HEAP])
-        numbers[HEAP] -= 1
+        f_here, g, state = heap[0, 0], -heap[0, 1], heap[0, 2]
+        _pop(heap, numbers[ENTRIES])
+        numbers[ENTRIES] -= 1
         if g > cost[state]:
             continue
         numbers[EXPANDED] += 1
-        _unpack(rows[state], counts, by_request)
-        rate = np.int64(1) if makespan else np.int64(0)
-        total = 0
-        for v in range(nodes):
-            if counts[v] == 0:
+        unpack(rows[state], counts, by_request)
+        rate = _rate(counts, node, makespan)
+        total, s = _begin(counts, arc_start, slots), 0
+        while _next(s, total, slots, arcs, limits, hybrid):
+            s = total - 1
+            g2 = g + _length(slots, total, fixed) * rate
+            if g2 >= numbers[BEST] or _needless(slots, total, arcs, node, limits, fixed, makespan):
                 continue
-            if not makespan:
-                rate += counts[v] * node[v, 2]
-            for a in range(arc_start[v], arc_start[v + 1]):
-                slot_arc[total] = a
-                slot_first[total] = a == arc_start[v]
-                slot_last[total] = a == arc_start[v + 1] - 1
-                if slot_first[total]:
-                    left[total] = counts[v]
-                total += 1
-        s = 0
-        take[0] = -1
-        while s >= 0:
-            if s == total:
-                s -= 1
-                if tokens[total] == 0:
-                    continue
-                nd, np_, nr = n_decode[total], n_prefill[total], n_refill[total]
-                if nr > 0 and (nd > 0 or (np_ == nr and decode_base <= prefill_base)):
-                    continue
-                length = base + work[total]
-                if nd > 0:
-                    length += decode_base
-                if np_ > 0:
-                    length += prefill_base
-                g2 = g + length * rate
-                if g2 >= numbers[BEST]:
-                    continue
-                # Evictions that make no room are put off; what could finish now, does.
-                skip = False
-                for q in range(total):
-                    if take[q] == 0:
-                        continue
-                    a = slot_arc[q]
-                    kind = arcs[a, 1]
-                    if kind == EVICT:
-                        v = _source(arc_start, a)
-                        if kv[total] + node[v, 3] <= room and running[total] < most_running:
-                            skip = True
-                            break
-                    elif kind == STAY and makespan:
-                        v = _source(arc_start, a)
-                        if node[v, 4] == 1:
-                            b = a + 1
-                            if b < arc_start[v + 1] and (
-                                (arcs[b, 1] == DECODE and nd > 0)
-                                or (arcs[b, 1] == PREFILL and np_ > 0)
-                            ):
-                                grown = kv[total] - arcs[a, 3] + arcs[b, 3]
-                                more = running[total] + (arcs[a, 3] == 0)
-                                extra = arcs[b, 2] if arcs[b, 1] == PREFILL else 0
-                                if (
-                                    grown <= room
-                                    and more <= most_running
-                                    and tokens[total] + arcs[b, 2] <= most_tokens
-                                    and prefill[total] + extra <= most_prefill
-                                ):
-                                    skip = True
-                                    break
-                if skip:
-                    continue
-                fresh[:] = 0
-                unfinished = False
-                for q in range(total):
-                    if take[q] > 0:
-                        target = arcs[slot_arc[q], 0]
-                        if target >= 0:
-                            fresh[target] += take[q]
-                            unfinished = True
-                _pack(fresh, row, by_request)
-                known = _find(row, rows, table)
-                if known >= 0 and g2 >= cost[known]:
-                    continue
-                f = g2
-                if unfinished:
-                    f += remaining_cost(
-                        fresh, node, fixed, weights, most, prefills, prefill_most, decodes,
-                        occupied,
-                    )  # fmt: skip
-                    if f >= numbers[BEST]:
-                        continue
-                if known < 0:
-                    new = numbers[STATES]
-                    table[-1 - known] = new
-                    rows[new, :] = row
-                    numbers[STATES] += 1
-                    known = new
-                cost[known] = g2
-                parent[known] = state
-                if not unfinished:
-                    numbers[BEST] = g2
-                    numbers[GOAL] = known
-                    continue
-                _push(heap_f, heap_g, heap_s, numbers[HEAP], f, g2, known)
-                numbers[HEAP] += 1
-                if (
-                    numbers[HEAP] + 2 >= heap_f.shape[0]
-                    or numbers[STATES] + 1 >= rows.shape[0]
-                    or 2 * numbers[STATES] >= table.shape[0]
-                ):
-                    # Expand this state once more when there is room again.
-                    _push(heap_f, heap_g, heap_s, numbers[HEAP], f_here, g, state)
-                    numbers[HEAP] += 1
-                    return GROW
+            unfinished = _after(slots, total, arcs, fresh)
+            pack(fresh, row, by_request)
+            known = find(row, rows, table)
+            if known >= 0 and g2 >= cost[known]:
                 continue
-            if take[s] < 0:
-                if not slot_first[s]:
-                    left[s] = left[s - 1] - take[s - 1]
-                take[s] = left[s] if slot_last[s] else 0
-            elif slot_last[s] or take[s] >= left[s]:
-                s -= 1
+            f = g2
+            if unfinished:
+                f += remaining_cost(fresh, node, weights, most, fixed, makespan, scratch)
+                if f >= numbers[BEST]:
+                    continue
+            if known < 0:
+                table[-1 - known] = numbers[STATES]
+                known = numbers[STATES]
+                rows[known, :] = row
+                numbers[STATES] += 1
+            cost[known] = g2
+            parent[known] = state
+            if not unfinished:
+                numbers[BEST] = g2
+                numbers[GOAL] = known
                 continue
-            else:
-                take[s] += 1
-            a, x = slot_arc[s], take[s]
-            kind = arcs[a, 1]
-            kv[s + 1] = kv[s] + x * arcs[a, 3]
-            tokens[s + 1] = tokens[s] + x * arcs[a, 2]
-            work[s + 1] = work[s] + x * arcs[a, 4]
-            running[s + 1] = running[s] + (x if arcs[a, 3] > 0 else 0)
-            n_decode[s + 1] = n_decode[s] + (x if kind == DECODE else 0)
-            n_prefill[s + 1] = n_prefill[s] + (x if kind >= PREFILL else 0)
-            n_refill[s + 1] = n_refill[s] + (x if kind == REFILL and arcs[a, 5] == 1 else 0)
-            prefill[s + 1] = prefill[s] + (x * arcs[a, 2] if kind >= PREFILL else 0)
+            _push(heap, numbers[ENTRIES], f, g2, known)
+            numbers[ENTRIES] += 1
             if (
-                kv[s + 1] > room
-                or tokens[s + 1] > most_tokens
-                or prefill[s + 1] > most_prefill
-                or running[s + 1] > most_running
-                or (not hybrid and n_decode[s + 1] > 0 and n_prefill[s + 1] > 0)
-                or (n_refill[s + 1] > 0 and n_decode[s + 1] > 0)
+                numbers[ENTRIES] + 3 >= heap.shape[0]
+                or numbers[STATES] + 1 >= rows.shape[0]
+                or 2 * numbers[STATES] >= table.shape[0]
             ):
-                if slot_last[s] or x > 0:  # more of the same only makes it worse
-                    s -= 1
-                continue
-            s += 1
-            take[s] = -1
+                # Once more when there is room again.
+                _push(heap, numbers[ENTRIES], f_here, g, state)
+                numbers[ENTRIES] += 1
+                return GROW
     return RUNNING
-
-
-@njit(cache=True)
-def _source(arc_start: Any, a: int) -> int:
-    low, high = 0, arc_start.shape[0] - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if arc_start[middle] <= a:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def first_state(counts: Any, rows: Any, table: Any, by_request: bool) -> None:
-    """Enter the first state."""
-    row = np.empty(rows.shape[1], dtype=rows.dtype)
-    _pack(counts, row, by_request)
-    place = _find(row, rows, table)
-    rows[0, :] = row
-    table[-1 - place] = 0
-
-
-def counts_of(row: Any, nodes: int, by_request: bool) -> Any:
-    """Return the number of requests in each node for a state's row."""
-    counts = np.zeros(nodes, dtype=np.int64)
-    _unpack(row, counts, by_request)
-    return counts

@@ -1,19 +1,17 @@
-"""Schedules without a search, for infermax's methods to start from."""
+"""Plans without a search, for infermax's methods to start from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice, product
+from typing import NamedTuple
 
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.formulations.batches.infermax import (
-    Batch,
-    Problem,
-    Times,
-    batches_of,
-    exact_times,
-)
+from optsched.optimize.formulations.base import Task
+from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
+from optsched.optimize.formulations.batches.problem import Batch, Problem, Times, problem
+from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.schedule import Schedule
 
@@ -22,38 +20,34 @@ _STEPS = 10_000_000
 """Requests looked at while making plans: about a second per million."""
 
 
-def best_start(prob: Problem, given: Schedule | None) -> tuple[list[Batch] | None, Times | None]:
-    """Return the best of the greedy schedules and the given one, with its times.
+def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:
+    """Return a task's problem and the best plan at hand with its times: greedy, or a given one.
 
     None where the problem asks for a value that none of them reaches. A given schedule that the
     problem rules out (evictions, chunks) is left aside.
 
     Raises
     ------
-    UsageError
-        A problem far beyond the exact methods.
+    UsageError, InfeasibleError, InputError
+        See `optsched.optimize.formulations.batches.problem.problem`; a problem far beyond the
+        exact methods.
     """
+    prob, given = problem(task), options.warm_start
     per_plan = prob.n * sum(prob.output)
     if per_plan > _STEPS:
         raise UsageError(
             f"formulation infermax: {prob.n} requests with {sum(prob.output)} output tokens are "
             "beyond the exact methods; method search is right"
         )
-    best: tuple[list[Batch], Times] | None = None
-    candidates: list[list[Batch]] = list(islice(_greedy_plans(prob), _STEPS // per_plan))
+    candidates = list(islice(_greedy_plans(prob), _STEPS // per_plan))
     if given is not None and _admitted(prob, given):
-        candidates.insert(0, batches_of(given))
-    for plan in candidates:
-        times = exact_times(prob, plan)
-        if best is None or prob.levels(times) < prob.levels(best[1]):
-            best = plan, times
-    if best is None:
-        return None, None
-    if prob.cutoff is not None:
-        level = prob.level(prob.objectives[0], best[1]) / prob.shrink
-        if level >= prob.cutoff:
-            return None, None
-    return best
+        candidates.insert(0, plan_of(given))
+    times = [exact_times(prob, plan) for plan in candidates]
+    levels = [prob.levels(t) for t in times]
+    best = min(range(len(levels)), key=levels.__getitem__, default=None)
+    if best is None or (prob.cutoff is not None and levels[best][0] / prob.shrink >= prob.cutoff):
+        return prob, None, None
+    return prob, candidates[best], times[best]
 
 
 def _admitted(prob: Problem, schedule: Schedule) -> bool:
@@ -70,30 +64,8 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
     return not (prob.eviction_free and judged.evictions.any())
 
 
-def _greedy_plans(prob: Problem) -> Iterator[list[Batch]]:
-    requests = range(prob.n)
-    orders = [
-        sorted(requests, key=lambda i: (prob.instance.arrival[i], i)),
-        sorted(requests, key=lambda i: (prob.output[i], prob.prompt[i], i)),
-        sorted(requests, key=lambda i: (prob.prompt[i], prob.output[i], i)),
-        sorted(requests, key=lambda i: (-prob.output[i] - prob.prompt[i], i)),
-    ]
-    distinct = [order for k, order in enumerate(orders) if order not in orders[:k]]
-    peaks = [s + o - 1 for s, o in zip(prob.prompt, prob.output, strict=True)]
-    refill = max(peaks) <= prob.prefill_tokens and not prob.eviction_free
-    most = min(prob.n, prob.running)
-    caps = sorted({most, *range(1, min(most, 4) + 1)}) if prob.n <= _LARGE else [most]
-    for order, reserve, waves, mixed, cap in product(
-        distinct, (True, False), (False, True), (False, True), caps
-    ):
-        if (reserve or refill) and (prob.hybrid or not mixed):
-            yield _greedy(prob, order, reserve=reserve, waves=waves, mixed=mixed, cap=cap)
-
-
-def _greedy(
-    prob: Problem, order: list[int], *, reserve: bool, waves: bool, mixed: bool, cap: int
-) -> list[Batch]:
-    """Prefill what fits, else decode; evict the last in order where decoding does not fit.
+class _Rule(NamedTuple):
+    """How `_greedy` serves.
 
     Parameters
     ----------
@@ -106,73 +78,76 @@ def _greedy(
     cap : int
         Most running requests.
     """
+
+    reserve: bool
+    waves: bool
+    mixed: bool
+    cap: int
+
+
+def _greedy_plans(prob: Problem) -> Iterator[Plan]:
+    requests = range(prob.n)
+    orders = [
+        sorted(requests, key=lambda i: (prob.instance.arrival[i], i)),
+        sorted(requests, key=lambda i: (prob.output[i], prob.prompt[i], i)),
+        sorted(requests, key=lambda i: (prob.prompt[i], prob.output[i], i)),
+        sorted(requests, key=lambda i: (-prob.output[i] - prob.prompt[i], i)),
+    ]
+    distinct = [order for k, order in enumerate(orders) if order not in orders[:k]]
+    refill = max(s + o - 1 for s, o in prob.sizes) <= prob.prefill_tokens
+    most = min(prob.n, prob.running)
+    caps = sorted({most, *range(1, min(most, 4) + 1)}) if prob.n <= _LARGE else [most]
+    switches = ((True, False), (False, True), (False, True), caps)
+    for order, *chosen in product(distinct, *switches):
+        rule = _Rule(*chosen)
+        evicts = refill and not prob.eviction_free
+        if (rule.reserve or evicts) and (prob.hybrid or not rule.mixed):
+            yield _greedy(prob, order, rule)
+
+
+def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
+    """Prefill what fits, else decode; evict the last in order where decoding does not fit."""
     off, room = prob.offset, prob.capacity
-    cached = [0] * prob.n
-    produced = [0] * prob.n
-    ready = [False] * prob.n
-    peak = [s + o - 1 + off for s, o in zip(prob.prompt, prob.output, strict=True)]
-    unit = prob.exact.unit_s
-    arrival = [Fraction(float(a)) / unit for a in prob.instance.release]
-    left, clock, plan = set(range(prob.n)), Fraction(0), []
-    while left:
-        queue = [i for i in order if i in left]
-        if not any(cached[i] or arrival[i] <= clock for i in queue):
-            clock = min(arrival[i] for i in queue)
-        running = [i for i in queue if cached[i]]
+    now = Requests(prob)
+    peak = [s + o - 1 + off for s, o in prob.sizes]
+    clock, plan = Fraction(0), []
+    queue = order
+    while queue:
+        if not any(now.cached[i] or prob.exact_arrival[i] <= clock for i in queue):
+            clock = min(prob.exact_arrival[i] for i in queue)
+        running = [i for i in queue if now.cached[i]]
         entries: list[tuple[int, int]] = []
         evicted: list[int] = []
-        kv = sum(peak[i] if reserve else cached[i] + off for i in running)
+        kv = sum(peak[i] if rule.reserve else now.cached[i] + off for i in running)
         count, tokens = len(running), 0
         for i in queue:  # continue split prefills, then admit
-            size = prob.prompt[i] + produced[i] - cached[i]
-            if ready[i] or arrival[i] > clock or (waves and running and not cached[i]):
+            fresh, size = now.cached[i] == 0, now.rest(i)
+            if now.ready[i] or prob.exact_arrival[i] > clock or (rule.waves and running and fresh):
                 continue
-            fresh = cached[i] == 0
-            need = 0 if reserve and not fresh else size + off * fresh
-            if reserve and fresh:
-                need = peak[i]
-            if kv + need > room or count + fresh > min(cap, prob.running):
+            need = size + off * fresh
+            if rule.reserve:
+                need = peak[i] if fresh else 0
+            if kv + need > room or count + fresh > min(rule.cap, prob.running):
                 continue
             share = prob.prefill_tokens - tokens
             if size > share and not (prob.chunked and share > 0 and not entries):
                 continue
             entries.append((i, min(size, share)))
             kv, count, tokens = kv + need, count + fresh, tokens + min(size, share)
-        if not entries or mixed:
-            decodes = [i for i in running if ready[i]]
-            decodes = decodes[: prob.batch_tokens - tokens]
-            if not entries:
-                if not reserve:
-                    kv = sum(cached[i] + off for i in running)
-                    while kv + len(decodes) > room:
-                        victim = running.pop()
-                        kv -= cached[victim] + off
-                        decodes = [i for i in decodes if i != victim]
-                        evicted.append(victim)
-                entries = [(i, 1) for i in decodes]
-            elif reserve or kv + len(decodes) <= room:
+        if not entries or rule.mixed:
+            decodes = [i for i in running if now.ready[i]][: prob.batch_tokens - tokens]
+            if not entries and not rule.reserve:
+                kv = sum(now.cached[i] + off for i in running)
+                while kv + len(decodes) > room:
+                    victim = running.pop()
+                    kv -= now.cached[victim] + off
+                    decodes = [i for i in decodes if i != victim]
+                    evicted.append(victim)
+            if not entries or rule.reserve or kv + len(decodes) <= room:
                 entries += [(i, 1) for i in decodes]
-        for i in evicted:
-            cached[i], ready[i] = 0, False
         plan.append(Batch(tuple(entries), tuple(evicted)))
-        clock += _length(prob, entries, cached, ready)
-        for i, c in entries:
-            cached[i] += c
-            if cached[i] == prob.prompt[i] + produced[i]:
-                produced[i] += 1
-                ready[i] = True
-                if produced[i] == prob.output[i]:
-                    cached[i], ready[i] = 0, False
-                    left.discard(i)
+        now.evict(evicted)
+        clock += now.length(entries)
+        if any(now.done(i) for i in now.process(entries)):
+            queue = [i for i in queue if not now.done(i)]
     return plan
-
-
-def _length(
-    prob: Problem, entries: list[tuple[int, int]], cached: list[int], ready: list[bool]
-) -> int:
-    c = prob.exact
-    work = c.base + c.decode_base * any(ready[i] for i, _ in entries)
-    work += c.prefill_base * (not all(ready[i] for i, _ in entries))
-    for i, tokens in entries:
-        work += c.decode(cached[i]) if ready[i] else c.prefill(tokens, cached[i])
-    return work

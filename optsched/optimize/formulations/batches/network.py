@@ -1,4 +1,4 @@
-"""The network of a request's states, shared by infermax's aggregated methods (flow, A*).
+"""The network of a request's states, for infermax's aggregated methods (flow, A*); batches needed.
 
 Identical requests are one class. A node is (class, tokens produced, KV cached, whether the next
 step decodes); an arc is what a batch does with one request of a node. A batch is a number for
@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optsched.optimize.formulations.batches.infermax import Batch, Problem
+from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.problem.errors import UsageError
 
 STAY, EVICT, DECODE, PREFILL, REFILL = range(5)
@@ -26,8 +24,7 @@ DONE = -1
 MAX_ARCS = 200_000
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """State of a request between two batches."""
 
     cls: int
@@ -36,8 +33,7 @@ class Node:
     ready: bool
 
 
-@dataclass(frozen=True)
-class Arc:
+class Arc(NamedTuple):
     """What one batch does with one request: where from and to, tokens, KV held, own work."""
 
     source: int
@@ -70,10 +66,9 @@ class Network:
     counts : list of int
         Requests by class.
     nodes : list of Node
+        Class k starts in node k.
     arcs : list of Arc
         By node: idle (or pause) first, eviction last.
-    entry : list of int
-        The node in which each class starts.
     """
 
     prob: Problem
@@ -81,7 +76,6 @@ class Network:
     counts: list[int]
     nodes: list[Node] = field(default_factory=list)
     arcs: list[Arc] = field(default_factory=list)
-    entry: list[int] = field(default_factory=list)
 
     @cached_property
     def remaining(self) -> list[int]:
@@ -91,7 +85,11 @@ class Network:
     @cached_property
     def held(self) -> list[int]:
         """KV tokens held, by node."""
-        return [v.cached + self.prob.offset if v.cached else 0 for v in self.nodes]
+        return [self.held_by(node) for node in self.nodes]
+
+    def held_by(self, node: Node) -> int:
+        """Return the KV tokens that a request in this node holds."""
+        return node.cached + self.prob.offset if node.cached else 0
 
     def productions(self, node: int) -> list[int]:
         """KV of a request in the batches that still produce its tokens, one by one."""
@@ -107,11 +105,8 @@ class Network:
         if v.ready:
             return work + self.prob.own_work(s, v.produced)
         rest = s + v.produced - v.cached
-        if not self.prob.chunked:
-            return work + c.prefill(rest)
-        # Squares shrink to tokens in chunks of one; a refill from nothing costs no less.
-        unit = c.token + c.prefill_token + c.prefill_square
-        return work + unit * rest + c.prefill_request
+        # A refill from nothing costs no less.
+        return work + (c.prefill_in_chunks(rest) if self.prob.chunked else c.prefill(rest))
 
     @cached_property
     def functions(self) -> list[tuple[Callable[[int], int], int]]:
@@ -122,7 +117,7 @@ class Network:
         weights of its requests sum to no more than ``most``.
         """
         room, prob = self.prob.capacity, self.prob
-        items = sorted({z for v in self.entry for z in self.productions(v)})
+        items = sorted({z for v in range(len(self.sizes)) for z in self.productions(v)})
         thresholds = {z for z in items if 2 * z <= room}
         thresholds |= {room - z + 1 for z in items if 2 * z > room}
         found: list[tuple[Callable[[int], int], int]] = [(lambda z: z, room)]
@@ -138,8 +133,7 @@ class Network:
             if key not in seen and any(values):
                 seen.add(key)
                 total = sum(
-                    n * sum(map(weight, self.productions(v)))
-                    for n, v in zip(self.counts, self.entry, strict=True)
+                    n * sum(map(weight, self.productions(v))) for v, n in enumerate(self.counts)
                 )
                 ranked.append((-total / most, index))
         return [found[index] for _, index in sorted(ranked)[:10]]
@@ -174,23 +168,10 @@ class Network:
     def batch_bound(self) -> tuple[int, int]:
         """Return how many batches, and how many with prefills, are needed at least."""
         bounds = [
-            max(-(-sum(n * w[v] for n, v in self._start) // most) for w, most in weights)
+            max(-(-sum(n * w[v] for v, n in enumerate(self.counts)) // most) for w, most in weights)
             for weights in (self.weights, self.prefill_weights)
         ]
         return max(*bounds, *(o for _, o in self.sizes)), bounds[1]
-
-    def least_makespan(self) -> int:
-        """Return a bound on the time from start to end: own work and the batches needed."""
-        c = self.prob.costs
-        batches, prefills = self.batch_bound()
-        if c.prefill_base < c.decode_base:
-            prefills = batches
-        fixed = c.base * batches + c.prefill_base * prefills
-        return self.prob.total_work + fixed + c.decode_base * (batches - prefills)
-
-    @property
-    def _start(self) -> list[tuple[int, int]]:
-        return list(zip(self.counts, self.entry, strict=True))
 
     def plan(self, steps: list[dict[int, int]]) -> list[Batch]:
         """Return the batches that numbers of arcs mean: who exactly is arbitrary in a class.
@@ -201,7 +182,7 @@ class Network:
             For each batch, how many requests take each arc (idle ones may be left out).
         """
         where: dict[int, deque[int]] = {v: deque() for v in range(len(self.nodes))}
-        for members, v in zip(self.prob.classes, self.entry, strict=True):
+        for v, members in enumerate(self.prob.classes):
             where[v].extend(members)
         batches = []
         for step in steps:
@@ -238,11 +219,21 @@ def _round_parts(room: int, k: int, size: int) -> int:
 
 def outline(prob: Problem) -> Network:
     """Return the network of a problem without its arcs: for functions and bounds."""
-    firsts = [members[0] for members in prob.classes]
-    sizes = [(prob.prompt[i], prob.output[i]) for i in firsts]
-    counts = [len(members) for members in prob.classes]
+    sizes = [prob.sizes[members[0]] for members in prob.classes]
     nodes = [Node(cls, 0, 0, False) for cls in range(len(sizes))]
-    return Network(prob, sizes, counts, nodes, [], list(range(len(sizes))))
+    counts = [len(members) for members in prob.classes]
+    return Network(prob, sizes, counts, nodes)
+
+
+def least_makespan(prob: Problem) -> int:
+    """Return a bound on the time from start to end: own work and the batches needed."""
+    c = prob.costs
+    batches, prefills = outline(prob).batch_bound()
+    if c.fixed(False, True) < c.fixed(True, False):
+        prefills = batches
+    decode_batches = batches - prefills
+    fixed = prefills * c.fixed(False, True) + decode_batches * c.fixed(True, False)
+    return prob.total_work + fixed
 
 
 def network(prob: Problem) -> Network:
@@ -253,49 +244,37 @@ def network(prob: Problem) -> Network:
     UsageError
         More than `MAX_ARCS` arcs (chunks of long prompts).
     """
-    firsts = [members[0] for members in prob.classes]
-    sizes = [(prob.prompt[i], prob.output[i]) for i in firsts]
-    net = Network(prob, sizes, [len(members) for members in prob.classes])
-    index: dict[Node, int] = {}
-    arcs: list[list[Arc]] = []
+    net = outline(prob)
+    index = {node: v for v, node in enumerate(net.nodes)}
 
-    def number(node: Node) -> int:
+    def number(node: Node | None) -> int:
+        if node is None:
+            return DONE
         if node not in index:
             index[node] = len(net.nodes)
             net.nodes.append(node)
-            arcs.append([])
         return index[node]
 
-    for cls in range(len(sizes)):
-        net.entry.append(number(Node(cls, 0, 0, False)))
-    done, total = 0, 0
+    done = 0
     while done < len(net.nodes):
-        arcs[done] = _arcs_of(prob, sizes, done, net.nodes[done], number)
-        total += len(arcs[done])
-        if total > MAX_ARCS:
+        net.arcs += _arcs_of(net, done, number)
+        if len(net.arcs) > MAX_ARCS:
             raise UsageError(
                 f"method: the network of states has more than {MAX_ARCS} arcs; cpsat has none, "
                 "or switch chunked_prefill off"
             )
         done += 1
-    net.arcs = [arc for some in arcs for arc in some]
     return net
 
 
-def _arcs_of(
-    prob: Problem, sizes: list[tuple[int, int]], v: int, node: Node, number: object
-) -> list[Arc]:
-    s, o = sizes[node.cls]
+def _arcs_of(net: Network, v: int, number: Callable[[Node | None], int]) -> list[Arc]:
+    prob, node = net.prob, net.nodes[v]
+    s, o = net.sizes[node.cls]
     c, off, k = prob.costs, prob.offset, node.produced
-    held = node.cached + off if node.cached else 0
-    arcs = [Arc(v, v, STAY, 0, held, 0)]
-
-    def go(target: Node | None) -> int:
-        return DONE if target is None else number(target)  # type: ignore[operator]
-
+    arcs = [Arc(v, v, STAY, 0, net.held_by(node), 0)]
     after = Node(node.cls, k + 1, s + k, True) if k + 1 < o else None
     if node.ready:
-        arcs.append(Arc(v, go(after), DECODE, 1, s + k + off, c.decode(node.cached)))
+        arcs.append(Arc(v, number(after), DECODE, 1, s + k + off, c.decode(node.cached)))
 
     def prefill(kind: int, cached: int) -> None:
         rest = s + k - cached
@@ -304,7 +283,7 @@ def _arcs_of(
                 continue
             target = after if tokens == rest else Node(node.cls, k, cached + tokens, False)
             kv = cached + tokens + off
-            arcs.append(Arc(v, go(target), kind, tokens, kv, c.prefill(tokens, cached)))
+            arcs.append(Arc(v, number(target), kind, tokens, kv, c.prefill(tokens, cached)))
 
     if not node.ready:
         prefill(PREFILL, node.cached)
@@ -312,11 +291,5 @@ def _arcs_of(
     if node.cached and refillable and not prob.eviction_free:
         if node.ready:
             prefill(REFILL, 0)
-        arcs.append(Arc(v, go(Node(node.cls, k, 0, False)), EVICT, 0, 0, 0))
+        arcs.append(Arc(v, number(Node(node.cls, k, 0, False)), EVICT, 0, 0, 0))
     return arcs
-
-
-def columns(net: Network) -> dict[str, NDArray[np.int64]]:
-    """Return the arcs as columns."""
-    names = ("source", "target", "kind", "tokens", "kv", "work")
-    return {name: np.array([getattr(a, name) for a in net.arcs], dtype=np.int64) for name in names}

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
-from optsched.optimize.formulations.batches.infermax import LIMITS, problem
+from optsched.optimize.formulations.batches.problem import SWITCHES, problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.errors import NoIncumbentError
 
@@ -32,7 +32,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     Raises
     ------
     UsageError, InfeasibleError, InputError
-        As `optsched.optimize.formulations.batches.infermax.problem`.
+        As `optsched.optimize.formulations.batches.problem.problem`.
     """
     from optsched.bounds import lower_bound
     from optsched.optimize.search.offline import improve
@@ -96,7 +96,7 @@ METHODS = {
             "offline search under a rule with parameters, bounds from GPU work, at any scale",
             solve_offline,
             ("makespan", "tel", "mean_ttft"),
-            switches=LIMITS | {"chunked_prefill", "arrivals"},
+            switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
         )
     }

@@ -1,11 +1,11 @@
-"""The paper's program (003, section 3.3), family by family, by PuLP: readable, exported as LP, MPS.
+"""The program of Kim et al. 2024, section 3.3, by PuLP: to be read, and exported as LP or MPS.
 
 For request i and batch j = 1..J (I, m, c integers, the others binary): I_ij input size, m_ij
 cached after the batch, c_ij tokens, d_ij [decode phase before j], e_ij [evicted], g_ij [produces a
 token], cz_ij = [c > 0], mz_ij = [m > 0], ed = e d, f_ij [finished before j], and dg_ij = d (1 - e)
 cz, which is what family (5) of the paper subtracts. u_j, hd_j, hp_j: batch j is used, decodes,
 prefills. An eviction and its refill may share a batch
-(`optsched.optimize.formulations.batches.infermax` says why and what it changes): then d no longer
+(`optsched.optimize.formulations.batches.problem` says why and what it changes): then d no longer
 binds c, and I is already the new input.
 
 **Big-M constants.** With S = s + o - 1: s <= I <= S, 0 <= m <= S, m - I <= o - 1 (m is S at most,
@@ -29,35 +29,38 @@ Symmetry: equal requests are ordered by sum_j (J - j) g_ij, any one number being
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
-from optsched.optimize.formulations.batches.flow import scaled_progress
-from optsched.optimize.formulations.batches.greedy import best_start
-from optsched.optimize.formulations.batches.infermax import (
+from optsched.optimize.formulations.batches.greedy import begun
+from optsched.optimize.formulations.batches.network import least_makespan, outline
+from optsched.optimize.formulations.batches.plans import Plan, Requests, Scale, answer, max_batches
+from optsched.optimize.formulations.batches.problem import (
+    ENDS,
     EXTRAS,
     LIMITS,
     UNLIMITED,
     Batch,
     Problem,
-    answer,
-    problem,
 )
-from optsched.optimize.formulations.batches.network import outline
-from optsched.optimize.solvers.base import (
-    PULP_STATUS,
-    RawOutcome,
-    SolveOptions,
-    Status,
-    settle_status,
-)
-from optsched.problem.errors import SolverError, UsageError
+from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
+from optsched.problem.errors import UsageError
 
 _MAX_TANGENTS = 256
 _INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
+_TERMS = {
+    "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square", "prefill_kv",
+    "prefill_token", "prefill_request", "prefill_base",
+}  # fmt: skip
+"""Coefficients that the program has: without chunks it need not know those of a prefill's KV."""
+
+Rows = Iterator[tuple[str, Any]]
+"""Constraints with their names."""
 
 
 class Program:
@@ -68,30 +71,35 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
-        if prob.chunked and prob.costs.prefill_cross:
-            raise UsageError(
-                "method: pulp-bigm cannot do chunks under a cost model with prefill_cross, a "
-                "product of two decisions; cpsat can"
-            )
+        for name in set(prob.costs.named()) - _TERMS:
+            if name != "prefill_cross":
+                raise UsageError(f"method: pulp-bigm has no term for {name} of the cost model")
+            if prob.chunked:
+                raise UsageError(
+                    "method: pulp-bigm cannot do chunks under a cost model with prefill_cross, a "
+                    "product of two decisions; cpsat can"
+                )
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
+        self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
         self._variables(pulp)
         self._objective(pulp)
+        of_step = [
+            self._finished, self._phase, self._input_size, self._memory, self._processed,
+            self._costs,
+        ]  # fmt: skip
+        if not prob.chunked:
+            of_step.append(self._valid)
         for i in range(prob.n):
-            self._tokens(pulp, i)
+            self._add(self._tokens(i), i)
             for j in self.steps:
-                self._phase(i, j)
-                self._input_size(i, j)
-                self._memory(i, j)
-                self._processed(i, j)
-                self._costs(i, j)
-                if not prob.chunked:
-                    self._valid(pulp, i, j)
+                for family in of_step:
+                    self._add(family(i, j), i, j)
         for j in self.steps:
-            self._limits(pulp, j)
-            self._batch(pulp, j)
-        self._symmetry(pulp)
-        self._needed(pulp)
+            self._add(self._limits(j), j)
+            self._add(self._batch(j), j)
+        self._add(self._symmetry())
+        self._add(self._needed())
 
     def __getitem__(self, key: tuple[Any, ...]) -> Any:
         """Return a variable, or its value before the first batch."""
@@ -100,8 +108,9 @@ class Program:
             return self.prob.prompt[i] if name == "I" else 0
         return self.var[key]
 
-    def _add(self, row: Any, name: str) -> None:
-        self.problem += row, name
+    def _add(self, rows: Rows, *places: int) -> None:
+        for name, row in rows:
+            self.problem += row, "_".join([name, *map(str, places)])
 
     def _sizes(self, i: int) -> tuple[int, int, int, int]:
         s, o = self.prob.prompt[i], self.prob.output[i]
@@ -141,224 +150,211 @@ class Program:
                     c.decode_kv * self["w", i, j] + c.prefill_square * self["q", i, j],
                     c.prefill_kv * self["z", i, j],
                 ]
-        self.total = pulp.lpSum(terms)
         unit = float(c.unit_s * 1000)
-        scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.total.items()})
+        scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
             below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
-            self._add(scaled <= below, "below")
+            self._add(iter([("below", scaled <= below)]))
 
-    def _tokens(self, pulp: Any, i: int) -> None:
-        """(1) Every request produces its tokens; f says when it has."""
-        o = self.prob.output[i]
-        self._add(pulp.lpSum(self["g", i, j] for j in self.steps) == o, f"tokens_{i}")
-        for j in self.steps:
-            before = pulp.lpSum(self["g", i, k] for k in range(1, j))
-            self._add(o * self["f", i, j] <= before, f"finished_{i}_{j}")
-            self._add(before <= o - 1 + self["f", i, j], f"unfinished_{i}_{j}")
+    def _tokens(self, i: int) -> Rows:
+        """(1) Every request produces its tokens."""
+        yield "tokens", self.sum(self["g", i, j] for j in self.steps) == self.prob.output[i]
 
-    def _phase(self, i: int, j: int) -> None:
+    def _finished(self, i: int, j: int) -> Rows:
+        """f says that all tokens were produced before."""
+        o, before = self.prob.output[i], self.sum(self["g", i, k] for k in range(1, j))
+        yield "finished", o * self["f", i, j] <= before
+        yield "unfinished", before <= o - 1 + self["f", i, j]
+
+    def _phase(self, i: int, j: int) -> Rows:
         """d: the input is cached. ed = e and d. Evictions free something."""
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
-        ed = self["ed", i, j]
-        self._add(m >= size - top * (1 - d), f"decode_phase_{i}_{j}")
-        self._add(m <= size - 1 + o * d, f"prefill_phase_{i}_{j}")
-        for k, row in enumerate((ed <= e, ed <= d, ed >= e + d - 1)):
-            self._add(row, f"evicted_decode_{k}_{i}_{j}")
-        self._add(e <= self["mz", i, j - 1], f"evict_cached_{i}_{j}")
-        self._add(e <= 1 - self["f", i, j], f"evict_running_{i}_{j}")
+        yield "decode_phase", m >= size - top * (1 - d)
+        yield "prefill_phase", m <= size - 1 + o * d
+        yield from _both("evicted_decode", self["ed", i, j], e, d)
+        yield "evict_cached", e <= self["mz", i, j - 1]
+        yield "evict_running", e <= 1 - self["f", i, j]
         if self.prob.eviction_free:
-            self._add(e == 0, f"eviction_free_{i}_{j}")
+            yield "eviction_free", e == 0
 
-    def _input_size(self, i: int, j: int) -> None:
+    def _input_size(self, i: int, j: int) -> Rows:
         """(2) Evicted in decode phase, the input grows by what was generated."""
         _, o, top, _ = self._sizes(i)
         now, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
         ed = self["ed", i, j]
-        self._add(now >= before, f"input_keeps_{i}_{j}")
-        self._add(now <= before + (o - 1) * ed, f"input_stays_{i}_{j}")
-        self._add(now >= m + 1 - o * (1 - ed), f"input_grows_{i}_{j}")
-        self._add(now <= m + 1 + (top - 1) * (1 - ed), f"input_exact_{i}_{j}")
+        yield "input_keeps", now >= before
+        yield "input_stays", now <= before + (o - 1) * ed
+        yield "input_grows", now >= m + 1 - o * (1 - ed)
+        yield "input_exact", now <= m + 1 + (top - 1) * (1 - ed)
 
-    def _memory(self, i: int, j: int) -> None:
+    def _memory(self, i: int, j: int) -> Rows:
         """(3) KV after the batch."""
         _, o, top, _ = self._sizes(i)
         m, before, c = self["m", i, j], self["m", i, j - 1], self["c", i, j]
         gone = self["e", i, j] + self["f", i, j]
-        self._add(m <= before + c, f"memory_at_most_{i}_{j}")
-        self._add(m >= before + c - top * gone, f"memory_kept_{i}_{j}")
-        self._add(m >= c, f"memory_at_least_{i}_{j}")
-        self._add(m <= c + top * (1 - gone), f"memory_freed_{i}_{j}")
+        yield "memory_at_most", m <= before + c
+        yield "memory_kept", m >= before + c - top * gone
+        yield "memory_at_least", m >= c
+        yield "memory_freed", m <= c + top * (1 - gone)
         decoding = self["d", i, j] - self["ed", i, j]
-        self._add(m <= self["I", i, j] + (o - 1) * decoding, f"memory_input_{i}_{j}")
-        self._add(m <= top * self["mz", i, j], f"holds_{i}_{j}")
-        self._add(self["mz", i, j] <= m, f"holds_not_{i}_{j}")
+        yield "memory_input", m <= self["I", i, j] + (o - 1) * decoding
+        yield "holds", m <= top * self["mz", i, j]
+        yield "holds_not", self["mz", i, j] <= m
 
-    def _processed(self, i: int, j: int) -> None:
+    def _processed(self, i: int, j: int) -> Rows:
         """(4) Tokens processed, and whether one is produced."""
         _, o, top, most = self._sizes(i)
-        c, cz, g, dg = self["c", i, j], self["cz", i, j], self["g", i, j], self["dg", i, j]
+        c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
         decoding = self["d", i, j] - self["ed", i, j]
-        self._add(c <= 1 + (most - 1) * (1 - decoding), f"one_token_{i}_{j}")
-        self._add(c <= most * cz, f"processed_{i}_{j}")
-        self._add(c >= cz, f"processed_not_{i}_{j}")
-        self._add(cz <= 1 - self["f", i, j], f"done_{i}_{j}")
-        self._add(g <= cz, f"produces_{i}_{j}")
-        self._add(m >= size - top * (1 - g), f"complete_{i}_{j}")
-        self._add(m <= size - 1 + o * (g + 1 - cz), f"incomplete_{i}_{j}")
-        for k, row in enumerate((dg <= decoding, dg <= cz, dg >= decoding + cz - 1)):
-            self._add(row, f"decodes_{k}_{i}_{j}")
+        yield "one_token", c <= 1 + (most - 1) * (1 - decoding)
+        yield "processed", c <= most * cz
+        yield "processed_not", c >= cz
+        yield "done", cz <= 1 - self["f", i, j]
+        yield "produces", g <= cz
+        yield "complete", m >= size - top * (1 - g)
+        yield "incomplete", m <= size - 1 + o * (g + 1 - cz)
+        yield from _both("decodes", self["dg", i, j], decoding, cz)
         if not self.prob.chunked:
-            self._add(g >= cz, f"whole_{i}_{j}")
+            yield "whole", g >= cz
 
-    def _costs(self, i: int, j: int) -> None:
+    def _costs(self, i: int, j: int) -> Rows:
         """KV read by decodes (w) and prefills (z), squares of prefills (q)."""
         s, _, top, most = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
         if costs.decode_kv:
-            self._add(self["w", i, j] >= before - top * (1 - dg), f"kv_read_{i}_{j}")
-            self._add(self["w", i, j] >= s * dg, f"kv_read_least_{i}_{j}")
+            yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
+            yield "kv_read_least", self["w", i, j] >= s * dg
         if costs.prefill_kv and self.prob.chunked:
             gone = 1 - prefills + self["e", i, j]
-            self._add(self["z", i, j] >= before - top * gone, f"kv_prefill_{i}_{j}")
-        if costs.prefill_square:
-            points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
-            if len(points) > _MAX_TANGENTS:
-                raise UsageError(
-                    f"method: pulp-bigm has no more than {_MAX_TANGENTS} tangents of a square; "
-                    f"request {i} needs {len(points)}; cpsat has no such limit"
-                )
-            part = self["c", i, j] - dg
-            for a in points:
-                square = (2 * a + 1) * part - a * (a + 1) * prefills
-                self._add(self["q", i, j] >= square, f"square_{a}_{i}_{j}")
+            yield "kv_prefill", self["z", i, j] >= before - top * gone
+        if not costs.prefill_square:
+            return
+        points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
+        if len(points) > _MAX_TANGENTS:
+            raise UsageError(
+                f"method: pulp-bigm has no more than {_MAX_TANGENTS} tangents of a square; "
+                f"request {i} needs {len(points)}; cpsat has no such limit"
+            )
+        part = self["c", i, j] - dg
+        for a in points:
+            yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * part - a * (a + 1) * prefills
 
-    def _valid(self, pulp: Any, i: int, j: int) -> None:
+    def _valid(self, i: int, j: int) -> Rows:
         """Valid without chunks: what is cached is s + k - 1, k tokens being produced so far."""
         s, o, top, _ = self._sizes(i)
-        produced = pulp.lpSum(self["g", i, k] for k in range(1, j + 1))
-        m, mz, dg = self["m", i, j], self["mz", i, j], self["dg", i, j]
-        self._add(m >= s - 1 + produced - top * (1 - mz), f"cached_{i}_{j}")
-        self._add(m <= s - 1 + produced, f"cached_most_{i}_{j}")
-        self._add(m >= s * mz, f"cached_least_{i}_{j}")
-        self._add(self["I", i, j] <= s + produced, f"input_most_{i}_{j}")
-        prefills = self["cz", i, j] - dg
-        self._add(self["c", i, j] >= s * prefills + dg, f"prefill_least_{i}_{j}")
-        self._add(dg <= self["mz", i, j - 1], f"decode_cached_{i}_{j}")
-        self._add(dg + self["e", i, j] <= 1, f"decode_kept_{i}_{j}")
-        self._add(self["cz", i, j] <= mz, f"processed_held_{i}_{j}")
+        before = self.sum(self["g", i, k] for k in range(1, j))
+        produced = before + self["g", i, j]
+        m, mz, dg, cz = self["m", i, j], self["mz", i, j], self["dg", i, j], self["cz", i, j]
+        prefills = cz - dg
+        yield "cached", m >= s - 1 + produced - top * (1 - mz)
+        yield "cached_most", m <= s - 1 + produced
+        yield "cached_least", m >= s * mz
+        yield "input_most", self["I", i, j] <= s + produced
+        yield "prefill_least", self["c", i, j] >= s * prefills + dg
+        yield "decode_cached", dg <= self["mz", i, j - 1]
+        yield "decode_kept", dg + self["e", i, j] <= 1
+        yield "processed_held", cz <= mz
         # A prefill processes the prompt and all that was produced before.
-        before = pulp.lpSum(self["g", i, k] for k in range(1, j))
-        tokens = s * prefills + before - o * (1 - prefills)
-        self._add(self["c", i, j] >= tokens, f"refill_least_{i}_{j}")
+        yield "refill_least", self["c", i, j] >= s * prefills + before - o * (1 - prefills)
 
-    def _limits(self, pulp: Any, j: int) -> None:
+    def _limits(self, j: int) -> Rows:
         """(5) C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
-        tokens = [self["c", i, j] for i in requests]
         if prob.batch_tokens < UNLIMITED:
-            self._add(pulp.lpSum(tokens) <= prob.batch_tokens, f"batch_tokens_{j}")
+            yield "batch_tokens", self.sum(self["c", i, j] for i in requests) <= prob.batch_tokens
         if prob.prefill_tokens < UNLIMITED:
-            prefill = pulp.lpSum(self["c", i, j] - self["dg", i, j] for i in requests)
-            self._add(prefill <= prob.prefill_tokens, f"prefill_tokens_{j}")
-        kv = pulp.lpSum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
-        self._add(kv <= prob.capacity * self["u", j], f"kv_capacity_{j}")
+            prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
+            yield "prefill_tokens", prefill <= prob.prefill_tokens
+        kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
+        yield "kv_capacity", kv <= prob.capacity * self["u", j]
         if prob.running < prob.n:
-            self._add(
-                pulp.lpSum(self["mz", i, j] for i in requests) <= prob.running, f"running_{j}"
-            )
+            yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
-    def _batch(self, pulp: Any, j: int) -> None:
+    def _batch(self, j: int) -> Rows:
         """Batches in use come first; what they hold."""
         requests = range(self.prob.n)
         used, decodes, prefills = self["u", j], self["hd", j], self["hp", j]
         for i in requests:
-            self._add(decodes >= self["dg", i, j], f"has_decode_{i}_{j}")
-            self._add(prefills >= self["cz", i, j] - self["dg", i, j], f"has_prefill_{i}_{j}")
-            self._add(self["e", i, j] <= used, f"evict_used_{i}_{j}")
-        self._add(used <= pulp.lpSum(self["cz", i, j] for i in requests), f"not_empty_{j}")
-        self._add(used <= decodes + prefills, f"some_phase_{j}")
-        self._add(decodes <= used, f"decode_used_{j}")
-        self._add(prefills <= used, f"prefill_used_{j}")
+            yield f"has_decode_{i}", decodes >= self["dg", i, j]
+            yield f"has_prefill_{i}", prefills >= self["cz", i, j] - self["dg", i, j]
+            yield f"evict_used_{i}", self["e", i, j] <= used
+        yield "not_empty", used <= self.sum(self["cz", i, j] for i in requests)
+        yield "some_phase", used <= decodes + prefills
+        yield "decode_used", decodes <= used
+        yield "prefill_used", prefills <= used
         if j > 1:
-            self._add(used <= self["u", j - 1], f"first_{j}")
+            yield "first", used <= self["u", j - 1]
         if not self.prob.hybrid:
-            self._add(decodes + prefills <= 1, f"one_phase_{j}")
+            yield "one_phase", decodes + prefills <= 1
 
-    def _symmetry(self, pulp: Any) -> None:
+    def _symmetry(self) -> Rows:
         for members in self.prob.classes:
-            for k in range(1, len(members)):
+            for i, other in pairwise(members):
                 early, late = (
-                    pulp.lpSum((self.batches - j) * self["g", i, j] for j in self.steps)
-                    for i in (members[k - 1], members[k])
+                    self.sum((self.batches - j) * self["g", k, j] for j in self.steps)
+                    for k in (i, other)
                 )
-                self._add(early >= late, f"order_{members[k - 1]}_{members[k]}")
+                yield f"order_{i}_{other}", early >= late
 
-    def _needed(self, pulp: Any) -> None:
+    def _needed(self) -> Rows:
         """Valid: the batches that bin packing and the KV volume prove, and so the makespan."""
-        net = outline(self.prob)
-        needed, prefills = net.batch_bound()
-        least = float(net.least_makespan() * self.prob.costs.unit_s * 1000)
-        self._add(self.problem.objective >= least * (1 - 1e-9), "least_makespan")
-        self._add(pulp.lpSum(self["u", j] for j in self.steps) >= needed, "batches_needed")
-        self._add(pulp.lpSum(self["hp", j] for j in self.steps) >= prefills, "prefills_needed")
+        needed, prefills = outline(self.prob).batch_bound()
+        least = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
+        yield "least_makespan", self.problem.objective >= least * (1 - 1e-9)
+        yield "batches_needed", self.sum(self["u", j] for j in self.steps) >= needed
+        yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
-    def start_values(self, plan: list[Batch]) -> dict[tuple[Any, ...], int]:
+    def start_values(self, plan: Plan) -> list[tuple[Any, int]]:
         """Return the variables' values of a list of batches (those left out are 0)."""
         prob, out = self.prob, dict.fromkeys(self.var, 0)
-        cached, size = [0] * prob.n, list(prob.prompt)
-        produced = [0] * prob.n
+        now, size = Requests(prob), list(prob.prompt)
         for j in self.steps:
             batch = plan[j - 1] if j <= len(plan) else Batch(())
-            tokens, evicted = dict(batch.entries), set(batch.evicted)
+            tokens = dict(batch.entries)
             out["u", j] = int(bool(tokens))
+            finished = [now.done(i) for i in range(prob.n)]
+            before, ready = list(now.cached), list(now.ready)
+            now.evict(batch.evicted)
+            kept = list(now.cached)
+            gained = now.process(batch.entries)
             for i in range(prob.n):
-                finished = produced[i] == prob.output[i]
-                d, e, c = int(cached[i] >= size[i]), int(i in evicted), tokens.get(i, 0)
-                before = cached[i]
+                c, d, e = tokens.get(i, 0), int(ready[i]), int(i in batch.evicted)
                 if d and e:
-                    size[i] = before + 1
-                cached[i] = c if e or finished else before + c
+                    size[i] = before[i] + 1
                 decodes = int(d and not e and c > 0)
-                gained = int(c > 0 and cached[i] >= size[i])
-                produced[i] += gained
                 for name, value in (
-                    ("I", size[i]), ("m", cached[i]), ("c", c), ("d", d), ("e", e), ("g", gained),
-                    ("ed", d * e), ("f", int(finished)), ("cz", int(c > 0)),
-                    ("mz", int(cached[i] > 0)), ("dg", decodes), ("w", before * decodes),
-                    ("q", c * c * (1 - decodes)),
-                    ("z", before * int(c > 0 and not decodes and not e)),
+                    ("I", size[i]), ("m", kept[i] + c), ("c", c), ("d", d), ("e", e),
+                    ("g", int(i in gained)), ("ed", d * e), ("f", int(finished[i])),
+                    ("cz", int(c > 0)), ("mz", int(kept[i] + c > 0)), ("dg", decodes),
+                    ("w", before[i] * decodes), ("q", c * c * (1 - decodes)),
+                    ("z", before[i] * int(c > 0 and not decodes and not e)),
                 ):  # fmt: skip
                     out[name, i, j] = value
                 out["hd", j] |= decodes
                 out["hp", j] |= int(c > 0 and not decodes)
-        return out
+        return [(self.var[key], value) for key, value in out.items()]
 
-    def plan(self) -> list[Batch]:
+    def plan(self) -> Plan:
         """Return the batches of the problem's present values."""
-        out = []
+        out, requests = [], range(self.prob.n)
         for j in self.steps:
-            value = {
-                (n, i): round(self[n, i, j].varValue)
-                for n in ("c", "e")
-                for i in range(self.prob.n)
-            }
-            requests = range(self.prob.n)
-            entries = tuple((i, value["c", i]) for i in requests if value["c", i])
-            evicted = tuple(i for i in requests if value["e", i])
+            tokens = [round(self["c", i, j].varValue) for i in requests]
+            entries = tuple((i, c) for i, c in enumerate(tokens) if c)
             if entries:
+                evicted = tuple(i for i in requests if round(self["e", i, j].varValue))
                 out.append(Batch(entries, evicted))
         return out
 
 
-def _build(task: Task, options: SolveOptions) -> tuple[Problem, Program, list[Batch] | None]:
-    prob = problem(task)
-    start, times = best_start(prob, options.warm_start)
-    return prob, Program(prob, prob.max_batches(times)), start
+def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
+    """Yield both = one and other, of binary expressions."""
+    yield f"{name}_0", both <= one
+    yield f"{name}_1", both <= other
+    yield f"{name}_2", both >= one + other - 1
 
 
 def export(task: Task, format_name: str, path: str | Path) -> None:
@@ -367,26 +363,17 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     Raises
     ------
     UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.infermax.problem`.
+        See `optsched.optimize.formulations.batches.greedy.begun`.
     """
     if (task.instance.arrival > task.instance.arrival.min()).any():
         raise UsageError(
             "export: the program has no arrivals, and these requests arrive at different times; "
             "solve --method cpsat can"
         )
-    _, program, _ = _build(task, SolveOptions())
+    prob, _, times = begun(task, SolveOptions())
+    program = Program(prob, max_batches(prob, times))
     write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
     write(str(path))
-
-
-def write_lp(task: Task, path: str | Path) -> None:
-    """Write the program of a task as an LP file; see `export`."""
-    export(task, "lp", path)
-
-
-def write_mps(task: Task, path: str | Path) -> None:
-    """Write the program of a task as an MPS file; see `export`."""
-    export(task, "mps", path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -398,51 +385,51 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     Raises
     ------
     UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.infermax.problem`; a solver that PuLP does not
+        See `optsched.optimize.formulations.batches.greedy.begun`; a solver that PuLP does not
         have here.
     SolverError
         The solver failed.
     """
-    begin = time.perf_counter()
-    prob, program, start = _build(task, options)
-    options = options.after(time.perf_counter() - begin)
-    other = task.extras.get("solver")
-    if other:
-        return _by_other(prob, program, options, str(other), time.perf_counter() - begin)
-    return _by_highs(prob, program, options, start, begin)
-
-
-def _by_highs(
-    prob: Problem, program: Program, options: SolveOptions, start: list[Batch] | None, begin: float
-) -> Answer:
     import pulp
 
-    from optsched.optimize.solvers.highs import highs_version
+    begin = time.perf_counter()
+    prob, start, times = begun(task, options)
+    program = Program(prob, max_batches(prob, times))
+    scale = Scale.milliseconds(prob)
+    left = scale.told(options.after(time.perf_counter() - begin), prob)
+    versions = {"pulp": pulp.__version__}
+    if task.extras.get("solver"):
+        raw = _by_other(program, left, str(task.extras["solver"]))
+    else:
+        from optsched.optimize.solvers.highs import highs_version
+
+        versions["highspy"] = highs_version()
+        raw = _by_highs(program, left, start)
+    return answer(
+        prob,
+        raw.status,
+        None if raw.objective is None else program.plan(),
+        scale.level(raw.bound),
+        fallback=start,
+        room=program.batches,
+        native_status=raw.native_status,
+        build_s=time.perf_counter() - begin - raw.solve_s,
+        solve_s=raw.solve_s,
+        versions=versions,
+    )
+
+
+def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
     from optsched.optimize.solvers.pulp_highs import OutOfTime, solve_pulp_problem
 
-    first = None
-    if start is not None:
-        first = [(program.var[key], value) for key, value in program.start_values(start).items()]
-    unit = prob.costs.unit_s * 1000
-    options = scaled_progress(options, prob, unit)
-    built_s = time.perf_counter() - begin
+    first = None if start is None else program.start_values(start)
     try:
-        raw = solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
-        batches = None if raw.values is None else program.plan()
+        return solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
     except OutOfTime as why:
-        status = Status.NO_INCUMBENT if start is None else Status.FEASIBLE
-        raw, batches = RawOutcome(status, None, None, None, str(why)), start
-    level = None if raw.bound is None else Fraction(raw.bound) / unit
-    return _answer(
-        prob, program, raw.status, batches, level,
-        native_status=raw.native_status, build_s=built_s, solve_s=raw.solve_s,
-        versions={"pulp": pulp.__version__, "highspy": highs_version()},
-    )  # fmt: skip
+        return RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
 
-def _by_other(
-    prob: Problem, program: Program, options: SolveOptions, name: str, built_s: float
-) -> Answer:
+def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     import pulp
 
     available = pulp.listSolvers(onlyAvailable=True)
@@ -451,48 +438,15 @@ def _by_other(
             f"solver: PuLP has no {name!r} here; it has {', '.join(sorted(available))}"
         )
     begin = time.perf_counter()
-    solver = pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s)
-    program.problem.solve(solver)
-    status = PULP_STATUS[program.problem.sol_status]
-    batches = program.plan() if status in (Status.OPTIMAL, Status.FEASIBLE) else None
-    level = None
-    if status is Status.OPTIMAL:
-        level = Fraction(pulp.value(program.problem.objective)) / (prob.costs.unit_s * 1000)
-    return _answer(
-        prob, program, status, batches, level,
-        native_status=f"{name}: {pulp.LpSolution[program.problem.sol_status]}",
-        build_s=built_s, solve_s=time.perf_counter() - begin,
-        versions={"pulp": pulp.__version__},
-    )  # fmt: skip
-
-
-def _answer(
-    prob: Problem,
-    program: Program,
-    status: Status,
-    batches: list[Batch] | None,
-    level: Fraction | int | None,
-    **rest: Any,
-) -> Answer:
-    if status is Status.INFEASIBLE:
-        if prob.cutoff is None:
-            raise SolverError(
-                f"infermax: {program.batches} batches are said not to suffice, although every "
-                "request can be served alone; the model or the solver is wrong"
-            )
-        level = prob.cutoff
-    found = answer(prob, status, batches, level, **rest)
-    if status is Status.OPTIMAL and level is not None and found.objective is not None:
-        proved = prob.to_value("makespan", level)
-        reached = found.objective
-        if prob.objectives[0] == "tps":
-            proved, reached = prob.to_value("tps", level), -reached
-            proved = -proved
-        if settle_status(status, reached, proved, integral_objective=False) is not status:
-            raise SolverError(
-                f"pulp-bigm: calls {found.objective:.12g} optimal, but its bound is {proved:.12g}"
-            )
-    return found
+    problem = program.problem
+    problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
+    status = PULP_STATUS[problem.sol_status]
+    native = f"{name}: {pulp.LpSolution[problem.sol_status]}"
+    value = None
+    if status in (Status.OPTIMAL, Status.FEASIBLE):
+        value = float(pulp.value(problem.objective))
+    bound = value if status is Status.OPTIMAL else None
+    return RawOutcome(status, value, bound, None, native, 0.0, time.perf_counter() - begin)
 
 
 METHODS = {
@@ -500,7 +454,7 @@ METHODS = {
         "pulp-bigm": Method(
             "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS",
             solve_by_pulp,
-            ("makespan", "tps"),
+            ENDS,
             LIMITS | {"chunked_prefill"},
             extras=EXTRAS | {"solver"},
         )

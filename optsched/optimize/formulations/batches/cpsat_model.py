@@ -1,0 +1,410 @@
+"""InferMax's program for CP-SAT: conditionals as they stand, exact integer costs, every objective.
+
+Variables per request i and batch j: D_ivj and P_ivj (decodes, or is prefilled, having produced v
+tokens), G_ivj (token v + 1 is produced), k_ij produced so far, m_ij cached after the batch, hold_ij
+= [m_ij > 0], and keep_ij (what was cached before the batch still is). Batches in use come first.
+
+Without chunks every D and P produces a token, every token is produced once, and m follows from k
+and hold. With chunks, c_ij is chosen and a request decodes iff its whole input was cached
+(ready_ij).
+
+**Symmetry.** Equal requests (s, o and arrival) take their first tokens in order of index: their
+schedules can be exchanged as a whole. Ordering their tokens *in every batch* is not valid: an
+evicted request may be overtaken by an equal one (`docs/infermax.md` has an instance).
+
+**Redundant.** In every batch the dual feasible functions of `Network.functions` hold for the
+requests processed; at least the batches, and prefill batches, that they need are there.
+
+Times are integers of the cost model's unit. Without arrivals no pause helps any objective. TPOT
+alone is best without a pause after the last arrival, which then does not matter. Only where TPOT
+stands beside other objectives and requests arrive apart are the starts chosen; else batches start
+as early as they may.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from optsched.optimize.formulations.batches.network import least_makespan, outline
+from optsched.optimize.formulations.batches.plans import Plan, Requests
+from optsched.optimize.formulations.batches.problem import ENDS, SPANS, UNLIMITED, Batch, Problem
+from optsched.problem.errors import UsageError
+
+_CUTS = 5
+_TERMS = {
+    "prefill_square", "prefill_cross", "prefill_kv", "prefill_token", "prefill_request",
+    "prefill_base",
+}  # fmt: skip
+
+
+class Model:
+    """The CP-SAT model of a problem."""
+
+    def __init__(self, prob: Problem, batches: int, start: Plan | None) -> None:
+        from ortools.sat.python import cp_model as cp
+
+        self.prob, self.batches = prob, batches
+        self.model: Any = cp.CpModel()
+        self.requests, self.steps = range(prob.n), range(batches)
+        bools = self.model.new_bool_var
+        self.decode: list[list[list[Any]]] = []
+        self.prefill: list[list[list[Any]]] = []
+        self.gain: list[list[list[Any]]] = [[[] for _ in range(o)] for o in prob.output]
+        self.produced, self.cached, self.hold, self.keep = (self._grid() for _ in range(4))
+        self.tokens, self.work, self.prefill_tokens = (self._grid() for _ in range(3))
+        self.ready = self._grid()
+        for i in self.requests:
+            tokens = range(prob.output[i])
+            self.decode.append(
+                [[bools(f"d_{i}_{v}_{j}") if v else 0 for j in self.steps] for v in tokens]
+            )
+            self.prefill.append([[bools(f"p_{i}_{v}_{j}") for j in self.steps] for v in tokens])
+            self._request(i)
+        self._symmetry()
+        self._batches()
+        self._times()
+        if start is not None:
+            self._hint(start)
+
+    def _processed(self, i: int, j: int) -> list[Any]:
+        """Return the literals of which one holds iff a batch processes a request."""
+        return [d[j] for d in self.decode[i][1:]] + [p[j] for p in self.prefill[i]]
+
+    def _grid(self) -> list[list[Any]]:
+        return [[None] * self.batches for _ in self.requests]
+
+    def _request(self, i: int) -> None:
+        """Add one request's states."""
+        model, prob = self.model, self.prob
+        s, o = prob.prompt[i], prob.output[i]
+        decode, prefill = self.decode[i], self.prefill[i]
+        for j in self.steps:
+            before = self.produced[i][j - 1] if j else 0
+            done = self._done(i, j - 1)
+            held = self.hold[i][j - 1] if j else 0
+            self.produced[i][j] = model.new_int_var(0, o, f"k_{i}_{j}")
+            m = self.cached[i][j] = model.new_int_var(0, s + o - 1, f"m_{i}_{j}")
+            hold = self.hold[i][j] = model.new_bool_var(f"hold_{i}_{j}")
+            keep = self.keep[i][j] = model.new_bool_var(f"keep_{i}_{j}")
+            model.add_at_most_one(self._processed(i, j))
+            model.add(keep <= held)
+            model.add(keep + done <= 1)
+            if prob.eviction_free and j:
+                model.add(keep + done >= held)
+            for v in range(o):
+                for literal in (decode[v][j], prefill[v][j]):
+                    if not isinstance(literal, int):
+                        model.add(before == v).only_enforce_if(literal)
+            model.add(m == 0).only_enforce_if(~hold)
+            decodes, prefills = sum(d[j] for d in decode), sum(p[j] for p in prefill)
+            if prob.chunked:
+                self._in_chunks(i, j, decodes, prefills)
+            else:
+                self._whole(i, j, decodes, prefills)
+        if not prob.chunked:
+            for v in range(o):
+                model.add_exactly_one(self.gain[i][v])
+        model.add(self.produced[i][-1] == o)
+
+    def _done(self, i: int, j: int) -> Any:
+        """Return an expression that is 1 iff a request has finished by the end of a batch."""
+        return sum(self.gain[i][-1][: j + 1])
+
+    def _decode_work(self, i: int, j: int) -> Any:
+        """Return the own work of a decode, whose KV follows from the tokens produced."""
+        s, c = self.prob.prompt[i], self.prob.costs
+        return sum(
+            c.decode(s + v - 1) * self.decode[i][v][j] for v in range(1, self.prob.output[i])
+        )
+
+    def _whole(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
+        """Add a batch without chunks: everything processed produces a token."""
+        model, prob, c = self.model, self.prob, self.prob.costs
+        s, o = prob.prompt[i], prob.output[i]
+        prefill = [p[j] for p in self.prefill[i]]
+        self.gain[i][0].append(prefill[0])
+        for v in range(1, o):
+            gain = model.new_bool_var(f"g_{i}_{v}_{j}")
+            model.add(gain == self.decode[i][v][j] + prefill[v])
+            self.gain[i][v].append(gain)
+            # Each token after the one before it.
+            model.add(sum(self.gain[i][v]) <= sum(self.gain[i][v - 1][:j]))
+        before = self.produced[i][j - 1] if j else 0
+        model.add(self.produced[i][j] == before + decodes + prefills)
+        # Kept KV that is not decoded pauses; a prefill starts from nothing.
+        keep, hold = self.keep[i][j], self.hold[i][j]
+        model.add(decodes <= keep)
+        model.add(prefills + keep == hold)
+        model.add(self.cached[i][j] == self.produced[i][j] + (s - 1)).only_enforce_if(hold)
+        self.prefill_tokens[i][j] = sum((s + v) * p for v, p in enumerate(prefill))
+        self.tokens[i][j] = self.prefill_tokens[i][j] + decodes
+        work = sum(c.prefill(s + v) * p for v, p in enumerate(prefill))
+        self.work[i][j] = work + self._decode_work(i, j)
+
+    def _in_chunks(self, i: int, j: int, decode: Any, prefill: Any) -> None:
+        """Add a batch in which a prefill may process a part of its input."""
+        model, prob = self.model, self.prob
+        s, o = prob.prompt[i], prob.output[i]
+        most = s + o - 1
+        names = f"{i}_{j}"
+        keep, hold, m = self.keep[i][j], self.hold[i][j], self.cached[i][j]
+        before = self.produced[i][j - 1] if j else 0
+        have = self._if(keep, self.cached[i][j - 1] if j else 0, most, f"b_{names}")
+        tokens = model.new_int_var(0, min(most, prob.batch_tokens), f"c_{names}")
+        model.add(m == have + tokens)
+        model.add(m >= 1).only_enforce_if(hold)
+        ready = model.new_bool_var(f"r_{names}")  # decodes next, if its KV is kept
+        stays = model.new_bool_var(f"rk_{names}")  # could decode now
+        if j:
+            model.add_multiplication_equality(stays, [self.ready[i][j - 1], keep])
+        else:
+            model.add(stays == 0)
+        decodes, prefills = model.new_bool_var(f"dec_{names}"), model.new_bool_var(f"pre_{names}")
+        model.add(decodes == decode)
+        model.add(prefills == prefill)
+        model.add_implication(decodes, stays)
+        model.add_implication(prefills, ~stays)
+        whole = model.new_bool_var(f"whole_{names}")
+        model.add_implication(whole, prefills)
+        model.add(m == before + s).only_enforce_if(whole)
+        model.add(m <= before + s - 1).only_enforce_if(prefills, ~whole)
+        model.add(tokens == 1).only_enforce_if(decodes)
+        model.add(tokens >= 1).only_enforce_if(prefills)
+        model.add(tokens == 0).only_enforce_if(~decodes, ~prefills)
+        model.add(self.produced[i][j] == before + decodes + whole)
+        model.add_bool_or(decodes, whole, stays).only_enforce_if(ready)
+        for literal in (whole, stays):
+            model.add_implication(literal, ready)
+        for v in range(o):
+            gain = model.new_bool_var(f"g_{i}_{v}_{j}")
+            model.add(gain <= decodes + whole)
+            model.add(before == v).only_enforce_if(gain)
+            model.add(gain <= self.decode[i][v][j] + self.prefill[i][v][j])
+            self.gain[i][v].append(gain)
+        model.add(sum(self.gain[i][v][j] for v in range(o)) == decodes + whole)
+        self.ready[i][j] = ready
+        self.tokens[i][j] = tokens
+        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, most, f"pc_{names}")
+        work = self._prefill_work(part, have, prefills, most)
+        self.work[i][j] = work + self._decode_work(i, j)
+
+    def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
+        """Return `Costs.prefill` as an expression, term by term; all are 0 without a prefill."""
+        c = self.prob.costs
+        unknown = [name for name in c.named() if name.startswith("prefill") and name not in _TERMS]
+        if unknown:
+            raise UsageError(f"method: cpsat has no term for {unknown[0]} in chunks")
+        work = (c.token + c.prefill_token) * tokens + c.prefill_request * prefills
+        for factor, other in ((c.prefill_square, tokens), (c.prefill_cross, kv)):
+            if factor:
+                product = self.model.new_int_var(0, most * most, "")
+                self.model.add_multiplication_equality(product, [tokens, other])
+                work += factor * product
+        if c.prefill_kv:
+            work += c.prefill_kv * self._if(prefills, kv, most, "")
+        return work
+
+    def _if(self, literal: Any, value: Any, most: int, name: str) -> Any:
+        """Return a variable that is ``value`` if a literal holds, else 0."""
+        out = self.model.new_int_var(0, most, name)
+        self.model.add(out == value).only_enforce_if(literal)
+        self.model.add(out == 0).only_enforce_if(~literal)
+        return out
+
+    def _symmetry(self) -> None:
+        for members in self.prob.classes:
+            for i, other in pairwise(members):
+                for j in self.steps[:-1]:
+                    self.model.add(
+                        sum(self.gain[i][0][: j + 1]) >= sum(self.gain[other][0][: j + 1])
+                    )
+
+    def _batches(self) -> None:
+        """Add what couples requests: limits, phases, the number of batches."""
+        model, prob = self.model, self.prob
+        self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
+        self.decodes = [model.new_bool_var(f"hd_{j}") for j in self.steps]
+        self.prefills = [model.new_bool_var(f"hp_{j}") for j in self.steps]
+        net = outline(prob)
+        needed, prefill_batches = net.batch_bound()
+        for j in self.steps:
+            used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
+            for variables, flag in ((self.decode, decodes), (self.prefill, prefills)):
+                literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
+                for literal in literals:
+                    model.add_implication(literal, flag)
+                model.add_bool_or(*literals, ~flag)
+            model.add_max_equality(used, [decodes, prefills])
+            if j:
+                model.add_implication(used, self.used[j - 1])
+            if not prob.hybrid:
+                model.add_at_most_one(decodes, prefills)
+            off = prob.offset
+            kv = sum(self.cached[i][j] + off * self.hold[i][j] for i in self.requests)
+            model.add(kv <= prob.capacity)
+            for grid, limit in (
+                (self.tokens, prob.batch_tokens),
+                (self.prefill_tokens, prob.prefill_tokens),
+                (self.hold, prob.running),
+            ):
+                if limit < UNLIMITED:
+                    model.add(sum(grid[i][j] for i in self.requests) <= limit)
+            for weight, most in net.functions[:_CUTS]:
+                model.add(
+                    sum(
+                        weight(prob.prompt[i] + v + off) * self.gain[i][v][j]
+                        for i in self.requests
+                        for v in range(prob.output[i])
+                    )
+                    <= most * used
+                )
+        for j in range(min(needed, self.batches)):
+            model.add(self.used[j] == 1)
+        model.add(sum(self.prefills) >= prefill_batches)
+
+    def _times(self) -> None:
+        """Add every batch's length, start and end, and what the objectives count."""
+        model, prob, c = self.model, self.prob, self.prob.costs
+        wanted = set(prob.objectives)
+        spans = set(SPANS) & wanted
+        origin = max(prob.arrival) if spans == wanted else 0
+        apart = origin != max(prob.arrival)
+        self.late = origin != 0
+        self.chosen_starts = bool(spans) and apart
+        if prob.chunked:
+            most = self.batches * sum(
+                c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes
+            )
+        else:
+            most = sum(
+                max(c.prefill(s + v), c.decode(s + v)) for s, o in prob.sizes for v in range(o)
+            )
+        most += self.batches * c.fixed(True, True)
+        self.horizon = max(prob.arrival) + most
+        length = [
+            c.base * self.used[j]
+            + c.decode_base * self.decodes[j]
+            + c.prefill_base * self.prefills[j]
+            + sum(self.work[i][j] for i in self.requests)
+            for j in self.steps
+        ]
+        self.start: list[Any] = []
+        self.end: list[Any] = []
+        for j in self.steps:
+            previous = self.end[j - 1] if j else origin
+            if not apart:
+                self.start.append(previous)
+            else:
+                begin = model.new_int_var(origin, self.horizon, f"S_{j}")
+                model.add(begin >= previous)
+                for i in self.requests:
+                    if prob.arrival[i] > origin:
+                        for literal in self._processed(i, j):
+                            model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
+                self.start.append(begin)
+            end = model.new_int_var(origin, self.horizon, f"E_{j}")
+            model.add(end == self.start[j] + length[j])
+            self.end.append(end)
+        model.add(self.end[-1] >= origin + least_makespan(prob))
+        self.first: dict[int, Any] = {}
+        self.finish: dict[int, Any] = {}
+        if spans or "mean_ttft" in wanted:
+            self.first = {i: self._at(i, 0, f"T_{i}") for i in self.requests}
+            for i, first in self.first.items():
+                model.add(first >= prob.arrival[i] + prob.least_span(prob.prompt[i], 0))
+        if spans or "tel" in wanted:
+            self.finish = {
+                i: self._at(i, prob.output[i] - 1, f"F_{i}")
+                for i in self.requests
+                if "tel" in wanted or prob.output[i] > 1
+            }
+            least = prob.least_latency
+            for i, finish in self.finish.items():
+                model.add(finish >= prob.arrival[i] + least[i])
+                if spans:
+                    size, output = prob.prompt[i], prob.output[i]
+                    later = sum(prob.least_span(size, v) for v in range(1, output))
+                    model.add(finish - self.first[i] >= later)
+
+    def _at(self, i: int, v: int, name: str) -> Any:
+        """Return the end of the batch that produces a token."""
+        out = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
+        for j in self.steps:
+            self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
+        return out
+
+    def level(self, name: str) -> Any:
+        """Return an objective's level as an expression; see `Problem.level`."""
+        prob = self.prob
+        if name in ENDS:
+            return self.end[-1]
+        if name == "tel":
+            return sum(self.finish.values()) - sum(prob.arrival)
+        if name == "mean_ttft":
+            return sum(self.first.values()) - sum(prob.arrival)
+        rates = {
+            i: (self.finish[i] - self.first[i]) * (prob.rate_unit // (prob.output[i] - 1))
+            for i in self.requests
+            if prob.output[i] > 1
+        }
+        if name == "mean_tpot":
+            return sum(rates.values())
+        for rate in rates.values():
+            self.model.add(self._largest >= rate)
+        return self._largest
+
+    @cached_property
+    def _largest(self) -> Any:
+        return self.model.new_int_var(0, self.horizon * self.prob.rate_unit, "worst")
+
+    def _hint(self, start: Plan) -> None:
+        """Give the decisions of a list of batches as hints."""
+        prob, hint, now = self.prob, self.model.add_hint, Requests(self.prob)
+        for j in self.steps:
+            batch = start[j] if j < len(start) else Batch(())
+            now.evict(batch.evicted)
+            phase = {i: now.ready[i] for i, _ in batch.entries}
+            hint(self.used[j], bool(phase))
+            hint(self.decodes[j], any(phase.values()))
+            hint(self.prefills[j], not all(phase.values()))
+            for i in self.requests:
+                hint(self.keep[i][j], now.cached[i] > 0)
+                for v in range(prob.output[i]):
+                    here = i in phase and now.produced[i] == v
+                    if v:
+                        hint(self.decode[i][v][j], here and phase[i])
+                    hint(self.prefill[i][v][j], here and not phase[i])
+            held = {i: now.cached[i] + tokens for i, tokens in batch.entries}
+            gained = now.process(batch.entries)
+            for i in self.requests:
+                for v in range(0 if prob.chunked else 1, prob.output[i]):
+                    hint(self.gain[i][v][j], i in gained and now.produced[i] == v + 1)
+                hint(self.produced[i][j], now.produced[i])
+                hint(self.cached[i][j], held.get(i, now.cached[i]))
+                hint(self.hold[i][j], held.get(i, now.cached[i]) > 0)
+
+    def read(self) -> list[Any]:
+        """Return what an outcome's values hold: per batch used, start, then i's c and keep."""
+        out: list[Any] = []
+        for j in self.steps:
+            out += [self.used[j], self.start[j]]
+            for i in self.requests:
+                out += [self.tokens[i][j], self.keep[i][j]]
+        return out
+
+    def decisions(self, values: Any) -> tuple[Plan, list[int]]:
+        """Return the batches and their starts in the models' unit."""
+        now = Requests(self.prob)
+        plan, starts = [], []
+        for row in values.round().astype(int).reshape(self.batches, -1).tolist():
+            used, start, tokens, keep = row[0], row[1], row[2::2], row[3::2]
+            if not used:
+                break
+            evicted = tuple(i for i in self.requests if now.cached[i] and not keep[i])
+            plan.append(Batch(tuple((i, t) for i, t in enumerate(tokens) if t), evicted))
+            starts.append(start)
+            now.evict(evicted)
+            now.process(plan[-1].entries)
+        return plan, starts

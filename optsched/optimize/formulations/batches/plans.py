@@ -1,0 +1,319 @@
+"""Plans, lists of batches: the life of their requests, exact times, schedules, answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.optimize.formulations.base import Answer
+from optsched.optimize.formulations.batches.network import least_makespan
+from optsched.optimize.formulations.batches.problem import ENDS, Batch, Problem, Times
+from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.problem.errors import SolverError
+from optsched.problem.schedule import Schedule, check_columns, from_batches
+
+_TOLERANCE = 1e-6
+"""Relative distance of a proved bound and the incumbent, which solvers leave."""
+
+Plan = list[Batch]
+
+
+class Requests:
+    """Where every request stands between two batches.
+
+    Attributes
+    ----------
+    cached, produced : list of int
+        KV tokens cached (0 once it has finished) and tokens produced, by request.
+    ready : list of bool
+        Whether all of the input is cached, so that the next step decodes.
+    """
+
+    def __init__(self, prob: Problem) -> None:
+        self._prob = prob
+        self.cached = [0] * prob.n
+        self.produced = [0] * prob.n
+        self.ready = [False] * prob.n
+
+    def rest(self, i: int) -> int:
+        """Return how many tokens a request must process until the next one is produced."""
+        return self._prob.prompt[i] + self.produced[i] - self.cached[i]
+
+    def done(self, i: int) -> bool:
+        """Whether a request has finished."""
+        return self.produced[i] == self._prob.output[i]
+
+    def evict(self, requests: Iterable[int]) -> None:
+        """Free the KV of requests."""
+        for i in requests:
+            self.cached[i], self.ready[i] = 0, False
+
+    def length(self, entries: Sequence[tuple[int, int]]) -> int:
+        """Return the time of a batch of (request, tokens), in exact units."""
+        c, ready = self._prob.exact, self.ready
+        decodes = [ready[i] for i, _ in entries]
+        return c.fixed(any(decodes), not all(decodes)) + sum(
+            c.decode(self.cached[i]) if ready[i] else c.prefill(tokens, self.cached[i])
+            for i, tokens in entries
+        )
+
+    def process(self, entries: Iterable[tuple[int, int]]) -> list[int]:
+        """Process a batch; return who produced a token. Finished requests free their KV."""
+        gained = []
+        for i, tokens in entries:
+            complete = tokens == self.rest(i)
+            self.cached[i] += tokens
+            if complete:
+                self.ready[i] = True
+                self.produced[i] += 1
+                gained.append(i)
+                if self.done(i):
+                    self.evict([i])
+        return gained
+
+
+def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Times:
+    """Return the exact times of decisions that the judge accepts.
+
+    Parameters
+    ----------
+    prob : Problem
+    plan : list of Batch
+    start : sequence of float, optional
+        Starts in seconds since the first arrival; without them each batch starts as early as it
+        may.
+    """
+    now = Requests(prob)
+    first: dict[int, Fraction] = {}
+    finish: dict[int, Fraction] = {}
+    clock = Fraction(0)
+    for j, batch in enumerate(plan):
+        now.evict(batch.evicted)
+        if start is None:
+            begin = max(prob.exact_arrival[i] for i, _ in batch.entries)
+        else:
+            begin = Fraction(float(start[j])) / prob.exact.unit_s
+        clock = max(clock, begin) + now.length(batch.entries)
+        for i in now.process(batch.entries):
+            first.setdefault(i, clock)
+            if now.done(i):
+                finish[i] = clock
+    for i in range(prob.n):
+        if i not in finish:
+            raise SolverError(f"infermax: request {i} of a plan never finishes")
+    return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)])
+
+
+def plan_of(schedule: Schedule) -> Plan:
+    """Return a schedule's decisions as a list of batches."""
+    offsets, request, tokens, evicted_offsets, evicted = (
+        column.tolist() for column in check_columns(schedule)
+    )
+    entries = list(zip(request, tokens, strict=True))
+    return [
+        Batch(
+            tuple(entries[offsets[j] : offsets[j + 1]]),
+            tuple(evicted[evicted_offsets[j] : evicted_offsets[j + 1]]),
+        )
+        for j in range(len(offsets) - 1)
+    ]
+
+
+def to_schedule(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Schedule:
+    """Return the schedule of batches, for the judge."""
+    entries = [entry for batch in plan for entry in batch.entries]
+    return from_batches(
+        np.cumsum([0] + [len(batch.entries) for batch in plan]),
+        [i for i, _ in entries],
+        [tokens for _, tokens in entries],
+        instance=prob.instance,
+        evicted_offsets=np.cumsum([0] + [len(batch.evicted) for batch in plan]),
+        evicted=[i for batch in plan for i in batch.evicted],
+        start=None if start is None else prob.instance.at(start),
+        cost_model_sha256=prob.model.sha256,
+    )
+
+
+class Scale(NamedTuple):
+    """How a solver's numbers count: level = number / unit, whole where they are exact."""
+
+    unit: Fraction
+    whole: bool
+
+    @classmethod
+    def milliseconds(cls, prob: Problem) -> Scale:
+        """Return the scale of a makespan in milliseconds."""
+        return cls(prob.costs.unit_s * 1000, False)
+
+    @classmethod
+    def units(cls) -> Scale:
+        """Return the scale of exact integers."""
+        return cls(Fraction(1), True)
+
+    def level(self, number: float | None) -> Fraction | None:
+        """Return the level that a solver's bound proves."""
+        if number is None or not math.isfinite(number):
+            return None
+        if self.whole:  # in floats it may stand a little above the integer that it is
+            number = math.ceil(number - max(1e-3, 1e-15 * abs(number)))
+        return Fraction(number) / self.unit
+
+    def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
+        """Return options whose progress is told in the instance's unit."""
+        tell = options.progress
+        if tell is None:
+            return options
+
+        def value(number: float | None) -> float | None:
+            if number is None or not math.isfinite(number) or number <= 0:
+                return None
+            return prob.value(prob.objectives[0], Fraction(number) / self.unit)
+
+        def told(progress: Progress) -> None:
+            tell(Progress(progress.elapsed_s, value(progress.incumbent), value(progress.bound)))
+
+        return replace(options, progress=told)
+
+
+def answer(
+    prob: Problem,
+    status: Status,
+    plan: Plan | None,
+    bound: Fraction | int | None,
+    *,
+    start: list[float] | None = None,
+    claimed: int | None = None,
+    fallback: Plan | None = None,
+    room: int | None = None,
+    **rest: Any,
+) -> Answer:
+    """Return a method's answer; the objective is recomputed exactly from the decisions.
+
+    Parameters
+    ----------
+    prob : Problem
+    status : Status
+        What the method proved; ``OPTIMAL`` makes the bound the objective.
+    plan : list of Batch, optional
+        The incumbent.
+    bound : number, optional
+        Bound on the first objective's level in the models' unit; where nothing was proved, the
+        bound from own work and batches needed competes with it.
+    start : list of float, optional
+        Starts in seconds since the first arrival, where they are not the earliest.
+    claimed : int, optional
+        The level that the method gives its incumbent, checked.
+    fallback : list of Batch, optional
+        The schedule at hand, taken where the method was stopped before a first incumbent.
+    room : int, optional
+        How many batches the method's model had room for.
+
+    Raises
+    ------
+    SolverError
+        The claimed level is not what the decisions have, or a proof contradicts them, or there
+        is said to be no schedule at all.
+    """
+    name = prob.objectives[0]
+    objective = schedule = None
+    if status is Status.INFEASIBLE:
+        if prob.cutoff is None:
+            raise SolverError(
+                f"infermax: {room} batches are said not to suffice, although every request can be "
+                "served alone; the model or the solver is wrong"
+            )
+        bound = math.ceil(prob.cutoff)
+    if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
+        least = _least_level(prob)
+        bound = least if bound is None else max(least, bound)
+    if plan is None and status is Status.NO_INCUMBENT and fallback is not None:
+        plan, status = fallback, Status.FEASIBLE
+    level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
+    if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
+        # Within a solver's tolerance of what was asked for, but not below it.
+        proved = status is Status.OPTIMAL
+        status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
+        bound = prob.cutoff if proved else bound
+        level = None
+    if plan is not None and level is not None:
+        objective = prob.value(name, level, exact=True)
+        schedule = to_schedule(prob, plan, start)
+        _agree(prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None)
+    if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
+        value = objective
+    else:
+        value = None if bound is None else prob.value(name, Fraction(bound))
+    return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+
+
+def _agree(
+    prob: Problem, level: Fraction, claimed: int | None, proved: Fraction | int | None
+) -> None:
+    """Hold what a method says of its schedule against the schedule's own level."""
+    name = prob.objectives[0]
+    rounding = prob.rounded * max(Fraction(1), level / 10**9)
+    for said, number, slack in (
+        ("claimed to have", claimed, rounding),
+        ("called optimal at", proved, rounding + Fraction(_TOLERANCE) * level),
+    ):
+        if number is not None and not abs(level - number) <= slack:
+            raise SolverError(
+                f"infermax: a schedule of {name} {prob.value(name, level):.12g} s is {said} "
+                f"{prob.value(name, number):.12g}; the model or the solver is wrong"
+            )
+
+
+def _least_level(prob: Problem) -> int:
+    """Return the bound on the first objective's level that needs no search."""
+    name = prob.objectives[0]
+    if name in ENDS:
+        ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
+        return max(least_makespan(prob), *ends)
+    return sum(prob.least_latency) if name == "tel" else 0
+
+
+def max_batches(prob: Problem, best: Times | None) -> int:
+    """Return J: some optimal schedule has no more batches.
+
+    Without chunks every processed entry produces a token, and a batch holds at least one entry:
+    no schedule has more than sum o batches, whatever its objective. With chunks, the chunks of a
+    prefill that is evicted halfway can be left out (times and KV only fall; a batch left empty is
+    dropped), and a prefill of s + k tokens that is completed has at most s + k chunks: at most
+    sum_i sum_{k < o_i} (s_i + k) batches. If the first objective is makespan, TPS or TEL, its
+    value U of a schedule at hand bounds the last completion of better ones (TEL: F <= U less the
+    least latencies of all but the last to finish), and J batches take at least
+    J (base + min(decode_base, prefill_base)), n_prefill (prefill_base - decode_base)+ and
+    everyone's own work, where n_prefill = ceil(sum s / min(C, P, M)).
+    """
+    most = sum(prob.output)
+    if prob.chunked:
+        most = sum(s + k for s, o in prob.sizes for k in range(o))
+    last = _latest_finish(prob, best)
+    decode_batch, prefill_batch = prob.costs.fixed(True, False), prob.costs.fixed(False, True)
+    least = min(decode_batch, prefill_batch)
+    if last is not None and least > 0:
+        prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
+        spare = last - prob.total_work
+        spare -= prefills * max(0, prefill_batch - decode_batch)
+        most = min(most, max(0, math.floor(spare / least)))
+    return max(most, max(prob.output))
+
+
+def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
+    """Return a bound on the last completion of every schedule that is not worse."""
+    name, limit = prob.objectives[0], prob.cutoff
+    if best is not None:
+        # What rounding of costs and arrivals may add to each request's times.
+        value = prob.level(name, best) / prob.shrink + (prob.rounded + 1 if prob.rounded else 0)
+        limit = value if limit is None else min(limit, value)
+    if limit is None or name in ENDS:
+        return limit
+    if name != "tel":
+        return None
+    least = prob.least_latency
+    return limit - sum(least) + max(least) + max(prob.arrival) + 1

@@ -1,0 +1,439 @@
+"""What infermax's methods are asked, in exact integers: costs, limits, objectives.
+
+The constraint satisfaction problem is that of InferMax (Kim et al. 2024), section 3.3. Its symbols:
+I_i ``prompt`` (s), O_i ``output`` (o), c tokens processed, m KV tokens cached, C, P, M and R_max
+the limits. A batch's time is `optsched.costs.cost.BatchCost`'s, here in integers of a common unit,
+taken from the coefficients' decimal text.
+
+The space of schedules is the judge's (`optsched.judge.replay`). Three of its rules deserve words:
+
+- A request may be evicted and refilled in the same batch; family (4) of the paper forbids it. It
+  pays where a refill is cheaper than the fixed cost of decoding; it changes none of the paper's
+  11 optima.
+- A request may pause: hold its KV while batches pass it over.
+- A prefill in chunks may be evicted halfway; what was cached is then lost.
+
+A schedule may also wait longer than it must. For every objective but TPOT the earliest starts are
+best. TPOT alone is best after the last arrival, without a pause; only TPOT behind other
+objectives needs chosen starts.
+
+Time runs from the first arrival. An objective is counted by its *level*, an integer or fraction in
+units of time: `Problem.level`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost
+from optsched.optimize.formulations.base import Task
+from optsched.problem.errors import InfeasibleError, InputError, UsageError
+from optsched.problem.instance import Instance
+
+OBJECTIVES = ("makespan", "tel", "mean_ttft", "mean_tpot", "max_tpot", "tps")
+SPANS = ("mean_tpot", "max_tpot")
+"""Objectives that count from a request's first token to its last."""
+ENDS = ("makespan", "tps")
+"""Objectives that only the latest finish decides."""
+LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
+SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
+EXTRAS = frozenset({"eviction_free", "below"})
+UNLIMITED = 2**40
+_LARGEST_UNITS = 2**52
+_FINEST = 10**7
+_ARRIVAL_S = Fraction(1, 10**12)
+"""What arrivals may be rounded down by where no short unit divides them."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Coefficients of a batch's time as integers; see `BatchCost` for what each multiplies.
+
+    A new coefficient is added here, in `decode`, `prefill` or `fixed`. `cpsat` with chunks and
+    `pulp-bigm` write the coefficients out as terms and refuse those that they do not know.
+    """
+
+    token: int
+    base: int
+    decode_kv: int
+    decode_request: int
+    decode_base: int
+    prefill_square: int
+    prefill_cross: int
+    prefill_kv: int
+    prefill_token: int
+    prefill_request: int
+    prefill_base: int
+    unit_s: Fraction
+
+    @classmethod
+    def of(cls, model: BatchCost) -> Costs:
+        """Return a cost model exactly: in whole units of layers / 10^k milliseconds."""
+        parts = {name: Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS}
+        whole = math.lcm(*(part.denominator for part in parts.values()))
+        ints = {name: int(part * whole) for name, part in parts.items()}
+        common = math.gcd(*ints.values())
+        return cls(
+            **{name: value // common for name, value in ints.items()},
+            unit_s=Fraction(model.layers * common, 1000 * whole),
+        )
+
+    def decode(self, kv: int) -> int:
+        """Own work of decoding with ``kv`` tokens cached before."""
+        return self.token + self.decode_request + self.decode_kv * kv
+
+    def prefill(self, tokens: int, kv: int = 0) -> int:
+        """Own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
+        return (
+            (self.token + self.prefill_token) * tokens
+            + self.prefill_square * tokens * tokens
+            + self.prefill_cross * tokens * kv
+            + self.prefill_kv * kv
+            + self.prefill_request
+        )
+
+    def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
+        """Less than the own work of prefilling ``tokens`` in so many batches or more.
+
+        In chunks of one token the squares shrink to the tokens.
+        """
+        each = self.token + self.prefill_token + self.prefill_square
+        return each * tokens + self.prefill_request * batches
+
+    def fixed(self, decodes: bool, prefills: bool) -> int:
+        """Cost of a batch whatever its requests."""
+        return self.base + self.decode_base * decodes + self.prefill_base * prefills
+
+    def named(self) -> list[str]:
+        """Return the names of the coefficients that are not 0."""
+        return [name for name in COEFFICIENTS if getattr(self, name)]
+
+    def finer(self, factor: int) -> Costs:
+        """Return the costs in a unit ``factor`` times as short."""
+        ints = {name: getattr(self, name) * factor for name in COEFFICIENTS}
+        return Costs(**ints, unit_s=self.unit_s / factor)
+
+    def coarser(self, factor: int) -> Costs:
+        """Return the costs in a unit ``factor`` times as long, rounded down."""
+        ints = {name: getattr(self, name) // factor for name in COEFFICIENTS}
+        return Costs(**ints, unit_s=self.unit_s * factor)
+
+
+class Batch(NamedTuple):
+    """One batch of a plan: (request, tokens) processed, and requests evicted before it."""
+
+    entries: tuple[tuple[int, int], ...]
+    evicted: tuple[int, ...] = ()
+
+
+class Times(NamedTuple):
+    """First token and finish of every request, in exact units."""
+
+    first: Sequence[Fraction]
+    finish: Sequence[Fraction]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """An instance, its exact costs and what is asked, checked.
+
+    Parameters
+    ----------
+    instance : Instance
+    model : BatchCost
+    objectives : tuple of str
+    eviction_free : bool
+    below : Fraction, optional
+        Only schedules whose first objective is better than this value (in the instance's
+        units) count.
+    """
+
+    instance: Instance
+    model: BatchCost
+    objectives: tuple[str, ...]
+    eviction_free: bool = False
+    below: Fraction | None = None
+
+    @cached_property
+    def prompt(self) -> list[int]:
+        """s, by request."""
+        return [int(v) for v in self.instance.prompt_tokens]
+
+    @cached_property
+    def output(self) -> list[int]:
+        """o, by request."""
+        return [int(v) for v in self.instance.output_tokens]
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, int]]:
+        """(s, o) by request."""
+        return list(zip(self.prompt, self.output, strict=True))
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return self.instance.n
+
+    @property
+    def capacity(self) -> int:
+        """M."""
+        return self.instance.kv_capacity
+
+    @property
+    def offset(self) -> int:
+        """KV tokens of a running request beyond its cached ones."""
+        return self.instance.kv_offset
+
+    @property
+    def batch_tokens(self) -> int:
+        """C."""
+        return self.instance.limits.max_batch_tokens or UNLIMITED
+
+    @property
+    def prefill_tokens(self) -> int:
+        """min(P, C): tokens that prefills process in one batch."""
+        return min(self.instance.limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
+
+    @property
+    def running(self) -> int:
+        """R_max."""
+        return self.instance.limits.max_running or UNLIMITED
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether a batch may hold both phases."""
+        return self.instance.hybrid_batching is not False
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a prefill may be split."""
+        return self.instance.chunked_prefill is True
+
+    @cached_property
+    def classes(self) -> list[list[int]]:
+        """Requests by equal (s, o, arrival), each list rising."""
+        groups: dict[tuple[int, int, float], list[int]] = {}
+        arrivals = self.instance.arrival.tolist()
+        for i, key in enumerate(zip(self.prompt, self.output, arrivals, strict=True)):
+            groups.setdefault(key, []).append(i)
+        return list(groups.values())
+
+    # Units
+
+    @cached_property
+    def first_arrival(self) -> Fraction:
+        """The first arrival in seconds, where the models' time begins."""
+        return Fraction(self.instance.first_arrival)
+
+    @cached_property
+    def since_first(self) -> list[Fraction]:
+        """Arrivals in seconds since the first: the judge's floats as short decimals.
+
+        0.3 s after 0.1 s is 0.2 s, although the floats differ by 0.19999999999999998. Where the
+        decimals' difference is another moment (time stamps with too few digits), the float is it.
+        """
+        first = _decimal(self.instance.first_arrival)
+        found = []
+        for arrival, judged in zip(self.instance.arrival, self.instance.release, strict=True):
+            since = _decimal(arrival) - first
+            near = abs(since - Fraction(float(judged))) <= _ARRIVAL_S
+            found.append(since if near or not first else _decimal(judged))
+        return found
+
+    @cached_property
+    def exact(self) -> Costs:
+        """The costs, exactly; in a unit that divides the arrivals, or nearly."""
+        costs = Costs.of(self.model)
+        parts = [a / costs.unit_s for a in self.since_first]
+        factor = math.lcm(*(part.denominator for part in parts))
+        if factor > _FINEST:
+            factor = max(1, math.ceil(costs.unit_s / _ARRIVAL_S))
+        return costs.finer(factor)
+
+    @cached_property
+    def shrink(self) -> int:
+        """Factor between `exact` and the unit of `costs`; 1 unless integers would overflow."""
+        c, total = self.exact, 0
+        for s, o in self.sizes:
+            most = s + o
+            total += o * (c.prefill(most, most) + c.decode(most) + c.fixed(True, True))
+        spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
+        total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
+        return max(1, -(-total // _LARGEST_UNITS))
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The costs in the integers of the models: exact, or rounded down (a relaxation)."""
+        return self.exact if self.shrink == 1 else self.exact.coarser(self.shrink)
+
+    @cached_property
+    def exact_arrival(self) -> list[Fraction]:
+        """Arrivals since the first in exact units, as the judge has them."""
+        return [Fraction(float(a)) / self.exact.unit_s for a in self.instance.release]
+
+    @cached_property
+    def arrival(self) -> list[int]:
+        """`since_first` in the models' unit, rounded down (a relaxation by less than a unit)."""
+        return [math.floor(v / self.costs.unit_s) for v in self.since_first]
+
+    @property
+    def rounded(self) -> int:
+        """Units by which the models' integers may differ from an exact level: n, or none."""
+        return self.n if self.shrink > 1 or any(self.since_first) else 0
+
+    # Work that no schedule avoids
+
+    def own_work(self, s: int, k: int) -> int:
+        """Least own work of producing token k + 1 of a request with s prompt tokens."""
+        c, size = self.costs, s + k
+        refill = c.prefill(size)
+        if self.chunked:
+            refill = min(refill, c.prefill_in_chunks(size))
+        return refill if k == 0 else min(refill, c.decode(size - 1))
+
+    @cached_property
+    def total_work(self) -> int:
+        """Least own work of all requests."""
+        return sum(self.own_work(s, k) for s, o in self.sizes for k in range(o))
+
+    def least_span(self, s: int, k: int) -> int:
+        """Least time of the batches that lead from token k to token k + 1 of a request.
+
+        A decode's batch, or those of a refill, all of which come after token k.
+        """
+        c, size = self.costs, s + k
+        batches = -(-size // min(self.prefill_tokens, self.capacity))
+        work = c.prefill_in_chunks(size, batches) if self.chunked else c.prefill(size)
+        refill = work + batches * c.fixed(False, True)
+        if k == 0:
+            return refill
+        decode = c.decode(size - 1) + c.fixed(True, False)
+        refillable = self.chunked or batches == 1
+        return min(decode, refill) if refillable and not self.eviction_free else decode
+
+    @cached_property
+    def least_latency(self) -> list[int]:
+        """Least time from start to finish of each request alone."""
+        return [sum(self.least_span(s, k) for k in range(o)) for s, o in self.sizes]
+
+    # Objectives
+
+    @cached_property
+    def rate_unit(self) -> int:
+        """Least common multiple of all o - 1."""
+        return math.lcm(1, *(o - 1 for o in self.output if o > 1))
+
+    @cached_property
+    def cutoff(self) -> Fraction | None:
+        """``below`` as a level in the models' unit (exclusive), or None."""
+        if self.below is None:
+            return None
+        name, value = self.objectives[0], self.below
+        if name == "tps":
+            value = sum(self.output) / value
+        if name == "makespan":
+            value -= self.first_arrival
+        return value / self._scale(name, self.costs.unit_s)
+
+    def rate(self, name: str, output: int, produced: int) -> int:
+        """Return how often a batch's time counts for a request with so many tokens produced."""
+        if name in ENDS or produced == output:
+            return 0
+        if name == "tel":
+            return 1
+        if name == "mean_ttft":
+            return int(produced == 0)
+        return self.rate_unit // (output - 1) if produced else 0
+
+    def level(self, name: str, times: Times) -> Fraction:
+        """Return the quantity that stands for an objective, in exact units.
+
+        Latest finish since the first arrival (makespan, tps), sum of latencies (tel), of first
+        tokens less arrivals (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit`
+        (mean_tpot) or the largest of these (max_tpot).
+        """
+        if name in ENDS:
+            return max(times.finish)
+        if name in ("tel", "mean_ttft"):
+            counted = times.finish if name == "tel" else times.first
+            return sum(counted, Fraction(0)) - sum(self.exact_arrival)
+        rates = [
+            (f - t) * (self.rate_unit // (o - 1))
+            for f, t, o in zip(times.finish, times.first, self.output, strict=True)
+            if o > 1
+        ]
+        return sum(rates, Fraction(0)) if name == "mean_tpot" else max(rates)
+
+    def levels(self, times: Times) -> tuple[Fraction, ...]:
+        """Return the levels of all objectives, the most important first."""
+        return tuple(self.level(name, times) for name in self.objectives)
+
+    def value(self, name: str, level: Fraction | int, *, exact: bool = False) -> float:
+        """Return an objective's value for a level in the models' (or the exact) unit."""
+        value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
+        if name == "tps":
+            return float(sum(self.output) / value)
+        return float(value + self.first_arrival if name == "makespan" else value)
+
+    def _scale(self, name: str, unit: Fraction) -> Fraction:
+        if name == "mean_ttft":
+            return unit / self.n
+        if name == "mean_tpot":
+            return unit / (self.rate_unit * sum(o > 1 for o in self.output))
+        return unit / self.rate_unit if name == "max_tpot" else unit
+
+
+def _decimal(arrival: float) -> Fraction:
+    """Return an arrival in seconds as its shortest decimal, less than 1e-15 of it away."""
+    return Fraction(repr(float(arrival)))
+
+
+def problem(task: Task) -> Problem:
+    """Return what a task asks, checked.
+
+    Raises
+    ------
+    UsageError
+        A TPOT where no request has a second token; no cost model.
+    InfeasibleError
+        A request that a limit rules out, with the limit.
+    InputError
+        A ``below`` that is not a number > 0.
+    """
+    instance, model = task.instance, task.cost_model
+    if not isinstance(model, BatchCost):
+        raise UsageError("formulation: infermax needs a cost model of batches")
+    objectives = task.names or ("makespan",)
+    for name in objectives:
+        if name in SPANS and not (instance.output_tokens > 1).any():
+            raise UsageError(
+                f"objective: {name} has no value, as no request has more than one output token"
+            )
+    below = task.extras.get("below")
+    if below is not None and not 0 < float(below) < math.inf:
+        raise InputError(f"below: {below!r} is not a number > 0")
+    if instance.chunked_prefill is not True:
+        for name in ("max_batch_tokens", "max_prefill_tokens"):
+            limit = getattr(instance.limits, name)
+            if limit is not None and (instance.prompt_tokens > limit).any():
+                i = int(np.argmax(instance.prompt_tokens > limit))
+                raise InfeasibleError(
+                    f"limits.{name}: request {i}: prompt_tokens {instance.prompt_tokens[i]} "
+                    f"exceeds {limit} and prefills are not chunked; chunked_prefill = true, or "
+                    "a larger limit, is right"
+                )
+    return Problem(
+        instance,
+        model,
+        tuple(objectives),
+        eviction_free=bool(task.extras.get("eviction_free")),
+        below=None if below is None else Fraction(float(below)),
+    )
