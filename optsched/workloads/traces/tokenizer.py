@@ -17,8 +17,8 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
     ----------
     tokenizer : str or callable, optional
         None: words, as Jaillet et al. (2025) count. A function of a text that returns its tokens
-        or their number, as itself or as ``file.py:NAME``. A ``tokenizer.json``, or a Hugging Face name,
-        for the package tokenizers (or transformers).
+        or their number, as itself or as ``file.py:NAME``. A ``tokenizer.json``, or a Hugging Face
+        name, for the package tokenizers (or transformers).
 
     Raises
     ------
