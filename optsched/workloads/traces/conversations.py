@@ -12,7 +12,7 @@ import numpy as np
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.json_objects import objects_in_blocks
+from optsched.workloads.traces.json_objects import member, objects_in_blocks
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
 _USERS = ("human", "user")
@@ -53,16 +53,7 @@ def _conversations(source: Source, names: tuple[str, ...]) -> Iterator[list[tupl
             yield list(enumerate(batch.column(name).to_pylist(), start=first))
         return
     for rows in objects_in_blocks(path, source.window, rows=1024):
-        block = []
-        for line, row in rows:
-            name = next((name for name in names if name in row), None)
-            if name is None:
-                raise InputError(
-                    f"{path}: line {line}: {names[0]}: missing; the object has "
-                    f"{', '.join(row)[:200]}"
-                )
-            block.append((line, row[name]))
-        yield block
+        yield [(line, member(path, line, row, *names)) for line, row in rows]
 
 
 def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
 from optsched.workloads.traces.delimited import find_columns, read_delimited
 from optsched.workloads.traces.fields import Fields
-from optsched.workloads.traces.json_objects import number_text, objects_in_blocks
+from optsched.workloads.traces.json_objects import member, number_text, objects_in_blocks
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", "ttft", "latency")
@@ -76,14 +76,7 @@ def read_mooncake(source: Source) -> Iterator[Block]:
     """Yield rows of Mooncake's traces (Qin et al., 2025); ``hash_ids`` are not used."""
     names = dict(zip(FIELDS, ("timestamp", "input_length", "output_length"), strict=False))
     for rows in objects_in_blocks(source.path, source.window):
-        for line, row in rows:
-            missing = [name for name in names.values() if name not in row]
-            if missing:
-                raise InputError(
-                    f"{source.path}: line {line}: {missing[0]}: missing; the object has "
-                    f"{', '.join(row)[:200]}"
-                )
-        columns = {field: [number_text(row[name]) for _, row in rows]
+        columns = {field: [number_text(member(source.path, line, row, name)) for line, row in rows]
                    for field, name in names.items()}  # fmt: skip
         lines = [line for line, _ in rows]
         yield _block(Fields.from_texts(source.path, lines, names, columns), "ms")

@@ -129,6 +129,16 @@ class _Text:
         self.fail(self.at, f"{word} is no number of JSON")
 
 
+def member(path: Path, line: int, row: dict[str, Any], *names: str) -> Any:
+    """Return the value of the first of some names that an object has."""
+    for name in names:
+        if name in row:
+            return row[name]
+    raise InputError(
+        f"{path}: line {line}: {names[0]}: missing; the object has {', '.join(row)[:200]}"
+    )
+
+
 def number_text(value: Any) -> str:
     """Return a number of a JSON file as its text, and anything else as what is none."""
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
