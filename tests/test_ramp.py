@@ -13,7 +13,8 @@ import pytest
 from brute_force import brute_force_tel
 
 from optsched.bounds import ramp, ramp_graph, ramp_tracker
-from optsched.bounds.checker import check_certificate, columns_of
+from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_parts import columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp.floors import Ladder, count_multisets

@@ -102,7 +102,8 @@ def verify_certificate(instance: Instance, certificate: dict[str, Any]) -> int:
     ViolationError
         It does not prove what it claims, with the checker's reason.
     """
-    from optsched.bounds.checker import Rejected, check_certificate
+    from optsched.bounds.checker import check_certificate
+    from optsched.bounds.checker_parts import Rejected
 
     try:
         return check_certificate(instance, certificate)

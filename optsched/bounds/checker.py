@@ -22,69 +22,27 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from optsched.bounds.checker_parts import (
+    Budget,
+    Columns,
+    Rejected,
+    columns_of,
+    expect,
+    integer,
+    integers,
+    same,
+)
 
 _FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim", "value",
            "denominator", "tree", "sha256"}  # fmt: skip
 _FAR = 1 << 60
 """Later than any round with a price; arrivals are below 2**53."""
 _WRAP = (1 << 64) - 1
-MAX_BITS = 1024
-"""Size of an integer beyond which a certificate is refused: about 300 digits."""
-MAX_STEPS = 1_000_000_000
-"""Steps, of which a second allows a million or more, beyond which a certificate is refused."""
-
-
-class Rejected(ValueError):
-    """The certificate does not prove its claim; the message says why."""
-
-
-class Budget:
-    """The steps that a check may still take."""
-
-    def __init__(self) -> None:
-        self.left = MAX_STEPS
-
-    def spend(self, steps: int) -> None:
-        """Take that many steps, or refuse to."""
-        self.left -= steps
-        if self.left < 0:
-            raise Rejected(f"more than {MAX_STEPS} steps; too large to check")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What the checker knows of an instance, in Python integers.
-
-    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0; ``batch``,
-    ``prefill`` and ``running`` are the limits C, P and R_max.
-    """
-
-    arrival: list[int]
-    prompt: list[int]
-    output: list[int]
-    capacity: int
-    offset: int
-    batch: int | None = None
-    prefill: int | None = None
-    running: int | None = None
-    hybrid: bool = True
-
-
-def columns_of(instance: Any) -> Columns:
-    """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
-    expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
-    limits = instance.limits
-    return Columns(
-        instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
-        int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
-        limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
-        instance.hybrid_batching is not False,
-    )  # fmt: skip
 
 
 def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
@@ -114,7 +72,7 @@ def _check(instance: Any, certificate: Any) -> int:
     right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
              "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
     for name, value in right.items():
-        _same(certificate[name], value, name)
+        same(certificate[name], value, name)
     value = integer(certificate["value"], "value")
     denominator = integer(certificate["denominator"], "denominator")
     expect(denominator >= 1, f"denominator: {denominator} is not positive")
@@ -184,7 +142,8 @@ def _leaf(
     if kind == "ramp":
         # The ramp relaxation knows no ranges: its bound holds for every start.
         try:
-            check = import_module("optsched.bounds.checker_ramp").check_ramp
+            from optsched.bounds.checker_ramp import check_ramp as check
+
             return int(check(columns, leaf, budget))
         except Rejected as error:
             raise Rejected(f"ramp: {error}") from None
@@ -296,7 +255,7 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
     fields = isinstance(schedule, dict) and set(schedule) == {*right, "starts"}
     expect(fields, f"schedule: the fields {', '.join(right)} and starts are right")
     for name, value in right.items():
-        _same(schedule[name], value, f"schedule: {name}")
+        same(schedule[name], value, f"schedule: {name}")
     starts = integers(schedule["starts"], "schedule: starts")
     expect(len(starts) == len(columns.arrival), "schedule: one start per request is right")
     changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
@@ -323,28 +282,3 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
             broken = f"schedule: rounds {at}..{until}: {use} {name}; {limit} is the limit"
             expect(limit is None or use <= limit, broken)
     return sum(starts) + sum(columns.output) - sum(columns.arrival)
-
-
-def expect(right: bool, message: str) -> None:
-    """Reject the certificate unless it is right."""
-    if not right:
-        raise Rejected(message)
-
-
-def _same(found: Any, right: Any, place: str) -> None:
-    same = type(found) is type(right) and found == right
-    expect(same, f"{place}: {found!r:.80}; {right!r} is right")
-
-
-def integer(value: Any, place: str) -> int:
-    """Return a value that is an integer, no bool and not of thousands of digits."""
-    if type(value) is not int:
-        raise Rejected(f"{place}: {value!r:.60} is no integer")
-    expect(value.bit_length() <= MAX_BITS, f"{place}: more than {MAX_BITS} bits")
-    return value
-
-
-def integers(values: Any, place: str) -> list[int]:
-    """Return a list of such integers."""
-    expect(isinstance(values, list), f"{place}: no list")
-    return [integer(v, place) for v in values]

@@ -19,7 +19,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker import Budget, Columns, Rejected, expect, integer, integers
+from optsched.bounds.checker_parts import Budget, Columns, Rejected, expect, integer, integers
 
 MAX_LEVELS = 1000
 """Levels of one period beyond which a leaf is refused."""
