@@ -494,6 +494,7 @@ def test_whatever_is_no_certificate_is_rejected(value: Any) -> None:
 def test_the_command_refuses_forgeries_and_large_files_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from optsched.files import strict_json
 
     path = tmp_path / "six.json"
     write_instance(SIX, path)
