@@ -62,7 +62,6 @@ floats that stand for its ends, so that every moment belongs to exactly one.
 from __future__ import annotations
 
 import heapq
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +69,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.bounds import Bound
-from optsched.bounds.batch import unavoidable_work
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR, unavoidable_work
+from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
@@ -339,28 +339,12 @@ def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: in
     return total * (1 - safe) - paid * (1 + safe)
 
 
-def busy_time(
-    instance: Instance, cost_model: CostModel | None = None, time_limit_s: float = 60.0
-) -> float | None:
+def busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, seconds (module's text).
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost_model : BatchCost
-    time_limit_s : float
-        No further price is tried after that.
-
-    Returns
-    -------
-    float or None
-        None without a cost model.
+    No further price is tried once most of the time is used up.
     """
-    if not isinstance(cost_model, BatchCost):
-        return None
-    begin = time.perf_counter()
-    tokens = tokens_of(instance, cost_model)
+    tokens = tokens_of(task.instance, task.batch_cost)
     price, width = schedule_prices(tokens.arrival, tokens.machine, _CELLS)
 
     def at(cap: float, chords: int = _COARSE) -> float:
@@ -368,7 +352,7 @@ def busy_time(
         return value_at(tokens, width, price - p2, p2, chords=chords)
 
     def in_time() -> bool:
-        return time.perf_counter() - begin < 0.8 * time_limit_s
+        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
 
     found = {_CAPS[0]: at(_CAPS[0])}
     for cap in _CAPS[1:]:
@@ -381,7 +365,7 @@ def busy_time(
                 found[cap] = at(cap)
     best = max(found, key=found.__getitem__)
     value = found[best]
-    return max(0.0, value, at(best, _FINE) if in_time() else value)
+    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value))
 
 
 BUSY_TIME = Bound(
@@ -390,5 +374,6 @@ BUSY_TIME = Bound(
     "second",
     ("tel",),
     busy_time,
-    timed=True,
+    PROVED_FOR,
+    searches=True,
 )

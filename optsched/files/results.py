@@ -1,4 +1,4 @@
-"""The result file of the commands that run no solver."""
+"""What result and comparison files begin with, and the result file of what runs no solver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 
 
+def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
+    """Return the first fields of a file about an instance."""
+    return {
+        "format": format_name,
+        "version": 1,
+        "optsched": __version__,
+        "command": command,
+        "instance": {"name": instance.name, "sha256": instance.sha256, "requests": instance.n},
+        "time_unit": instance.time_unit,
+    }
+
+
+def cost_model_reference(instance: Instance, cost: CostModel | None) -> dict[str, Any] | None:
+    """Return name and digest of a cost model; None in rounds, which need none."""
+    if cost is None or instance.in_rounds:
+        return None
+    return {"name": cost.name, "sha256": cost.sha256}
+
+
+def predictor_of(instance: Instance) -> str:
+    """Return where policies take output lengths from: the instance's predictions, or the oracle."""
+    return "instance" if instance.has_predictions else "oracle"
+
+
 def result_dict(
     instance: Instance,
     *,
@@ -20,6 +44,7 @@ def result_dict(
     metrics: Mapping[str, Any] | None,
     cost_model: CostModel | None,
     method: str | None = None,
+    objective_name: str = TOTAL_LATENCY.name,
     bound: float | None = None,
     policy: str | None = None,
     predictor: str | None = None,
@@ -39,15 +64,10 @@ def result_dict(
     else:
         status = "optimal" if bound is not None and bound == objective else "feasible"
     return {
-        "format": "optsched-result",
-        "version": 1,
-        "optsched": __version__,
-        "command": command,
-        "instance": {"name": instance.name, "sha256": instance.sha256, "requests": instance.n},
-        "time_unit": instance.time_unit,
+        **head("optsched-result", command, instance),
         "formulation": None,
         "method": method,
-        "objective_name": TOTAL_LATENCY.name,
+        "objective_name": objective_name,
         "status": status,
         "objective": objective,
         "bound": bound,
@@ -55,10 +75,8 @@ def result_dict(
         "gap_definition": "(objective - bound) / objective",
         "certificate": None,
         "policy": policy,
-        "predictor": predictor or ("instance" if instance.has_predictions else "oracle"),
-        "cost_model": None
-        if cost_model is None
-        else {"name": cost_model.name, "sha256": cost_model.sha256},
+        "predictor": predictor or predictor_of(instance),
+        "cost_model": cost_model_reference(instance, cost_model),
         "metrics": None if metrics is None else dict(metrics),
         "build_s": None,
         "solve_s": solve_s,
