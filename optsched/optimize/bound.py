@@ -14,12 +14,12 @@ from optsched.costs.cost import CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import accept, attempt, choose, in_terms_of
-from optsched.optimize.formulations.base import Task
+from optsched.optimize.formulations.base import Task, demands
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -192,7 +192,10 @@ def bound(
     """
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: {time_limit_s!r} is not a number of seconds >= 0")
-    (goal,) = parse_objectives([objective])
+    goals = parse_objectives([objective])
+    if len(goals) > 1:
+        raise UsageError(f"objective: {objective!r} is several; one objective is right for a bound")
+    (goal,) = goals
     task = Task(instance, cost_for(instance, cost_model), (goal,))
     queue = usable(BoundTask(instance, task.cost_model, goal), method)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
@@ -266,10 +269,14 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
 
 
 def _stronger(instance: Instance, names: set[str]) -> str | None:
-    """Return the method that follows the dual, None where there is none to follow."""
+    """Return the method that follows the dual, None where there is none to follow.
+
+    The ramp relaxation knows no limits on batches, CP-SAT does.
+    """
     if instance.n > _ramp_sizes()[0]:
         return None
-    if _suits_ramp(instance):
+    limited = demands(instance) - {"arrivals", "chunked_prefill"}
+    if _suits_ramp(instance) and not limited:
         return "ramp" if "ramp" in names else None
     return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
 
