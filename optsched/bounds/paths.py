@@ -115,24 +115,15 @@ def _worth(work: float, fixed: float, price: float) -> float:
 
 @njit(cache=True)
 def costs_of_paths(
-    arrival: Floats,
-    prefill: Floats,
-    first: Floats,
-    steps: Floats,
-    work: Floats,
-    work_slope: float,
-    decode: float,
-    prefill_fixed: float,
-    chain: Floats,
-    width: float,
-    price: Floats,
-    levels: Floats,
-    use: Floats,
+    tokens: Tokens, chain: Floats, width: float, price: Floats, levels: Floats, use: Floats
 ) -> float:
     """Return the sum of what all requests cost at least; add the machine time used to ``use``.
 
-    ``use`` is left alone when it is empty.
+    ``use`` is left alone when it is empty; ``chain`` is `Tokens.chain`.
     """
+    arrival, prefill, first, steps = tokens.arrival, tokens.prefill, tokens.first, tokens.steps
+    work, work_slope = tokens.work, tokens.work_slope
+    decode, prefill_fixed = tokens.decode, tokens.prefill_fixed
     cells = price.shape[0]
     roots = np.sqrt(price)
     ahead = np.empty(_WINDOW)  # V of the prefill
@@ -279,11 +270,8 @@ def value_at(
     use : ndarray of float64, optional
         Filled with the machine time that the best paths use, per cell and second.
     """
-    total = costs_of_paths(
-        tokens.arrival, tokens.prefill, tokens.first, tokens.steps, tokens.work,
-        tokens.work_slope, tokens.decode, tokens.prefill_fixed, tokens.chain, width, price,
-        levels, np.zeros(0) if use is None else use,
-    )  # fmt: skip
+    used = np.zeros(0) if use is None else use
+    total = costs_of_paths(tokens, tokens.chain, width, price, levels, used)
     paid = float(price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + _WINDOW)
     return total * (1 - safe) - paid * (1 + safe)

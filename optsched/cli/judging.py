@@ -61,7 +61,7 @@ def simulate(
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
-        command="simulate",
+        "simulate",
         method=policy,
         policy=policy,
         predictor=info.predictor,
@@ -105,7 +105,7 @@ def evaluate(
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
-        command="evaluate",
+        "evaluate",
         objective=TOTAL_LATENCY.of(evaluation),
         metrics=evaluation.metrics,
         cost_model=cost,

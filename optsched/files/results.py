@@ -38,23 +38,28 @@ def predictor_of(instance: Instance) -> str:
 
 def result_dict(
     instance: Instance,
-    *,
     command: str,
+    *,
     objective: float | None,
     metrics: Mapping[str, Any] | None,
     cost_model: CostModel | None,
-    method: str | None = None,
-    objective_name: str = TOTAL_LATENCY.name,
     bound: float | None = None,
-    policy: str | None = None,
-    predictor: str | None = None,
-    seed: int | None = None,
-    solve_s: float | None = None,
-    schedule: str | None = None,
+    **further: Any,
 ) -> dict[str, Any]:
-    """Return the JSON object of a result; ``policy`` made the schedule of the objective.
+    """Return the JSON object of a result.
 
-    ``predictor`` is the policy's own, in place of the instance's predictions.
+    Parameters
+    ----------
+    instance : Instance
+    command : str
+    objective, bound : int, float or None
+        Status and gap follow from them.
+    metrics : mapping or None
+    cost_model : CostModel or None
+    **further
+        Other fields of the file that are known: ``method``, ``policy`` (which made the schedule of
+        the objective), ``predictor`` (its own, in place of the instance's predictions), ``seed``
+        and so on.
     """
     gap = None
     if objective and bound is not None:
@@ -63,25 +68,26 @@ def result_dict(
         status = "no_incumbent"
     else:
         status = "optimal" if bound is not None and bound == objective else "feasible"
-    return {
+    data = {
         **head("optsched-result", command, instance),
         "formulation": None,
-        "method": method,
-        "objective_name": objective_name,
+        "method": None,
+        "objective_name": TOTAL_LATENCY.name,
         "status": status,
         "objective": objective,
         "bound": bound,
         "gap": gap,
         "gap_definition": "(objective - bound) / objective",
         "certificate": None,
-        "policy": policy,
-        "predictor": predictor or predictor_of(instance),
+        "policy": None,
+        "predictor": predictor_of(instance),
         "cost_model": cost_model_reference(instance, cost_model),
         "metrics": None if metrics is None else dict(metrics),
         "build_s": None,
-        "solve_s": solve_s,
-        "seed": seed,
+        "solve_s": None,
+        "seed": None,
         "threads": None,
         "versions": {package: version(package) for package in ("numpy", "numba")},
-        "schedule": schedule,
+        "schedule": None,
     }
+    return data | {key: value for key, value in further.items() if value is not None}

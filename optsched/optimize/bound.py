@@ -125,7 +125,7 @@ class BoundResult:
         """
         data = result_dict(
             self.instance,
-            command="bound",
+            "bound",
             method=self.name,
             objective_name=self.objective_name,
             objective=self.objective,
