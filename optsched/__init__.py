@@ -26,6 +26,7 @@ from optsched.files.measured import Measured, read_measured, write_measured
 from optsched.files.read_write import read_instance, read_schedule, write_instance, write_schedule
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.judge.timeline import Timeline, timeline
+from optsched.optimize.bound import BoundResult, bound
 from optsched.optimize.solve import Result, solve
 from optsched.policies.base import Batch, Rules, View, Windows
 from optsched.policies.engine.simulate import simulate
@@ -40,6 +41,7 @@ from optsched.workloads.traces import read_trace, read_trace_report
 __all__ = [
     "Batch",
     "BatchCost",
+    "BoundResult",
     "Comparison",
     "Evaluation",
     "Instance",
@@ -55,6 +57,7 @@ __all__ = [
     "ViolationError",
     "Windows",
     "__version__",
+    "bound",
     "compare",
     "datasets",
     "evaluate",

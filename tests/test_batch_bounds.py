@@ -13,9 +13,8 @@ from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, sim
 from optsched.bounds import busy_time as busy
 from optsched.bounds import lower_bound
 from optsched.bounds import paths as paths_module
-from optsched.bounds.batch import unavoidable_work, work_makespan, work_tel, work_ttft
-from optsched.bounds.busy_time import busy_time, schedule_prices, tokens_of
-from optsched.bounds.paths import paths
+from optsched.bounds.batch import unavoidable_work
+from optsched.bounds.busy_time import schedule_prices, tokens_of
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.policies.base import own_work
@@ -27,14 +26,27 @@ from optsched.workloads.predict import predict
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})
 
 
+OBJECTIVE = {"prefill-work": "mean_ttft", "work-makespan": "makespan"}
+
+
+def value_of(name: str, instance: Instance, cost: BatchCost, time_limit_s: float = 0.0) -> float:
+    value, origin = lower_bound(
+        instance, method=name, cost_model=cost, objective=OBJECTIVE.get(name, "tel"),
+        time_limit_s=time_limit_s,
+    )  # fmt: skip
+    assert origin == name
+    assert value is not None
+    return value
+
+
 def test_one_request_alone_is_its_chain() -> None:
     # Prefill of 3 tokens: 10 + 7 + 3 = 20 ms; two decodes: 10 + 5 + 1 = 16 ms each; 52 in all.
     instance = Instance([1.0], [3], [3], kv_capacity=5, time_unit="second", kv_accounting="cached")
     metrics = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics
     assert metrics["tel"] == pytest.approx(0.052)
-    assert work_tel(instance, PLAIN) == pytest.approx(0.052, rel=1e-6)
-    assert work_makespan(instance, PLAIN) == pytest.approx(1.052, rel=1e-6)
-    assert work_ttft(instance, PLAIN) == pytest.approx(0.020, rel=1e-6)
+    assert value_of("work", instance, PLAIN) == pytest.approx(0.052, rel=1e-6)
+    assert value_of("work-makespan", instance, PLAIN) == pytest.approx(1.052, rel=1e-6)
+    assert value_of("prefill-work", instance, PLAIN) == pytest.approx(0.020, rel=1e-6)
 
 
 def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
@@ -44,7 +56,7 @@ def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
         [0.0, 0.0], [5, 5], [1, 1], kv_capacity=5, time_unit="second", kv_accounting="cached"
     )
     assert unavoidable_work(instance, PLAIN).total == pytest.approx([0.022, 0.022], rel=1e-6)
-    assert work_tel(instance, PLAIN) == pytest.approx(0.066, rel=1e-6)
+    assert value_of("work", instance, PLAIN) == pytest.approx(0.066, rel=1e-6)
     metrics = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics
     assert metrics["tel"] == pytest.approx(0.066)
 
@@ -80,9 +92,9 @@ def test_no_policy_beats_a_bound(model: str) -> None:
             limits=Limits(max_batch_tokens=token_limit),
         )  # fmt: skip
         bounds = {
-            "tel": work_tel(instance, cost),
-            "makespan": work_makespan(instance, cost),
-            "mean_ttft": work_ttft(instance, cost),
+            "tel": value_of("work", instance, cost),
+            "makespan": value_of("work-makespan", instance, cost),
+            "mean_ttft": value_of("prefill-work", instance, cost),
         }
         for policy in ("fcfs", "vllm", "sarathi", "sarathi:max_prefill_tokens=3", "mc-sf"):
             try:
@@ -165,11 +177,11 @@ def check_tiny(seed: int, count: int) -> None:
         (tel,), (makespan,), (ttft,) = (exact.best(k) for k in ("tel", "makespan", "mean_ttft"))
         about = f"{instance.to_dict()} {dict(cost.coefficients)}"
         for name, bound, value in (
-            ("work", work_tel(instance, cost), tel),
-            ("busy-time", busy_time(instance, cost, 1.0), tel),
-            ("paths", paths(instance, cost, 0.02), tel),
-            ("makespan", work_makespan(instance, cost), makespan),
-            ("ttft", work_ttft(instance, cost), ttft),
+            ("work", value_of("work", instance, cost), tel),
+            ("busy-time", value_of("busy-time", instance, cost, 1.0), tel),
+            ("paths", value_of("paths", instance, cost, 0.02), tel),
+            ("makespan", value_of("work-makespan", instance, cost), makespan),
+            ("ttft", value_of("prefill-work", instance, cost), ttft),
         ):
             assert bound is not None
             assert bound <= value * (1 + 1e-12), f"{name} {bound} > {value}: {about}"

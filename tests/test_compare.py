@@ -181,15 +181,16 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     from optsched.problem.schedule import from_starts
 
     module = import_module("optsched.analysis.compare")
+    strategies = import_module("optsched.optimize.strategies")
     monkeypatch.setattr(module, "_load_engine", lambda specs: None)
-    monkeypatch.setattr(module, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
+    monkeypatch.setattr(strategies, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
     with pytest.raises(ViolationError, match="policy mc-sf: the judge rejects its schedule"):
         compare(tiny(), ["mc-sf"])
 
     def broken(*_: Any, **__: Any) -> None:
         raise PolicyError("policy 'mine': batch 0: raised ValueError()")
 
-    monkeypatch.setattr(module, "simulate", broken)
+    monkeypatch.setattr(strategies, "simulate", broken)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy 'mine'")
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, compare, from_starts
+from optsched import BatchCost, Instance, bound, compare, from_starts
 from optsched import bounds as bounds_module
-from optsched.bounds import bounds, lower_bound
+from optsched.bounds import Proof, bounds, lower_bound
 from optsched.files.read_write import write_instance
-from optsched.optimize.bound import bound_within
 from optsched.optimize.consistency import float_noise, reconcile
 from optsched.optimize.solve import solve
 from optsched.problem.errors import SolverError
@@ -26,7 +25,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def wrong_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
     """Make a registered bound claim a value."""
-    wrong = replace(bounds()[name], function=lambda *_: value)
+    wrong = replace(bounds()[name], function=lambda *_: Proof(value))
     found = {**bounds(), name: wrong}
     monkeypatch.setattr(bounds_module, "bounds", lambda: found)
 
@@ -49,7 +48,7 @@ def test_solve_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
 def test_bound_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
     wrong_bound(monkeypatch, "srpt", 1000)
     with pytest.raises(SolverError, match=r"srpt: its tel bound 1000 .* tel \d+ \(search\)"):
-        bound_within(ROUNDS, time_limit_s=5)
+        bound(ROUNDS, time_limit_s=5)
 
 
 @pytest.mark.parametrize("command", ["bound", "compare"])
@@ -61,7 +60,8 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None
     )
     program = (
         "from dataclasses import replace; import optsched.bounds as b;"
-        "found = b.bounds(); found['work'] = replace(found['work'], function=lambda *_: 1e3);"
+        "found = b.bounds(); b.bounds = lambda: found;"
+        "found['work'] = replace(found['work'], function=lambda *_: b.Proof(1e3));"
         "from optsched.cli import main; main()"
     )
     ended = subprocess.run(
@@ -78,9 +78,9 @@ def test_float_noise_is_forgiven_and_nothing_else() -> None:
     known = (2.0, "fcfs")
     noise = float_noise(SECONDS, "tel", 2.0)
     assert noise == pytest.approx(2e-6)
-    for bound in (1.5, 2.0, 2.0 + noise / 2):
-        kept = reconcile(SECONDS, TOTAL_LATENCY, known, (bound, "work"))
-        assert kept == min(bound, 2.0)
+    for value in (1.5, 2.0, 2.0 + noise / 2):
+        kept = reconcile(SECONDS, TOTAL_LATENCY, known, (value, "work"))
+        assert kept == min(value, 2.0)
     with pytest.raises(SolverError, match=r"work: its tel bound 2.1 .* tel 2.0 \(fcfs\)"):
         reconcile(SECONDS, TOTAL_LATENCY, known, (2.1, "work"))
     with pytest.raises(SolverError, match="contradicts"):

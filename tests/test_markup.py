@@ -7,7 +7,6 @@ import sys
 from html.parser import HTMLParser
 
 import optsched
-from optsched.optimize.bound import bound_within
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number, table
 
@@ -87,10 +86,10 @@ def test_a_result_and_a_comparison_show_value_and_bound() -> None:
 
 
 def test_a_bound_shows_what_is_certified() -> None:
-    bounded = bound_within(optsched.read_instance("tiny"), time_limit_s=1)
+    bounded = optsched.bound(optsched.read_instance("tiny"), time_limit_s=1)
     cells = checked(bounded._repr_html_())
     assert cells[0] == "bound"
-    assert cells[1].startswith(f"{bounded.bound} (")
+    assert cells[1].startswith(f"{bounded.value} (")
     assert cells[3] == str(bounded.certified)
 
 

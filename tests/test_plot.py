@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 import optsched
 from instances import MODEL, evicting, in_seconds, two_workers
 from optsched.judge.timeline import PHASES, Timeline
-from optsched.optimize.solvers.base import History, Progress
+from optsched.problem.budget import History, Progress
 from optsched.problem.instance import Instance
 from optsched.show import plot
 from optsched.show.plot import style, timelines

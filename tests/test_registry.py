@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from optsched.bounds import Bound, bounds
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.registry import Registry, modules_of
 
@@ -63,7 +62,3 @@ def test_a_name_is_given_once() -> None:
     assert registry.add("x", first) is first
     with pytest.raises(ValueError, match="thing 'x' exists twice"):
         registry.add("x", Thing("x"))
-
-
-def test_the_bounds_are_found_as_their_own_registry_finds_them() -> None:
-    assert Registry("bound", "optsched.bounds", Bound).all() == dict(sorted(bounds().items()))

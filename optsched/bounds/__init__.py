@@ -1,65 +1,103 @@
 """Lower bounds on what any schedule costs, found by a registry.
 
 A bound is one `Bound` at the top level of a module of this package; nothing else lists it.
+`optsched.bound` is the door for users: it also looks for a schedule and writes certificates.
 """
 
 from __future__ import annotations
 
-import pkgutil
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
+from optsched.bounds.base import REGISTRY, Bound, BoundTask, Proof, features_of
+from optsched.costs.cost import CostModel, UnitCost
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 
+__all__ = [
+    "Bound", "BoundTask", "Proof", "bounds", "features_of", "lower_bound", "raise_bound",
+    "shadow_prices", "usable",
+]  # fmt: skip
 
-@dataclass(frozen=True)
-class Bound:
-    """A lower bound that holds for every schedule of an instance.
+
+def bounds() -> dict[str, Bound]:
+    """Return every bound by name."""
+    return REGISTRY.all()
+
+
+def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
+    """Return the bounds that are proved for a task, those that search last.
 
     Parameters
     ----------
-    name : str
-    summary : str
-        One line for people.
-    time_unit : {"round", "second"}
-        The instances that it is proved for.
-    objectives : tuple of str
-        The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
-    function : callable
-        ``(instance, cost_model) -> value``: the bound in the instance's time unit, or ``None``
-        where it says nothing. The proof stands in its docstring.
-    timed : bool
-        Whether it searches: the function then takes a third argument, seconds, and `lower_bound`
-        calls it only within a time limit.
+    task : BoundTask
+    method : str
+        One bound by name, or ``"auto"`` for all.
+
+    Raises
+    ------
+    UsageError
+        An unknown method, one that does not apply to the objective and the time unit, or one
+        that is not proved for a feature of the instance or of its cost model.
     """
+    applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
+    able = {name: bound for name, bound in applying.items() if not bound.lacks(task)}
+    if method == "auto":
+        return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
+    if method not in bounds():
+        raise UsageError(
+            f"method: {method!r} is no bound; known are auto, {', '.join(sorted(bounds()))}"
+        )
+    others = ", ".join(sorted(able)) or "none yet"
+    if method not in applying:
+        raise UsageError(
+            f"method: the bound {method!r} does not apply to {task.objective} on an instance in "
+            f"{task.instance.time_unit}s; those that do: {others}"
+        )
+    if method not in able:
+        lacks = ", ".join(applying[method].lacks(task))
+        raise UsageError(
+            f"method: the bound {method!r} is not proved for {lacks}; those that are: {others}"
+        )
+    return [able[method]]
 
-    name: str
-    summary: str
-    time_unit: str
-    objectives: tuple[str, ...]
-    function: Callable[..., float | None]
-    timed: bool = False
 
+def raise_bound(
+    task: BoundTask, budget: Budget, take: Callable[[str, Proof], None], method: str = "auto"
+) -> None:
+    """Run one bound, or all that are proved for a task, and hand their proofs over.
 
-@cache
-def bounds() -> dict[str, Bound]:
-    """Return every bound of this package by name."""
-    found: dict[str, Bound] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
-        for value in vars(import_module(f"{__name__}.{module}")).values():
-            if isinstance(value, Bound):
-                found[value.name] = value
-    return found
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Bounds that search run one after another, each with an equal share of what is left. When
+        nothing is left they run only if asked for by name, as briefly as they can.
+    take : callable
+        Called as ``take(name, proof)`` with every proof.
+    method : str
+
+    Raises
+    ------
+    UsageError
+        As `usable`.
+    """
+    queue = usable(task, method)
+    if method == "auto":
+        queue = [bound for bound in queue if not bound.searches or bound.suits(task)]
+    for place, bound in enumerate(queue):
+        started = place > 0
+        if started and budget.stopped:
+            break
+        if bound.searches and method == "auto" and budget.over:
+            break
+        share = 1.0 / (len(queue) - place) if bound.searches else 1.0
+        take(bound.name, bound.function(task, budget.part(share)))
 
 
 def lower_bound(
@@ -83,7 +121,7 @@ def lower_bound(
     method : str
         One bound by name, or ``"auto"`` for the best of all.
     cost_model : CostModel, optional
-        Needed by bounds for instances in seconds.
+        An instance in seconds has no bound without.
     objective : str or Objective
     time_limit_s : float
         Seconds for the bounds that search, one after another, each with an equal share of what
@@ -103,46 +141,22 @@ def lower_bound(
     Raises
     ------
     UsageError
-        An unknown method, or one that does not apply to the instance or objective.
+        An unknown method, or one that does not apply to the instance or objective, or that is
+        not proved for a feature of the instance.
     """
-    goal = objective if isinstance(objective, str) else objective.name
-    usable = {
-        name: bound
-        for name, bound in bounds().items()
-        if bound.time_unit == instance.time_unit and goal in bound.objectives
-    }
-    if method != "auto":
-        if method not in bounds():
-            raise UsageError(
-                f"method: {method!r} is no bound; known are auto, {', '.join(sorted(bounds()))}"
-            )
-        if method not in usable:
-            able = ", ".join(sorted(usable)) or "none yet"
-            raise UsageError(
-                f"method: the bound {method!r} does not apply to {goal} on an instance in "
-                f"{instance.time_unit}s; those that do: {able}"
-            )
-        usable = {method: usable[method]}
-    begin = time.perf_counter()
-    best: float | None = None
-    origin: str | None = None
-    queue = sorted(usable, key=lambda name: (usable[name].timed, name))
-    for place, name in enumerate(queue):
-        bound = usable[name]
-        if stop is not None and stop.is_set() and best is not None:
-            break
-        if bound.timed:
-            left = time_limit_s - (time.perf_counter() - begin)
-            if left <= 0 and method == "auto":
-                break
-            value = bound.function(instance, cost_model, max(0.0, left) / (len(queue) - place))
-        else:
-            value = bound.function(instance, cost_model)
-        if value is not None and (best is None or value > best):
-            best, origin = value, name
+    best: tuple[float | None, str | None] = (None, None)
+
+    def take(name: str, proof: Proof) -> None:
+        nonlocal best
+        if best[0] is None or proof.value > best[0]:
+            best = proof.value, name
             if progress is not None:
-                progress(name, value)
-    return best, origin
+                progress(name, proof.value)
+
+    goal = Objective(objective) if isinstance(objective, str) else objective
+    task = BoundTask(instance, cost_model or UnitCost(), goal)
+    raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
+    return best
 
 
 def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[np.float64]:

@@ -32,14 +32,22 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds import Bound
+from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
 from optsched.bounds.machine import srpt_completions
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
+
+PROVED_FOR = ANY_INSTANCE | {
+    "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
+    "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
+    "cost.prefill_request", "cost.prefill_base",
+}  # fmt: skip
+"""Features that the bounds in seconds allow for. A new coefficient is added with its proof."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,42 +180,41 @@ def _on_one_machine(
     return total / _TICKS
 
 
-def work_tel(instance: Instance, cost_model: CostModel | None = None) -> float | None:
+def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency, seconds (module's text; FORMULATIONS section 2)."""
-    if not isinstance(cost_model, BatchCost):
-        return None
-    work = unavoidable_work(instance, cost_model)
-    return max(_on_one_machine(instance, work.total, work.chain), float(work.chain.sum()))
+    work = unavoidable_work(task.instance, task.batch_cost)
+    total = _on_one_machine(task.instance, work.total, work.chain)
+    return Proof(max(total, float(work.chain.sum())))
 
 
-def work_ttft(instance: Instance, cost_model: CostModel | None = None) -> float | None:
+def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on mean TTFT: only prefills count, seconds."""
-    if not isinstance(cost_model, BatchCost):
-        return None
-    work = unavoidable_work(instance, cost_model)
-    total = max(_on_one_machine(instance, work.prefill, work.first), float(work.first.sum()))
-    return total / instance.n
+    work = unavoidable_work(task.instance, task.batch_cost)
+    total = _on_one_machine(task.instance, work.prefill, work.first)
+    return Proof(max(total, float(work.first.sum())) / task.instance.n)
 
 
-def work_makespan(instance: Instance, cost_model: CostModel | None = None) -> float | None:
+def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     """Return max over t of t plus the work that arrives from t on, and over chains, seconds."""
-    if not isinstance(cost_model, BatchCost):
-        return None
-    work = unavoidable_work(instance, cost_model)
+    instance = task.instance
+    work = unavoidable_work(instance, task.batch_cost)
     order = np.argsort(instance.arrival, kind="stable")
     arrival = instance.release
     remaining = np.cumsum(work.total[order][::-1])[::-1]
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
-    return max(busy, float((arrival + work.chain).max())) + float(instance.first_arrival)
+    latest = max(busy, float((arrival + work.chain).max()))
+    return Proof(latest + float(instance.first_arrival))
 
 
 WORK_TEL = Bound(
-    "work", "unavoidable GPU work on one preemptive machine", "second", ("tel",), work_tel
-)
+    "work", "unavoidable GPU work on one preemptive machine", "second", ("tel",), work_tel,
+    PROVED_FOR,
+)  # fmt: skip
 WORK_TTFT = Bound(
-    "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft
-)
+    "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
+    PROVED_FOR,
+)  # fmt: skip
 WORK_MAKESPAN = Bound(
     "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan,
+    work_makespan, PROVED_FOR,
 )  # fmt: skip

@@ -62,17 +62,16 @@ floats that stand for its ends, so that every moment belongs to exactly one.
 from __future__ import annotations
 
 import heapq
-import time
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.bounds import Bound
-from optsched.bounds.batch import unavoidable_work
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR, unavoidable_work
+from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
@@ -85,8 +84,7 @@ _CAPS = (700.0, 200.0, 50.0, 5.0)
 """First values of p2's cap, in requests; it is then refined around the best."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tokens:
+class Tokens(NamedTuple):
     """What the tokens of each request take at least, in seconds; columns of shape (n,).
 
     Parameters
@@ -182,6 +180,25 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     )
 
 
+class Prices(NamedTuple):
+    """Prices of machine time, constant on cells.
+
+    Parameters
+    ----------
+    width : float
+        Of a cell, in seconds.
+    p1, p2 : ndarray of float64, shape (cells,)
+        See the module's text.
+    root2 : ndarray of float64, shape (cells,)
+        Square roots of ``p2``.
+    """
+
+    width: float
+    p1: Floats
+    p2: Floats
+    root2: Floats
+
+
 def margin(terms: int) -> float:
     """Return the relative margin that covers a sum of ``terms`` (module's text, Rounding)."""
     return _SAFETY + 2.0 * terms * 2.0**-53
@@ -200,17 +217,10 @@ def cell_at(moment: float, width: float) -> int:
 
 @njit(cache=True)
 def _least(
-    theta: float,
-    earliest: float,
-    linear1: float,
-    linear2: float,
-    root: float,
-    width: float,
-    p1: Floats,
-    p2: Floats,
-    root2: Floats,
+    theta: float, earliest: float, linear1: float, linear2: float, root: float, prices: Prices
 ) -> float:
     """Return min over tau >= earliest of theta (tau - earliest) + p1 l1 + p2 l2 + sqrt(p2) r."""
+    width, p1, p2, root2 = prices
     c = cell_at(earliest, width)
     best = np.inf
     while True:
@@ -225,25 +235,12 @@ def _least(
 
 
 @njit(cache=True)
-def costs_at_prices(
-    arrival: Floats,
-    prefill: Floats,
-    prefill_paid: Floats,
-    first: Floats,
-    steps: Floats,
-    work: Floats,
-    paid: Floats,
-    work_slope: float,
-    paid_slope: float,
-    decode: float,
-    prefill_fixed: float,
-    chords: int,
-    width: float,
-    p1: Floats,
-    p2: Floats,
-) -> float:
+def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
     """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
-    root2 = np.sqrt(p2)
+    arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
+    first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
+    work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
+    decode, prefill_fixed = tokens.decode, tokens.prefill_fixed
     total = 0.0
     for i in range(arrival.shape[0]):
         a, m = arrival[i], steps[i]
@@ -252,7 +249,7 @@ def costs_at_prices(
         theta = prefill_paid[i] / whole if m > 0 and whole > 0 else 1.0
         root = 2 * np.sqrt(prefill_fixed * prefill[i] * theta / 2)
         total += theta / 2 * prefill_fixed + _least(
-            theta, a, prefill_paid[i], prefill[i], root, width, p1, p2, root2
+            theta, a, prefill_paid[i], prefill[i], root, prices
         )
         if m == 0:
             continue
@@ -269,9 +266,7 @@ def costs_at_prices(
                 value = (
                     each * first[i]
                     + later * decode
-                    + _least(
-                        each, a + first[i], paid[i] + paid_slope * k, w, root, width, p1, p2, root2
-                    )
+                    + _least(each, a + first[i], paid[i] + paid_slope * k, w, root, prices)
                 )
                 total += (high - low) / 2 * value
             low = high
@@ -331,36 +326,18 @@ def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats
 
 def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: int = _FINE) -> float:
     """Return the bound on total latency at prices on cells of ``width`` seconds, rounded down."""
-    columns = [value for name, value in vars(tokens).items() if name != "alone"]
-    kernel: Any = costs_at_prices
-    total = float(kernel(*columns, chords, width, p1, p2))
+    total = float(costs_at_prices(tokens, chords, Prices(width, p1, p2, np.sqrt(p2))))
     paid = (float(p1.sum()) + float(p2.sum())) * width
     safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
     return total * (1 - safe) - paid * (1 + safe)
 
 
-def busy_time(
-    instance: Instance, cost_model: CostModel | None = None, time_limit_s: float = 60.0
-) -> float | None:
+def busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, seconds (module's text).
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost_model : BatchCost
-    time_limit_s : float
-        No further price is tried after that.
-
-    Returns
-    -------
-    float or None
-        None without a cost model.
+    No further price is tried once most of the time is used up.
     """
-    if not isinstance(cost_model, BatchCost):
-        return None
-    begin = time.perf_counter()
-    tokens = tokens_of(instance, cost_model)
+    tokens = tokens_of(task.instance, task.batch_cost)
     price, width = schedule_prices(tokens.arrival, tokens.machine, _CELLS)
 
     def at(cap: float, chords: int = _COARSE) -> float:
@@ -368,7 +345,7 @@ def busy_time(
         return value_at(tokens, width, price - p2, p2, chords=chords)
 
     def in_time() -> bool:
-        return time.perf_counter() - begin < 0.8 * time_limit_s
+        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
 
     found = {_CAPS[0]: at(_CAPS[0])}
     for cap in _CAPS[1:]:
@@ -381,7 +358,7 @@ def busy_time(
                 found[cap] = at(cap)
     best = max(found, key=found.__getitem__)
     value = found[best]
-    return max(0.0, value, at(best, _FINE) if in_time() else value)
+    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value))
 
 
 BUSY_TIME = Bound(
@@ -390,5 +367,6 @@ BUSY_TIME = Bound(
     "second",
     ("tel",),
     busy_time,
-    timed=True,
+    PROVED_FOR,
+    searches=True,
 )

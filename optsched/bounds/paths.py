@@ -61,11 +61,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.bounds import Bound
+from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 
@@ -113,24 +115,15 @@ def _worth(work: float, fixed: float, price: float) -> float:
 
 @njit(cache=True)
 def costs_of_paths(
-    arrival: Floats,
-    prefill: Floats,
-    first: Floats,
-    steps: Floats,
-    work: Floats,
-    work_slope: float,
-    decode: float,
-    prefill_fixed: float,
-    chain: Floats,
-    width: float,
-    price: Floats,
-    levels: Floats,
-    use: Floats,
+    tokens: Tokens, chain: Floats, width: float, price: Floats, levels: Floats, use: Floats
 ) -> float:
     """Return the sum of what all requests cost at least; add the machine time used to ``use``.
 
-    ``use`` is left alone when it is empty.
+    ``use`` is left alone when it is empty; ``chain`` is `Tokens.chain`.
     """
+    arrival, prefill, first, steps = tokens.arrival, tokens.prefill, tokens.first, tokens.steps
+    work, work_slope = tokens.work, tokens.work_slope
+    decode, prefill_fixed = tokens.decode, tokens.prefill_fixed
     cells = price.shape[0]
     roots = np.sqrt(price)
     ahead = np.empty(_WINDOW)  # V of the prefill
@@ -277,11 +270,8 @@ def value_at(
     use : ndarray of float64, optional
         Filled with the machine time that the best paths use, per cell and second.
     """
-    total = costs_of_paths(
-        tokens.arrival, tokens.prefill, tokens.first, tokens.steps, tokens.work,
-        tokens.work_slope, tokens.decode, tokens.prefill_fixed, tokens.chain, width, price,
-        levels, np.zeros(0) if use is None else use,
-    )  # fmt: skip
+    used = np.zeros(0) if use is None else use
+    total = costs_of_paths(tokens, tokens.chain, width, price, levels, used)
     paid = float(price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + _WINDOW)
     return total * (1 - safe) - paid * (1 + safe)
@@ -302,34 +292,19 @@ def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Float
     return np.sort(arrival), np.sort(np.asarray(finish, dtype=np.float64))
 
 
-def paths(
-    instance: Instance, cost_model: CostModel | None = None, time_limit_s: float = 60.0
-) -> float | None:
+def paths(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, seconds (module's text).
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost_model : BatchCost
-    time_limit_s : float
-        No evaluation starts that would not end by then, judged by those before.
-
-    Returns
-    -------
-    float or None
-        None without a cost model. The sum of chains, which are the paths where nothing is paid,
-        if requests are so many that `optsched.bounds.busy_time` is the better bound.
+    No evaluation starts that would not end in time, judged by those before. Where requests are so
+    many that `optsched.bounds.busy_time` is the better bound, the value is the sum of chains: the
+    paths where nothing is paid.
     """
-    if not isinstance(cost_model, BatchCost):
-        return None
-    begin = time.perf_counter()
-    tokens = tokens_of(instance, cost_model)
+    tokens = tokens_of(task.instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
-    best = float(chain.sum()) * (1 - margin(instance.n))
-    arrived, finished = in_system(instance, cost_model, chain)
-    if time_limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
-        return best
+    best = float(chain.sum()) * (1 - margin(task.instance.n))
+    arrived, finished = in_system(task.instance, task.batch_cost, chain)
+    if budget.limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
+        return Proof(best)
     width = max(float(chain.mean()) / _CELLS_PER_CHAIN, float(finished[-1]) / _MOST_CELLS)
     moments = (np.arange(int(finished[-1] / width) + 1) + 0.5) * width
     number: NDArray[np.int64] = np.searchsorted(arrived, moments, "right") - np.searchsorted(
@@ -349,14 +324,11 @@ def paths(
         spent = time.perf_counter() - before
         return value
 
-    def left() -> float:
-        return time_limit_s - (time.perf_counter() - begin)
-
     value_at(tokens, 1.0, np.zeros(1), _LEVELS, np.zeros(1))  # compiles
     price: Floats = np.asarray(start, dtype=np.float64)
     best_price, reached = price, -np.inf
     steps = stale = 0
-    while stale < 3 and (steps == 0 or left() > 7 * spent):
+    while stale < 3 and (steps == 0 or budget.left_s > 7 * spent):
         value = measured(price)
         if value > reached:
             best_price, reached, stale = price, value, 0
@@ -365,17 +337,17 @@ def paths(
         step = 0.4 / (1 + steps / 4)
         price = np.maximum(price * np.exp(step * np.clip(use - 1, -2, 2)), floor)
         steps += 1
-    while left() > 7 * spent:  # the clipped steps fall short on the side of low prices
+    while budget.left_s > 7 * spent:  # the clipped steps fall short on the side of low prices
         value = measured(best_price * 1.03)
         if value <= reached:
             break
         best_price, reached = best_price * 1.03, value
     best = max(best, reached)
     for times in (2, 4):
-        if left() > 1.6 * times * spent and times * len(best_price) <= 4 * _MOST_CELLS:
+        if budget.left_s > 1.6 * times * spent and times * len(best_price) <= 4 * _MOST_CELLS:
             finer = np.repeat(best_price, times)
             best = max(best, value_at(tokens, width / times, finer, _FINE_LEVELS))
-    return best
+    return Proof(best)
 
 
 PATHS = Bound(
@@ -384,5 +356,6 @@ PATHS = Bound(
     "second",
     ("tel",),
     paths,
-    timed=True,
+    PROVED_FOR,
+    searches=True,
 )

@@ -1,14 +1,15 @@
-"""Shadow prices: what one more KV token would save, round by round."""
+"""Shadow prices: what one more KV token would save, round by round, and the bound they prove."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual
+from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
+from optsched.bounds.certificate import make_certificate, prices_leaf
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.timeline import Floats, model_of
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
@@ -23,18 +24,18 @@ def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Pric
     """
     if not instance.in_rounds:
         raise UsageError("shadow prices: an instance in rounds is right; this one is in seconds")
-    begin = time.perf_counter()
+    return _prices_within(instance, Budget(time_limit_s))
+
+
+def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
     found: list[tuple[int, Prices]] = []
 
     def report(prices: Prices) -> None:
         found.append((dual_value(instance, prices), prices))
+        budget.tell(bound=max(value for value, _ in found))
 
     report(Prices(np.array([1]), np.array([0]), 1))  # free: the sum of outputs, in any time
-    raise_dual(
-        model_of(instance),
-        over=lambda: time.perf_counter() - begin >= time_limit_s,
-        report=report,
-    )
+    raise_dual(model_of(instance), over=lambda: budget.over, report=report)
     # The dual only rises: of equal values, rounded up, the last is the largest.
     value = max(value for value, _ in found)
     return next(prices for reached, prices in reversed(found) if reached == value), value
@@ -66,3 +67,18 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
         The instance is in seconds.
     """
     return best_prices(instance, time_limit_s=time_limit_s)[0].array()
+
+
+def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
+    """Return the largest dual value found, with its certificate (`optsched.bounds.dual`)."""
+    prices, value = _prices_within(task.instance, budget)
+    certificate = make_certificate(
+        task.instance, prices_leaf(prices), value=value, denominator=prices.denominator
+    )
+    return Proof(value, certificate)
+
+
+DUAL = Bound(
+    "dual", "prices of KV memory: the Lagrangian dual of the memory rows", "round", ("tel",),
+    prove_by_prices, ANY_INSTANCE, searches=True, certifies=True,
+)  # fmt: skip

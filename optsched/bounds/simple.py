@@ -16,25 +16,24 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from optsched.bounds import Bound
+from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
 from optsched.bounds.machine import srpt_completions
-from optsched.costs.cost import CostModel
-from optsched.problem.instance import Instance
+from optsched.problem.budget import Budget
 
 _FRACTION_BITS = 80
 """Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds."""
 
 
-def sum_outputs(instance: Instance, cost_model: CostModel | None = None) -> int:
+def sum_outputs(task: BoundTask, budget: Budget) -> Proof:
     """Return sum o_i.
 
     Proof. A request produces at most one token per round, none before its arrival, so
     C_i >= a_i + o_i.
     """
-    return int(instance.output_tokens.sum())
+    return Proof(int(task.instance.output_tokens.sum()))
 
 
-def srpt(instance: Instance, cost_model: CostModel | None = None) -> int:
+def srpt(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT volume bound, sharpened to whole rounds and earliest completions.
 
     Proof. In a schedule let request i use its KV tokens at each moment as a processing rate;
@@ -51,6 +50,7 @@ def srpt(instance: Instance, cost_model: CostModel | None = None) -> int:
     -----
     At least as large as `sum_outputs`, and as the sum of SRPT's completion times rounded up.
     """
+    instance = task.instance
     capacity = instance.kv_capacity
     earliest = sorted((instance.arrival + instance.output_tokens).tolist())
     total = 0
@@ -58,10 +58,10 @@ def srpt(instance: Instance, cost_model: CostModel | None = None) -> int:
     completions = srpt_completions(release, instance.volume.tolist())
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
-    return total - int(instance.arrival.sum())
+    return Proof(total - int(instance.arrival.sum()))
 
 
-def mean_busy_time(instance: Instance, cost_model: CostModel | None = None) -> int:
+def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the mean-busy-time bound, rounded up after rounding safely down.
 
     Proof. Let B_i = (1/vol_i) * integral of t * (KV tokens of i at t) dt over the uninterrupted
@@ -81,6 +81,7 @@ def mean_busy_time(instance: Instance, cost_model: CostModel | None = None) -> i
     terms are rounded down to a multiple of 2**-80; TEL is a whole number, so the sum, still a
     valid bound, is rounded up.
     """
+    instance = task.instance
     capacity = instance.kv_capacity
     order = np.argsort(instance.arrival, kind="stable")
     release = [a * capacity for a in instance.arrival[order].tolist()]
@@ -122,13 +123,17 @@ def mean_busy_time(instance: Instance, cost_model: CostModel | None = None) -> i
         # moment / (2 M vol) + o - a12 / (12 vol), over the common denominator 12 M vol.
         numerator = 6 * moment[job] + 12 * capacity * vol * o - capacity * a12
         total += (numerator << _FRACTION_BITS) // (12 * capacity * vol)
-    return -(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum())
+    return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
 
 
 SUM_OUTPUTS = Bound(
-    "sum-outputs", "every request alone in the machine", "round", ("tel",), sum_outputs
+    "sum-outputs", "every request alone in the machine", "round", ("tel",), sum_outputs,
+    ANY_INSTANCE,
+)  # fmt: skip
+SRPT = Bound(
+    "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt, ANY_INSTANCE
 )
-SRPT = Bound("srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt)
 MEAN_BUSY_TIME = Bound(
-    "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time
-)
+    "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time,
+    ANY_INSTANCE,
+)  # fmt: skip

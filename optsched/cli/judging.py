@@ -45,7 +45,7 @@ def simulate(
 ) -> None:
     """Run an online policy and judge its schedule."""
     check_requests_out(requests_out)
-    from optsched.cli.results import result_dict
+    from optsched.files.results import result_dict
     from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy
     from optsched.policies.engine.simulate import simulate as run
@@ -61,7 +61,7 @@ def simulate(
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
-        command="simulate",
+        "simulate",
         method=policy,
         policy=policy,
         predictor=info.predictor,
@@ -95,8 +95,8 @@ def evaluate(
 ) -> None:
     """Judge a schedule: every constraint, every metric."""
     check_requests_out(requests_out)
-    from optsched.cli.results import result_dict
     from optsched.files.read_write import read_schedule
+    from optsched.files.results import result_dict
     from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
@@ -105,7 +105,7 @@ def evaluate(
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
-        command="evaluate",
+        "evaluate",
         objective=TOTAL_LATENCY.of(evaluation),
         metrics=evaluation.metrics,
         cost_model=cost,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,7 +28,6 @@ from optsched.cli.output import (
     save_schedule,
     show_metrics,
     stop_at_ctrl_c,
-    unit,
 )
 from optsched.problem.errors import (
     InfeasibleError,
@@ -39,7 +36,13 @@ from optsched.problem.errors import (
     SolverError,
     UsageError,
 )
-from optsched.problem.objective import first_metric, parse_objectives, service_limits
+from optsched.problem.objective import (
+    TOTAL_LATENCY,
+    Objective,
+    first_metric,
+    parse_objectives,
+    service_limits,
+)
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -169,6 +172,9 @@ def bound(
     method: Annotated[
         str, typer.Option(metavar="auto|NAME", help="One bound by name; auto takes the best.")
     ] = "auto",
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What is bounded: tel, makespan or mean_ttft.")
+    ] = TOTAL_LATENCY.name,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
@@ -177,106 +183,59 @@ def bound(
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Bound every schedule's total latency from below."""
+    """Bound every schedule's total latency, or another objective, from below."""
     check_number(time_limit, "--time-limit", 0.0)
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(json_out, certificate_out)
     cost = cost_model_for(instance, cost_model)
-    searches = instance.in_rounds and method in ("auto", "dual")
-    if certificate_out is not None and not searches:
+    from optsched.optimize.bound import bound as run
+
+    if certificate_out is not None and not _certifies(instance, method):
         what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
         raise UsageError(f"--certificate-out: {what} has no certificate; auto has, in rounds")
-    from optsched.analysis.compare import best_schedule
-    from optsched.bounds import lower_bound
-    from optsched.cli.results import result_dict
-    from optsched.optimize.consistency import reconcile
-    from optsched.optimize.solvers.base import History, Progress, progress_columns
-    from optsched.problem.objective import TOTAL_LATENCY
-
-    begin = time.perf_counter()
-    found = None
-    value: float | None
-    origin: str | None
-    tel: float | None = None
-    metrics: Mapping[str, Any] | None = None
-    policy: str | None = None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        history = History(line.solving)
-        if searches:
-            from optsched.optimize.bound import bound_within
-
-            found = bound_within(
-                instance,
-                time_limit_s=time_limit,
-                seed=seed,
-                search=method == "auto",
-                progress=history,
-                stop=stop,
-            )
-            value, origin = found.bound, found.origin
-        else:
-            value, origin = lower_bound(
-                instance,
-                method=method,
-                cost_model=cost,
-                time_limit_s=0.6 * time_limit,
-                progress=lambda name, value: history(
-                    Progress(time.perf_counter() - begin, None, value)
-                ),
-                stop=stop,
-            )
-        wall_s = time.perf_counter() - begin
-        if found is not None and found.schedule is not None:
-            from optsched.judge.evaluate import evaluate
-
-            metrics = evaluate(instance, found.schedule).metrics
-            tel, policy = found.objective, "search"
-        else:
-            best = best_schedule(
-                instance,
-                cost_model=cost,
-                time_limit_s=0.4 * time_limit if not instance.in_rounds else time_limit,
-                seed=seed,
-                progress=line.show,
-                stop=stop,
-            )
-            if best is not None:
-                tel, metrics, policy = best.tel, best.metrics, best.policy
-    value = reconcile(instance, TOTAL_LATENCY, (tel, policy), (value, origin))
-    data = result_dict(
-        instance,
-        command="bound",
-        method=origin or method,
-        objective=tel,
-        bound=value,
-        metrics=metrics,
-        policy=policy,
-        cost_model=cost,
-        seed=seed,
-        solve_s=wall_s,
-    )
-    data["progress"] = progress_columns(history.until(wall_s, tel, value))
-    if found is not None:
-        data["first_bound_s"], data["certified"] = found.first_bound_s, found.certified
-    if found is not None and certificate_out is not None:
+        found = run(
+            instance,
+            cost_model=cost,
+            objective=objective,
+            method=method,
+            time_limit_s=time_limit,
+            seed=seed,
+            progress=line.solving,
+            stop=stop,
+        )
+    data = found.to_dict()
+    data["method"] = found.name or method
+    if found.certificate is not None and certificate_out is not None:
         from optsched.files.read_write import write_json
 
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
     emit_json(data, json_out)
-    if value is None:
-        raise NoIncumbentError(f"no bound is known yet for total latency in {instance.time_unit}s")
+    metric = Objective(objective).metric
+    words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+    times = metric.unit_words(instance.time_unit)
+    if found.value is None:
+        raise NoIncumbentError(f"no bound is known yet for {words} in {instance.time_unit}s")
     if json_out != "-":
-        print(f"total latency of any schedule >= {number(value)} {unit(instance)} ({origin})")
-        if tel is not None:
+        print(f"{words} of any schedule >= {number(found.value)} {times} ({found.name})")
+        if found.objective is not None:
             print(
-                f"best schedule found: {number(tel)} {unit(instance)} ({policy}), "
-                f"gap {percent(data['gap'])}"
+                f"best schedule found: {number(found.objective)} {times} ({found.found_by}), "
+                f"gap {percent(found.gap)}"
             )
-        if found is not None and certificate_out is not None:
+        if found.certificate is not None and certificate_out is not None:
             print(f"{certificate_out}: certificate of {number(found.certified)}")
+
+
+def _certifies(instance: Instance, method: str) -> bool:
+    from optsched.bounds import bounds
+
+    if method == "auto":
+        return instance.in_rounds
+    return method not in bounds() or bounds()[method].certifies
 
 
 def _check_eviction_free(

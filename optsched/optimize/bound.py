@@ -1,165 +1,336 @@
-"""Spending a time limit on bound and schedule of an instance in rounds, method by method."""
+"""The one door for bounds: a value that no schedule beats, and the best schedule on the way."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from optsched.judge.evaluate import evaluate
-from optsched.optimize.consistency import reconcile
-from optsched.optimize.formulations import Task, get
-from optsched.optimize.formulations.base import Answer
-from optsched.optimize.formulations.rounds.hindsight import RAMP_CAPACITY, RAMP_REQUESTS
-from optsched.optimize.search.anytime import explore
-from optsched.optimize.solvers.base import Progress, SolveOptions, round_up_bound
-from optsched.problem.errors import OptschedError
+from optsched.bounds import usable
+from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
+from optsched.costs.cost import CostModel, cost_for
+from optsched.files.results import result_dict
+from optsched.judge.evaluate import Evaluation
+from optsched.optimize.exact import accept, attempt, choose, in_terms_of
+from optsched.optimize.formulations.base import Task, demands
+from optsched.optimize.interval import Interval
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.strategies import offer, prove, run_policies, search_offline
+from optsched.problem.budget import Budget, Progress, progress_columns
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.metrics import time_words
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
+"""Part of the time that the search takes where an exact method follows."""
+_BOUND_SHARE = 0.6
+"""Part of the time for bounds; the rest is for schedules."""
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded:
-    """The best bound, schedule and certificate of several methods.
+class BoundResult:
+    """A lower bound, its proof, and the best schedule found on the way.
+
+    Values are in the instance's time unit; None is unknown.
 
     Parameters
     ----------
-    bound : int
-    origin : str
-        The method that proved the bound.
+    instance : Instance
+    cost_model : UnitCost or BatchCost
+    objective_name : str
+    value : int, float or None
+        No schedule is better.
+    name : str or None
+        The bound that proved it.
+    certificate : dict or None
+        A proof that anyone can check (`optsched.bounds.certificate`), of ``certified``.
+    objective : int, float or None
+        Value of the schedule, as judged.
     schedule : Schedule or None
-    objective : int or None
-    certificate : dict
-        Of ``certified``, which is at most ``bound``.
-    certified : int
-    first_bound_s : float
+    evaluation : Evaluation or None
+    found_by : str or None
+        Who found the schedule.
+    first_bound_s : float or None
         Seconds until the first bound.
+    bound_s : float
+        Seconds that went into bounds, and into schedules found on the way to them.
+    seed : int
+    progress : tuple of Progress
+        Schedule's value and bound whenever one changed, and at the end.
     """
 
-    bound: int
-    origin: str
-    schedule: Schedule | None
-    objective: int | None
-    certificate: dict[str, Any]
-    certified: int
-    first_bound_s: float
+    instance: Instance
+    cost_model: CostModel
+    objective_name: str
+    value: float | None
+    name: str | None
+    certificate: dict[str, Any] | None = None
+    objective: float | None = None
+    schedule: Schedule | None = None
+    evaluation: Evaluation | None = None
+    found_by: str | None = None
+    first_bound_s: float | None = None
+    bound_s: float = 0.0
+    seed: int = 0
+    progress: tuple[Progress, ...] = ()
+
+    @property
+    def certified(self) -> int | None:
+        """The value that the certificate proves, at most `value`; None without one."""
+        return None if self.certificate is None else int(self.certificate["value"])
+
+    @property
+    def metrics(self) -> dict[str, float | int | None] | None:
+        """Every metric of the schedule, or None without one."""
+        return None if self.evaluation is None else self.evaluation.metrics
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - value) / objective, or None."""
+        if self.value is None or not self.objective:
+            return None
+        return (self.objective - self.value) / self.objective
+
+    def __repr__(self) -> str:
+        return (
+            f"<BoundResult {self.instance.name!r} in {self.instance.time_unit}s: "
+            f"{self.objective_name} >= {self.value} ({self.name}), best schedule {self.objective}>"
+        )
 
     def _repr_html_(self) -> str:
+        metric = Objective(self.objective_name).metric if self.value is not None else None
+        words = self.objective_name if metric is None else metric.words
         return facts(
-            "Bound on total latency, in rounds",
+            f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
-                ("bound", f"{number(self.bound)} ({self.origin})"),
+                ("bound", None if self.value is None else f"{number(self.value)} ({self.name})"),
                 ("certified", self.certified),
                 ("best schedule", number(self.objective)),
-                ("first bound after", f"{self.first_bound_s:.2f} s"),
+                (
+                    "first bound after",
+                    None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s",
+                ),
             ],
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a result file.
 
-def bound_within(
+        ``certificate`` is None: who writes it to a file names the file.
+        """
+        data = result_dict(
+            self.instance,
+            "bound",
+            method=self.name,
+            objective_name=self.objective_name,
+            objective=self.objective,
+            bound=self.value,
+            metrics=self.metrics,
+            policy=self.found_by,
+            cost_model=self.cost_model,
+            seed=self.seed,
+            solve_s=self.bound_s,
+        )
+        data["progress"] = progress_columns(self.progress)
+        if self.certificate is not None:
+            data["first_bound_s"], data["certified"] = self.first_bound_s, self.certified
+        return data
+
+
+def bound(
     instance: Instance,
     *,
+    objective: str | Objective = TOTAL_LATENCY,
+    cost_model: CostModel | str | Path | None = None,
+    method: str = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
-    search: bool = True,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
-) -> Bounded:
-    """Spend a time limit on bound and schedule of an instance in rounds.
+) -> BoundResult:
+    """Bound an objective of every schedule from below, and look for a schedule close to it.
 
-    Few requests: `explore` briefly, then a method of formulation hindsight: ``ramp`` where KV is
+    ``auto`` takes every bound that is proved for what the instance and the cost model have
+    (`optsched.bounds.features_of`). For total latency in rounds it spends the time as follows.
+    Few requests: a brief search (`optsched.optimize.search.anytime`), then ``ramp`` where KV is
     short, whose relaxation is far stronger there but grows with the number of its states; else
-    CP-SAT, if that is what ``auto`` would take. Many: `explore`.
+    CP-SAT, if that is what `solve` would take. Many: the dual and the search.
 
-    ``search`` False: only the dual.
+    Parameters
+    ----------
+    instance : Instance
+    objective : str or Objective
+        What is bounded: a metric of which less is better.
+    cost_model : BatchCost, str or path, optional
+        Needed for an instance in seconds.
+    method : str
+        One bound by name (`optsched.bounds.bounds`), or ``"auto"``.
+    time_limit_s : float
+        Seconds in all.
+    seed : int
+    progress : callable, optional
+        Called with a `Progress` whenever something better was found.
+    stop : threading.Event, optional
+        When set, the work ends and what it has found is kept.
+
+    Returns
+    -------
+    BoundResult
 
     Raises
     ------
     UsageError
-        The instance is in seconds.
+        An unknown method, one that does not apply to the objective or the time unit, one that is
+        not proved for a feature of the instance, or a cost model that does not fit.
     SolverError
-        The bound contradicts the schedule.
+        A bound contradicts a schedule.
     """
-    begin = time.perf_counter()
-    name = _exact(instance) if search else None
-    share = 1.0 if name is None else _FEW_SHARE
+    if not time_limit_s >= 0:
+        raise InputError(f"time_limit: {time_limit_s!r} is not a number of seconds >= 0")
+    goals = parse_objectives([objective])
+    if len(goals) > 1:
+        raise UsageError(f"objective: {objective!r} is several; one objective is right for a bound")
+    (goal,) = goals
+    task = Task(instance, cost_for(instance, cost_model), (goal,))
+    queue = usable(BoundTask(instance, task.cost_model, goal), method)
+    budget = Budget(time_limit_s, stop=stop, progress=progress)
+    interval = Interval(task, budget)
+    names = {one.name for one in queue}
+    if method == "auto" and "dual" in names:
+        _raise_in_rounds(interval, names, seed)
+    else:
+        searches = any(one.searches for one in queue)
+        prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
+    bound_s = budget.spent_s
+    if interval.incumbent is None:
+        _look_for_a_schedule(interval, seed)
+    interval.reconcile()
+    best = interval.incumbent
+    return BoundResult(
+        instance=instance,
+        cost_model=task.cost_model,
+        objective_name=str(goal),
+        value=interval.bound,
+        name=interval.bound_origin,
+        certificate=interval.certificate,
+        objective=interval.value,
+        schedule=None if best is None else best.schedule,
+        evaluation=None if best is None else best.evaluation,
+        found_by=None if best is None else best.origin,
+        first_bound_s=interval.first_bound_s,
+        bound_s=bound_s,
+        seed=seed,
+        progress=interval.history.until(budget.spent_s, interval.value, interval.bound),
+    )
+
+
+def _look_for_a_schedule(interval: Interval, seed: int) -> None:
+    """Spend what is left on policies, and in seconds on the offline search."""
+    budget = interval.budget
+    if interval.task.instance.in_rounds:
+        run_policies(interval, budget, seed=seed)
+        return
+    share = Budget(min(budget.left_s, (1 - _BOUND_SHARE) * budget.limit_s), stop=budget.stop)
+    run_policies(interval, share.part(0.5), seed=seed)
+    if not share.over:
+        search_offline(interval, share, seed=seed)
+
+
+def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
+    """Search briefly and raise the dual, then run what is stronger on few requests."""
+    from optsched.optimize.search.anytime import explore
+
+    instance, budget = interval.task.instance, interval.budget
+    name = _stronger(instance, names)
     found = explore(
         instance,
-        time_limit_s=share * time_limit_s,
+        time_limit_s=budget.left_s if name is None else _FEW_SHARE * budget.left_s,
         seed=seed,
-        search=search,
         certify=True,
-        progress=progress,
-        stop=stop,
+        progress=interval.heard,
+        stop=budget.stop,
     )
-    best = Bounded(
-        found.bound, found.origin, found.schedule, found.objective, found.certificate(),
-        found.proved, found.first_bound_s,
-    )  # fmt: skip
-    left = time_limit_s - (time.perf_counter() - begin)
-    over = left <= 0 or (stop is not None and stop.is_set())
-    if name is None or over or found.objective == found.proved:
-        return _consistent(instance, best, "search")
+    interval.prove(found.bound, found.origin, found.certificate())
+    interval.first_bound_s = found.first_bound_s
+    if found.schedule is not None:
+        offer(interval, found.schedule, "search")
+    if name is None or budget.over or interval.value == found.proved:
+        return
+    interval.clock_s = budget.spent_s
+    if name == "ramp":
+        prove(interval, budget, "ramp", seed=seed)
+    else:
+        _run_exact(interval, seed)
 
-    def report(state: Progress) -> None:
-        if progress is not None:
-            bounds = [b for b in (best.bound, state.bound) if b is not None]
-            values = [v for v in (best.objective, state.incumbent) if v is not None]
-            elapsed = time.perf_counter() - begin
-            progress(Progress(elapsed, min(values, default=None), max(bounds, default=None)))
+
+def _stronger(instance: Instance, names: set[str]) -> str | None:
+    """Return the method that follows the dual, None where there is none to follow.
+
+    The ramp relaxation knows no limits on batches, CP-SAT does.
+    """
+    if instance.n > _ramp_sizes()[0]:
+        return None
+    limited = demands(instance) - {"arrivals", "chunked_prefill"}
+    if _suits_ramp(instance) and not limited:
+        return "ramp" if "ramp" in names else None
+    return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
+
+
+def _run_exact(interval: Interval, seed: int) -> None:
+    """Improve both ends by the hindsight program."""
+    exact = choose(interval.task.instance, "hindsight")
+    best = interval.incumbent
+    start = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
+    budget = interval.budget
+    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
+    try:
+        answer = attempt(exact, interval, options, start)
+    except OptschedError:
+        return  # limits or sizes that the method does not take
+    accept(exact, interval, answer)
+
+
+def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound of the ramp relaxation, its certificate and its schedule.
+
+    The proof stands in `optsched.optimize.ramp.relaxation`. Limits are ignored: they only take
+    schedules away, and the schedule found may break them.
+    """
+    from optsched.optimize.formulations.rounds.ramp import solve_by_ramp
 
     options = SolveOptions(
-        time_limit_s=left,
-        seed=seed,
-        warm_start=best.schedule,
-        progress=report,
-        stop=stop,
+        time_limit_s=budget.left_s,
+        seed=task.seed,
+        warm_start=task.known,
+        progress=budget.progress,
+        stop=budget.stop,
     )
-    try:
-        answer = (
-            get("hindsight").methods[name].run(Task(instance, objective=(TOTAL_LATENCY,)), options)
-        )
-    except OptschedError:
-        # Limits or sizes that the method does not take.
-        return _consistent(instance, best, "search")
-    return _better_of(instance, best, answer, name)
+    answer = solve_by_ramp(Task(task.instance, objective=(TOTAL_LATENCY,)), options)
+    return Proof(int(answer.certificate["value"]), answer.certificate, answer.schedule)
 
 
-def _exact(instance: Instance) -> str | None:
-    """Return the method that follows the dual, None where there is none to follow."""
-    if not instance.in_rounds or instance.n > RAMP_REQUESTS:
-        return None
-    if instance.kv_capacity <= RAMP_CAPACITY:
-        return "ramp"
-    chosen = get("hindsight").choose(Task(instance, objective=(TOTAL_LATENCY,)))
-    return chosen if chosen == "cpsat" else None
+def _ramp_sizes() -> tuple[int, int]:
+    from optsched.optimize.formulations.rounds.hindsight import RAMP_CAPACITY, RAMP_REQUESTS
+
+    return RAMP_REQUESTS, RAMP_CAPACITY
 
 
-def _better_of(instance: Instance, best: Bounded, answer: Answer, name: str) -> Bounded:
-    schedule, objective, found_by = best.schedule, best.objective, "search"
-    if answer.schedule is not None:
-        value = TOTAL_LATENCY.of(evaluate(instance, answer.schedule))
-        assert value is not None
-        if objective is None or value < objective:
-            schedule, objective, found_by = answer.schedule, int(value), name
-    bound, origin = best.bound, best.origin
-    if answer.bound is not None and round_up_bound(answer.bound) > bound:
-        bound, origin = round_up_bound(answer.bound), name
-    certificate, certified = best.certificate, best.certified
-    if isinstance(answer.certificate, dict) and answer.certificate["value"] >= certified:
-        certificate, certified = answer.certificate, int(answer.certificate["value"])
-    better = Bounded(bound, origin, schedule, objective, certificate, certified, best.first_bound_s)
-    return _consistent(instance, better, found_by)
+def _suits_ramp(instance: Instance) -> bool:
+    requests, capacity = _ramp_sizes()
+    return instance.n <= requests and instance.kv_capacity <= capacity
 
 
-def _consistent(instance: Instance, best: Bounded, found_by: str) -> Bounded:
-    """Return what was found, whose bound must not exceed its schedule's value."""
-    known, bound = (best.objective, found_by), (best.bound, best.origin)
-    reconcile(instance, TOTAL_LATENCY, known, bound)
-    return best
+RAMP = REGISTRY.add(
+    "ramp",
+    Bound(
+        "ramp", "reverse-time ramp relaxation; for up to about 60 requests", "round", ("tel",),
+        prove_by_ramp, ANY_INSTANCE, searches=True, certifies=True,
+        suits=lambda task: _suits_ramp(task.instance),
+    ),
+)  # fmt: skip
+"""It stands here since its relaxation needs the searches of this room."""

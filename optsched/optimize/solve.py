@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.consistency import float_noise, reconcile
-from optsched.optimize.formulations import Answer, Formulation, Task, check_method, get
-from optsched.optimize.solvers.base import (
-    History,
-    Progress,
-    SolveOptions,
-    Status,
-    progress_columns,
-    round_up_bound,
-    settle_status,
-)
-from optsched.problem.errors import (
-    InfeasibleError,
-    OptschedError,
-    SolverError,
-    UsageError,
-    ViolationError,
-)
+from optsched.costs.cost import CostModel
+from optsched.files.results import head
+from optsched.judge.evaluate import Evaluation
+from optsched.optimize.exact import Exact, accept, attempt, choose, restricted, starting_point
+from optsched.optimize.formulations import Answer
+from optsched.optimize.interval import Interval
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.optimize.strategies import prove
+from optsched.problem.budget import Budget, Progress, progress_columns
+from optsched.problem.errors import InfeasibleError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
-from optsched.problem.objective import Objective, parse_objectives, service_limits
-from optsched.problem.schedule import Schedule, from_starts
-from optsched.problem.version import __version__
-
-_STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
-"""Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
-_POLICY_REQUESTS = 20_000
+from optsched.problem.objective import Objective
+from optsched.problem.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,16 +129,7 @@ class Result:
         ``schedule`` and ``certificate`` are None: who writes them to files names the files.
         """
         return {
-            "format": "optsched-result",
-            "version": 1,
-            "optsched": __version__,
-            "command": "solve",
-            "instance": {
-                "name": self.instance.name,
-                "sha256": self.instance.sha256,
-                "requests": self.instance.n,
-            },
-            "time_unit": self.instance.time_unit,
+            **head("optsched-result", "solve", self.instance),
             "formulation": self.formulation,
             "method": self.method,
             "objective_name": self.objective_name,
@@ -244,288 +220,55 @@ def solve(
     ViolationError, InputError
         A warm start that is not feasible, or an option out of range.
     """
-    begin = time.perf_counter()
-    model = _formulation(instance, formulation)
-    cost = cost_for(instance, cost_model)
-    known = sorted({name for way in model.methods.values() for name in way.objectives})
-    goals = model.default_objective if objective is None else objective
-    task = Task(instance, cost, parse_objectives(goals, known, f"formulation {model.name}"), extras)
-    chosen = model.choose(task) if method == "auto" else method
-    way = check_method(model, chosen, task)
-    options = SolveOptions(
-        time_limit_s=time_limit_s,
-        mip_rel_gap=mip_rel_gap,
-        threads=threads,
-        seed=seed,
-        log_path=log,
-        progress=progress,
-        stop=stop,
+    budget = Budget(time_limit_s, stop=stop)
+    exact = choose(
+        instance, formulation, method, cost_model=cost_model, objective=objective, extras=extras
     )
-
-    def over() -> bool:
-        late = time.perf_counter() - begin >= options.time_limit
-        return late or (stop is not None and stop.is_set())
-
-    start = _warm_start(task, model, warm_start, seed, over)
-    if start is not None:
-        options = replace(options, warm_start=start[0])
-    proved = _proved(task)
-    history = History(progress)
-    options = replace(options, progress=_informed(history, task, start, proved))
-    since = time.perf_counter()
-    try:
-        answer = way.run(task, options.after(since - begin))
-    except KeyboardInterrupt:
-        if start is None:
-            raise
-        answer = Answer(Status.NO_INCUMBENT, native_status="interrupted")
-    result = _judged(task, model, chosen, options, answer, start, proved)
-    spent = time.perf_counter() - since
-    return replace(result, progress=history.until(spent, result.objective, result.bound))
+    options = SolveOptions(
+        time_limit_s=time_limit_s, mip_rel_gap=mip_rel_gap, threads=threads, seed=seed,
+        log_path=log, stop=stop,
+    )  # fmt: skip
+    interval = Interval(exact.task, budget)
+    start = starting_point(exact, warm_start, seed, budget)
+    counts = not restricted(exact.task) and len(exact.task.objective) == 1
+    if start is not None and counts:
+        interval.take(start.schedule, start.evaluation, "the warm start")
+    with suppress(InfeasibleError):  # the method says why
+        prove(interval, Budget(0.0, stop=stop))
+    interval.begin(budget.part(1.0, progress))
+    interval.heard(Progress(0.0, None, None))
+    answer = attempt(exact, interval, options.after(budget.spent_s), start)
+    status = accept(exact, interval, answer, at_ties=True)
+    return _result(exact, interval, answer, status, options)
 
 
-def _formulation(instance: Instance, name: str | None) -> Formulation:
-    if name is None:
-        name = "hindsight" if instance.in_rounds else "infermax"
-    found = get(name)
-    if found.time_unit != instance.time_unit:
-        if found.time_unit == "round":
-            raise UsageError(
-                f"formulation: {name} is for instances in rounds, this one is in seconds; "
-                "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
-            )
-        raise UsageError(
-            f"formulation: {name} is for instances in seconds, this one is in rounds; use hindsight"
-        )
-    return found
-
-
-_Start = tuple[Schedule, Evaluation]
-_Bound = tuple[float | int | None, str | None]
-"""A value and its origin."""
-
-
-def _warm_start(
-    task: Task,
-    model: Formulation,
-    given: Schedule | str | None,
-    seed: int,
-    over: Callable[[], bool],
-) -> _Start | None:
-    """Return a schedule to start from, in the formulation's terms, with its evaluation.
-
-    Once ``over()``, one of the policies' is good enough.
-
-    Raises
-    ------
-    UsageError
-        A given schedule that is none of the formulation's.
-    """
-    if isinstance(given, Schedule):
-        start = _fitting(task, model, given)
-        if start is None:
-            raise UsageError(
-                f"warm start: the schedule is none of formulation {model.name} (it pauses a "
-                "request or splits a prefill); give another one"
-            )
-        return start
-    from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import quick_to_simulate, simulate
-
-    if given is not None:
-        schedule = simulate(task.instance, given, task.cost_model, seed=seed)
-        start = _fitting(task, model, schedule)
-        if start is None:
-            raise UsageError(
-                f"warm start: policy {given!r} makes a schedule that is none of formulation "
-                f"{model.name}; give another one"
-            )
-        return start
-    if task.instance.n > _POLICY_REQUESTS or _restricted(task):
-        return None
-    goal = task.objective[0]
-    makers: list[Callable[[], Schedule]] = []
-    if quick_to_simulate(task.instance):
-        makers += [
-            lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-            for spec in _STARTERS
-        ]
-    if task.instance.in_rounds:
-        makers.append(lambda: serial_schedule(task.instance))
-    best: _Start | None = None
-    for make in makers:
-        if best is not None and over():
-            break
-        try:
-            start = _fitting(task, model, make())
-        except OptschedError:
-            continue  # a policy that loops, or that the instance rules out
-        if start is not None and (best is None or goal.better(goal.of(start[1]), goal.of(best[1]))):
-            best = start
-    return best
-
-
-def _proved(task: Task) -> _Bound:
-    """Return the best of the bounds that need no search, None where there is none."""
-    goal = task.objective[0]
-    if goal.maximized:
-        return None, None
-    from optsched.bounds import lower_bound
-
-    try:
-        return lower_bound(task.instance, cost_model=task.cost_model, objective=goal)
-    except InfeasibleError:
-        return None, None  # the method says why
-
-
-def _informed(
-    progress: Callable[[Progress], None],
-    task: Task,
-    start: _Start | None,
-    proved: _Bound,
-) -> Callable[[Progress], None]:
-    """Return a progress call that also knows the warm start and the bound proved before."""
-    goal = task.objective[0]
-    integral = goal.integral(task.instance)
-    warm = None
-    if start is not None and not _restricted(task) and len(task.objective) == 1:
-        warm = goal.of(start[1])
-
-    def tell(state: Progress) -> None:
-        bound, _ = _best_bound((state.bound, None), proved, integral)
-        known = [v for v in (state.incumbent, warm) if v is not None]
-        progress(Progress(state.elapsed_s, min(known, key=goal.signed, default=None), bound))
-
-    tell(Progress(0.0, None, None))
-    return tell
-
-
-def _restricted(task: Task) -> bool:
-    """Whether extras may rule out schedules that the judge accepts."""
-    return any(value not in (None, False) for value in task.extras.values())
-
-
-def _judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about."""
-    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
-
-
-def _fitting(task: Task, model: Formulation, schedule: Schedule) -> _Start | None:
-    """Return the schedule as one of the formulation's, or None if it is none.
-
-    In rounds: uninterrupted runs with the same completions. Restarted runs are dropped, which
-    only frees KV; where requests paused or prefills were split, that may break a limit. In
-    seconds: any schedule that splits no prefill, unless the instance says that it may.
-    """
-    instance = task.instance
-    evaluation = _judge(task, schedule)
-    if model.time_unit != "round":
-        # An absent chunked_prefill means off to models, while schedulers are free.
-        split = evaluation.split_prefill and instance.chunked_prefill is not True
-        return None if split else (schedule, evaluation)
-    if schedule.kind == "starts":
-        return schedule, evaluation
-    starts = from_starts(evaluation.finish - instance.output_tokens, instance)
-    try:
-        return starts, _judge(task, starts)
-    except ViolationError:
-        return None
-
-
-def _judged(
-    task: Task,
-    model: Formulation,
-    method: str,
-    options: SolveOptions,
+def _result(
+    exact: Exact,
+    interval: Interval,
     answer: Answer,
-    start: _Start | None,
-    proved: _Bound,
+    status: Status,
+    options: SolveOptions,
 ) -> Result:
-    instance, goal = task.instance, task.objective[0]
-    integral = goal.integral(instance)
-    schedule, evaluation, status = answer.schedule, None, answer.status
-    objective: float | int | None = None
-    found_by = None
-    if schedule is not None:
-        evaluation = _replayed(task, method, schedule)
-        objective = goal.of(evaluation)
-        _agree(instance, method, goal.name, answer.objective, objective, integral)
-    if start is not None and not _restricted(task) and len(task.objective) == 1:
-        if status is Status.INFEASIBLE:
-            raise SolverError(
-                f"{method}: says infeasible ({answer.native_status}), but the warm start is "
-                "feasible; the model or the solver is wrong"
-            )
-        if evaluation is None or goal.better(goal.of(start[1]), goal.of(evaluation)):
-            schedule, evaluation = start
-            objective, found_by = goal.of(evaluation), "the warm start"
-            status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
-    known = objective, method if found_by is None else found_by
-    best = _best_bound((answer.bound, method), proved, integral)
-    bound = reconcile(instance, goal, known, best)
-    if status is not Status.ERROR:
-        status = settle_status(
-            status,
-            None if objective is None else goal.signed(objective),
-            None if bound is None else goal.signed(bound),
-            integral_objective=integral,
-        )
-    if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
-        # Objective and bound are those of the first objective only.
-        status = Status.FEASIBLE if status is Status.OPTIMAL else status
+    task, best = exact.task, interval.incumbent
+    evaluation = None if best is None else best.evaluation
     return Result(
-        instance=instance,
-        formulation=model.name,
-        method=method,
+        instance=task.instance,
+        formulation=exact.model.name,
+        method=exact.name,
         objective_name=",".join(map(str, task.objective)),
         status=status,
-        objective=objective,
-        bound=bound,
-        schedule=schedule,
+        objective=interval.value,
+        bound=interval.bound,
+        schedule=None if best is None else best.schedule,
         evaluation=evaluation,
         build_s=answer.build_s,
         solve_s=answer.solve_s,
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
-        maximized=goal.maximized,
+        maximized=interval.goal.maximized,
         certificate=answer.certificate,
         versions=answer.versions,
-        objectives=(
-            None if evaluation is None else tuple(o.of(evaluation) for o in task.objective)
-        ),
+        objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
+        progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
     )
-
-
-def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
-    try:
-        return _judge(task, schedule)
-    except OptschedError as error:
-        raise SolverError(f"{method}: its schedule does not verify: {error}") from error
-
-
-def _agree(
-    instance: Instance,
-    method: str,
-    name: str,
-    claimed: float | None,
-    judged: float | int | None,
-    integral: bool,
-) -> None:
-    if claimed is None or judged is None:
-        raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
-    slack = 0.01 if integral else float_noise(instance, name, judged)
-    if not abs(claimed - judged) <= slack:
-        raise SolverError(
-            f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
-            "the model or the solver is wrong"
-        )
-
-
-def _best_bound(claimed: _Bound, proved: _Bound, integral: bool) -> _Bound:
-    value, origin = claimed
-    if value is not None and integral:
-        value = round_up_bound(value)
-    if proved[0] is not None and (value is None or proved[0] > value):
-        return proved
-    return value, origin

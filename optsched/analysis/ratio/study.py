@@ -13,11 +13,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.analysis.compare import best_of_policies, outside_reason
+from optsched.analysis.compare import best_of_policies
 from optsched.analysis.ratio.exact import optimum
 from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import evaluate
+from optsched.optimize.strategies import outside_reason
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
@@ -45,7 +46,7 @@ class Ratio:
         Equal where the reference is known exactly. ``high`` is None without a bound.
     error : str or None
         Why there is no latency, or no ratio: an optimum or a bound is one for schedules of its
-        own model (`optsched.analysis.compare.outside_reason`), such as those of one worker.
+        own model (`optsched.optimize.strategies.outside_reason`), such as those of one worker.
     """
 
     policy: str

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import Schedule
 
@@ -37,67 +38,6 @@ class Status(StrEnum):
     """A limit or an interruption came before the first incumbent."""
     ERROR = "error"
     """The solver failed."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a running solve stands.
-
-    Parameters
-    ----------
-    elapsed_s : float
-        Seconds since the solver started.
-    incumbent, bound : float or None
-        Best objective and best bound so far, None where unknown.
-    """
-
-    elapsed_s: float
-    incumbent: float | None
-    bound: float | None
-
-
-class History:
-    """A progress call that keeps when incumbent or bound changed, and tells another.
-
-    Parameters
-    ----------
-    tell : callable, optional
-        Called with every `Progress`.
-    most : int
-        Changes kept; of more, every other one is dropped, never the latest.
-    """
-
-    def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
-        self._tell = tell
-        self._most = most
-        self._kept: list[Progress] = []
-
-    def __call__(self, state: Progress) -> None:
-        """Keep a state if it is news, and tell it."""
-        known = self._kept[-1] if self._kept else None
-        if known is None or (known.incumbent, known.bound) != (state.incumbent, state.bound):
-            self._kept.append(state)
-            if len(self._kept) > self._most:
-                del self._kept[-2::-2]
-        if self._tell is not None:
-            self._tell(state)
-
-    def until(
-        self, elapsed_s: float, incumbent: float | None, bound: float | None
-    ) -> tuple[Progress, ...]:
-        """Return what was kept, with the end of the solve as its last entry."""
-        return (*self._kept, Progress(elapsed_s, incumbent, bound))
-
-
-def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | None]] | None:
-    """Return a history as columns of a result file, None where there is none."""
-    if not progress:
-        return None
-    return {
-        "elapsed_s": [round(state.elapsed_s, 6) for state in progress],
-        "incumbent": [state.incumbent for state in progress],
-        "bound": [state.bound for state in progress],
-    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,204 @@
+"""Policies side by side: a row for each, beside the best known value and a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optsched.costs.cost import CostModel
+from optsched.files.results import cost_model_reference, head, predictor_of
+from optsched.problem.instance import Instance
+from optsched.problem.markup import number, table
+from optsched.problem.metrics import COMPARED, METRICS, TABLE, time_words
+from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.schedule import Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyRow:
+    """One policy of a comparison.
+
+    Parameters
+    ----------
+    policy : str
+        Specification as given.
+    clairvoyant : bool
+        Whether it sees true output lengths, because the instance carries no predictions.
+    metrics : dict or None
+        `Evaluation.metrics`; None when there is no schedule.
+    inside : bool
+        Whether best known value and bound hold for the schedule, so that ratios mean something.
+    ratio_to_best_known, ratio_to_bound : float or None
+    wall_s : float or None
+        Seconds for the decisions, without judging them.
+    notes : tuple of str
+        Features that the instance switches off, and why there is no ratio.
+    error : str or None
+        Why there is no schedule: a loop, or features that the instance forbids.
+    schedule : Schedule or None
+    measured : bool
+        Whether these are a real server's times and not a policy's.
+    """
+
+    policy: str
+    clairvoyant: bool = False
+    metrics: Mapping[str, float | int | None] | None = None
+    inside: bool = False
+    ratio_to_best_known: float | None = None
+    ratio_to_bound: float | None = None
+    wall_s: float | None = None
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+    schedule: Schedule | None = None
+    measured: bool = False
+
+    @property
+    def tel(self) -> float | None:
+        """Total latency of a schedule inside the bound's model, else None."""
+        return (
+            self.metrics[TOTAL_LATENCY.name] if self.metrics is not None and self.inside else None
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the comparison file."""
+        return {
+            "policy": self.policy,
+            "clairvoyant": self.clairvoyant,
+            "measured": self.measured,
+            "metrics": None if self.metrics is None else dict(self.metrics),
+            "ratio_to_best_known": self.ratio_to_best_known,
+            "ratio_to_bound": self.ratio_to_bound,
+            "wall_s": self.wall_s,
+            "notes": list(self.notes),
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Policies judged side by side; total latency (``tel``) is what ratios compare.
+
+    Parameters
+    ----------
+    instance : Instance
+    rows : tuple of PolicyRow
+        In the order asked for.
+    best_known, bound : float or None
+        Smallest total latency among the solver's schedule and the policies inside the bound's
+        model, and a value that no schedule of that model beats.
+    best_known_origin, bound_origin : str or None
+        Who found them.
+    cost_model : CostModel
+    seed : int
+    interrupted : bool
+        Whether Ctrl-C came before everything had run.
+    best_schedule : Schedule or None
+        A schedule of the best known value.
+    notes : tuple of str
+        Why there is no optimum, where there can be none.
+    """
+
+    instance: Instance
+    rows: tuple[PolicyRow, ...]
+    best_known: float | None
+    best_known_origin: str | None
+    bound: float | None
+    bound_origin: str | None
+    cost_model: CostModel
+    seed: int = 0
+    interrupted: bool = False
+    best_schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float | None:
+        """(best known - bound) / best known, None where one of them is unknown."""
+        if self.best_known is None or self.bound is None:
+            return None
+        return (self.best_known - self.bound) / self.best_known
+
+    @property
+    def predictor(self) -> str:
+        """Where policies take output lengths from: the instance's predictions, or the oracle."""
+        return predictor_of(self.instance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a comparison file."""
+        return {
+            **head("optsched-comparison", "compare", self.instance),
+            "cost_model": cost_model_reference(self.instance, self.cost_model),
+            "objective_name": TOTAL_LATENCY.name,
+            "status": self.status,
+            "bound": self.bound,
+            "bound_origin": self.bound_origin,
+            "certificate": None,
+            "best_known": self.best_known,
+            "best_known_origin": self.best_known_origin,
+            "gap": self.gap,
+            "gap_definition": "(best_known - bound) / best_known",
+            "predictor": self.predictor,
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
+            "policies": [row.to_dict() for row in self.rows],
+        }
+
+    def __repr__(self) -> str:
+        unit = f"{self.instance.time_unit}s"
+        return (
+            f"<Comparison {self.instance.name!r}: {len(self.rows)} policies, {self.status}, best "
+            f"known {self.best_known} {unit} ({self.best_known_origin}), bound {self.bound} {unit}>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = time_words(self.instance.time_unit)
+        shown = (TOTAL_LATENCY.name, *COMPARED)
+        rows = []
+        for row in self.rows:
+            metrics = row.metrics or {}
+            ratios = (row.ratio_to_best_known, row.ratio_to_bound)
+            rows.append(
+                (row.policy, "clairvoyant" if row.clairvoyant else "", *ratios,
+                 *map(metrics.get, shown))
+            )  # fmt: skip
+        gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
+        below = (
+            f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
+            f"bound {number(self.bound)} ({self.bound_origin}), gap {gap}"
+        )
+        headers = ("policy", "", "/ best known", "/ bound", *(TABLE[name].words for name in shown))
+        return table(f"Comparison on {self.instance.name}", headers, rows, below)
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per policy: both ratios, every metric, wall time, and why there is none.
+
+        What is unknown, or is not there, is NaN or None.
+        """
+        import pandas as pd
+
+        rows = [
+            {
+                "policy": row.policy,
+                "clairvoyant": row.clairvoyant,
+                "ratio_to_best_known": row.ratio_to_best_known,
+                "ratio_to_bound": row.ratio_to_bound,
+                **{name: (row.metrics or {}).get(name) for name in METRICS},
+                "wall_s": row.wall_s,
+                "error": row.error,
+            }
+            for row in self.rows
+        ]
+        table = pd.DataFrame(rows)
+        numbers = ["ratio_to_best_known", "ratio_to_bound", *METRICS, "wall_s"]
+        return table.astype(dict.fromkeys(numbers, float))
+
+    @property
+    def status(self) -> str:
+        """``optimal`` when the best known value meets the bound, else feasible or no_incumbent."""
+        if self.best_known is None:
+            return "no_incumbent"
+        return "optimal" if self.bound == self.best_known else "feasible"

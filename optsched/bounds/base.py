@@ -1,0 +1,180 @@
+"""What a bound is: a function from a task and a budget to a proof, and what it is proved for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from optsched.costs.cost import BatchCost, CostModel, UnitCost
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.registry import Registry
+from optsched.problem.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class BoundTask:
+    """What is to be bounded.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : UnitCost or BatchCost
+    objective : Objective
+    known : Schedule, optional
+        A schedule of the instance, for bounds that can start from one.
+    seed : int
+        Seed of whatever is random.
+    """
+
+    instance: Instance
+    cost_model: CostModel = field(default_factory=UnitCost)
+    objective: Objective = TOTAL_LATENCY
+    known: Schedule | None = None
+    seed: int = 0
+
+    @property
+    def batch_cost(self) -> BatchCost:
+        """The cost model of an instance in seconds.
+
+        Raises
+        ------
+        UsageError
+            There is none.
+        """
+        if not isinstance(self.cost_model, BatchCost):
+            raise UsageError("bound: an instance in seconds needs a cost model")
+        return self.cost_model
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What a bound's function proves.
+
+    Parameters
+    ----------
+    value : int or float
+        No schedule has a smaller value, in the instance's time unit.
+    certificate : dict, optional
+        A certificate of the value (`optsched.bounds.certificate`).
+    schedule : Schedule, optional
+        One that was found on the way.
+    """
+
+    value: float
+    certificate: dict[str, Any] | None = None
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound that holds for every schedule of an instance.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line for people.
+    time_unit : {"round", "second"}
+        The instances that it is proved for.
+    objectives : tuple of str
+        The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
+    function : callable
+        ``function(task, budget) -> Proof``. The proof stands in its docstring or its module's.
+    features : frozenset of str
+        What an instance may have, as `features_of` names it, for the proof to hold. They are
+        written out: what is added to instances or cost models later is refused until somebody
+        has extended the proof.
+    searches : bool
+        Whether it goes on until the budget is used up.
+    certifies : bool
+        Whether its proof carries a certificate.
+    suits : callable
+        ``suits(task) -> bool``: whether ``auto`` should spend time on it.
+    """
+
+    name: str
+    summary: str
+    time_unit: str
+    objectives: tuple[str, ...]
+    function: Callable[[BoundTask, Budget], Proof]
+    features: frozenset[str]
+    searches: bool = False
+    certifies: bool = False
+    suits: Callable[[BoundTask], bool] = lambda task: True
+
+    def lacks(self, task: BoundTask) -> list[str]:
+        """Return the features of a task that it is not proved for, sorted."""
+        return sorted(features_of(task.instance, task.cost_model) - self.features)
+
+    def applies(self, task: BoundTask) -> bool:
+        """Whether it bounds the task's objective in the instance's time unit.
+
+        An instance in seconds is bounded under a cost model only.
+        """
+        instance = task.instance
+        priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)
+        same_unit = self.time_unit == instance.time_unit
+        return priced and same_unit and task.objective.name in self.objectives
+
+
+ANY_INSTANCE = frozenset(
+    {
+        "arrivals", "chunked_prefill", "evictions", "hybrid_batching_off", "kv_cached",
+        "kv_generated", "max_batch_tokens", "max_prefill_tokens", "max_running",
+    }
+)  # fmt: skip
+"""Features that only take schedules away, or that every proof of this package allows for."""
+
+_READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "chunked_prefill"}
+"""Fields of an `Instance` that `features_of` reads."""
+_EVERYWHERE = {"prompt_tokens", "output_tokens", "kv_capacity"}
+"""Fields that every instance has and every proof is about."""
+_NO_SCHEDULE = {
+    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
+}  # fmt: skip
+"""Fields that change no schedule's feasibility or value."""
+
+
+def features_of(instance: Instance, cost_model: CostModel | None = None) -> frozenset[str]:
+    """Return what an instance and its cost model have that a proof must allow for.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : UnitCost or BatchCost, optional
+
+    Returns
+    -------
+    frozenset of str
+        ``arrivals`` (not all together), ``evictions`` (no instance forbids them),
+        ``chunked_prefill`` (prefills may be split), ``hybrid_batching_off``, ``kv_generated`` or
+        ``kv_cached``, the names of the limits that are set, ``cost.NAME`` for every coefficient
+        of the cost model that is not 0, and the name of every further field of the instance, as a
+        later version may have, that has not its default value.
+    """
+    found = {"evictions", f"kv_{instance.kv_accounting}", *instance.limits.as_dict()}
+    if (instance.arrival != instance.arrival[0]).any():
+        found.add("arrivals")
+    if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):
+        found.add("chunked_prefill")
+    if instance.hybrid_batching is False:
+        found.add("hybrid_batching_off")
+    for column in fields(instance):
+        if column.name not in _READ | _EVERYWHERE | _NO_SCHEDULE:
+            value, default = getattr(instance, column.name), column.default
+            if value is not default and (not np.isscalar(value) or value != default):
+                found.add(column.name)
+    if isinstance(cost_model, BatchCost) and not instance.in_rounds:
+        found |= {f"cost.{name}" for name in cost_model.coefficients if cost_model[name] != 0}
+    return frozenset(found)
+
+
+REGISTRY: Registry[Bound] = Registry("bound", "optsched.bounds", Bound, error=UsageError)
+"""Every bound. A `Bound` at the top level of a module of this package is found by itself; a
+package that this one does not know adds its own with ``REGISTRY.add``."""

@@ -1,0 +1,93 @@
+"""What result and comparison files begin with, and the result file of what runs no solver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from optsched.costs.cost import CostModel
+from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.version import __version__
+
+
+def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
+    """Return the first fields of a file about an instance."""
+    return {
+        "format": format_name,
+        "version": 1,
+        "optsched": __version__,
+        "command": command,
+        "instance": {"name": instance.name, "sha256": instance.sha256, "requests": instance.n},
+        "time_unit": instance.time_unit,
+    }
+
+
+def cost_model_reference(instance: Instance, cost: CostModel | None) -> dict[str, Any] | None:
+    """Return name and digest of a cost model; None in rounds, which need none."""
+    if cost is None or instance.in_rounds:
+        return None
+    return {"name": cost.name, "sha256": cost.sha256}
+
+
+def predictor_of(instance: Instance) -> str:
+    """Return where policies take output lengths from: the instance's predictions, or the oracle."""
+    return "instance" if instance.has_predictions else "oracle"
+
+
+def result_dict(
+    instance: Instance,
+    command: str,
+    *,
+    objective: float | None,
+    metrics: Mapping[str, Any] | None,
+    cost_model: CostModel | None,
+    bound: float | None = None,
+    **further: Any,
+) -> dict[str, Any]:
+    """Return the JSON object of a result.
+
+    Parameters
+    ----------
+    instance : Instance
+    command : str
+    objective, bound : int, float or None
+        Status and gap follow from them.
+    metrics : mapping or None
+    cost_model : CostModel or None
+    **further
+        Other fields of the file that are known: ``method``, ``policy`` (which made the schedule of
+        the objective), ``predictor`` (its own, in place of the instance's predictions), ``seed``
+        and so on.
+    """
+    gap = None
+    if objective and bound is not None:
+        gap = (objective - bound) / objective
+    if objective is None:
+        status = "no_incumbent"
+    else:
+        status = "optimal" if bound is not None and bound == objective else "feasible"
+    data = {
+        **head("optsched-result", command, instance),
+        "formulation": None,
+        "method": None,
+        "objective_name": TOTAL_LATENCY.name,
+        "status": status,
+        "objective": objective,
+        "bound": bound,
+        "gap": gap,
+        "gap_definition": "(objective - bound) / objective",
+        "certificate": None,
+        "policy": None,
+        "predictor": predictor_of(instance),
+        "cost_model": cost_model_reference(instance, cost_model),
+        "metrics": None if metrics is None else dict(metrics),
+        "build_s": None,
+        "solve_s": None,
+        "seed": None,
+        "threads": None,
+        "versions": {package: version(package) for package in ("numpy", "numba")},
+        "schedule": None,
+    }
+    return data | {key: value for key, value in further.items() if value is not None}

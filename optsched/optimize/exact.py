@@ -1,0 +1,306 @@
+"""Exact methods on an interval: choose one, find a schedule to start from, check its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optsched.costs.cost import CostModel, cost_for
+from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.consistency import float_noise
+from optsched.optimize.formulations import Answer, Formulation, Method, Task, check_method, get
+from optsched.optimize.interval import Interval
+from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
+from optsched.problem.budget import Budget
+from optsched.problem.errors import OptschedError, SolverError, UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.objective import Objective, parse_objectives, service_limits
+from optsched.problem.schedule import Schedule, from_starts
+
+_STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
+"""Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
+_POLICY_REQUESTS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """A formulation and one of its methods, chosen for a task.
+
+    Parameters
+    ----------
+    model : Formulation
+    name : str
+        The method's name.
+    way : Method
+    task : Task
+    """
+
+    model: Formulation
+    name: str
+    way: Method
+    task: Task
+
+
+class Start(NamedTuple):
+    """A schedule in a formulation's terms, judged."""
+
+    schedule: Schedule
+    evaluation: Evaluation
+
+
+def choose(
+    instance: Instance,
+    formulation: str | None = None,
+    method: str = "auto",
+    *,
+    cost_model: CostModel | str | Path | None = None,
+    objective: str | Objective | Sequence[str | Objective] | None = None,
+    extras: Mapping[str, Any] | None = None,
+) -> Exact:
+    """Return the method for a task; ``auto`` asks the formulation.
+
+    Raises
+    ------
+    UsageError
+        A combination that has no meaning, or that the method cannot do.
+    """
+    model = _formulation(instance, formulation)
+    cost = cost_for(instance, cost_model)
+    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    goals = model.default_objective if objective is None else objective
+    objectives = parse_objectives(goals, known, f"formulation {model.name}")
+    task = Task(instance, cost, objectives, extras or {})
+    name = model.choose(task) if method == "auto" else method
+    return Exact(model, name, check_method(model, name, task), task)
+
+
+def _formulation(instance: Instance, name: str | None) -> Formulation:
+    if name is None:
+        name = "hindsight" if instance.in_rounds else "infermax"
+    found = get(name)
+    if found.time_unit != instance.time_unit:
+        if found.time_unit == "round":
+            raise UsageError(
+                f"formulation: {name} is for instances in rounds, this one is in seconds; "
+                "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
+            )
+        raise UsageError(
+            f"formulation: {name} is for instances in seconds, this one is in rounds; use hindsight"
+        )
+    return found
+
+
+def restricted(task: Task) -> bool:
+    """Whether extras may rule out schedules that the judge accepts."""
+    return any(value not in (None, False) for value in task.extras.values())
+
+
+def starting_point(
+    exact: Exact, given: Schedule | str | None, seed: int, budget: Budget
+) -> Start | None:
+    """Return a schedule to start from, in the formulation's terms, or None.
+
+    Without a given one it is the best of some policies', and in rounds of a serial placement; once
+    the budget is over, one of them is good enough.
+
+    Raises
+    ------
+    UsageError
+        A given schedule that is none of the formulation's.
+    ViolationError, InputError
+        One that is no schedule of the instance, or no policy.
+    """
+    from optsched.policies.engine.simulate import simulate
+
+    task, name = exact.task, exact.model.name
+    if isinstance(given, Schedule):
+        start = in_terms_of(exact, given)
+        if start is None:
+            raise UsageError(
+                f"warm start: the schedule is none of formulation {name} (it pauses a "
+                "request or splits a prefill); give another one"
+            )
+        return start
+    if given is not None:
+        schedule = simulate(task.instance, given, task.cost_model, seed=seed)
+        start = in_terms_of(exact, schedule)
+        if start is None:
+            raise UsageError(
+                f"warm start: policy {given!r} makes a schedule that is none of formulation "
+                f"{name}; give another one"
+            )
+        return start
+    if task.instance.n > _POLICY_REQUESTS or restricted(task):
+        return None
+    goal = task.objective[0]
+    best: Start | None = None
+    for make in _makers(task, seed):
+        if best is not None and budget.over:
+            break
+        try:
+            start = in_terms_of(exact, make())
+        except OptschedError:
+            continue  # a policy that loops, or that the instance rules out
+        if start is not None and (
+            best is None or goal.better(goal.of(start.evaluation), goal.of(best.evaluation))
+        ):
+            best = start
+    return best
+
+
+def _makers(task: Task, seed: int) -> list[Callable[[], Schedule]]:
+    from optsched.optimize.formulations.rounds.horizon import serial_schedule
+    from optsched.policies.engine.simulate import quick_to_simulate, simulate
+
+    makers: list[Callable[[], Schedule]] = []
+    if quick_to_simulate(task.instance):
+        makers += [
+            lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
+            for spec in _STARTERS
+        ]
+    if task.instance.in_rounds:
+        makers.append(lambda: serial_schedule(task.instance))
+    return makers
+
+
+def in_terms_of(
+    exact: Exact, schedule: Schedule, evaluation: Evaluation | None = None
+) -> Start | None:
+    """Return a schedule as one of the formulation's, or None if it is none.
+
+    In rounds: uninterrupted runs with the same completions. Restarted runs are dropped, which
+    only frees KV; where requests paused or prefills were split, that may break a limit. In
+    seconds: any schedule that splits no prefill, unless the instance says that it may.
+
+    Parameters
+    ----------
+    exact : Exact
+    schedule : Schedule
+    evaluation : Evaluation, optional
+        The schedule's, if it has been judged.
+    """
+    instance = exact.task.instance
+    judged = _judge(exact.task, schedule) if evaluation is None else evaluation
+    if exact.model.time_unit != "round":
+        # An absent chunked_prefill means off to models, while schedulers are free.
+        split = judged.split_prefill and instance.chunked_prefill is not True
+        return None if split else Start(schedule, judged)
+    if schedule.kind == "starts":
+        return Start(schedule, judged)
+    starts = from_starts(judged.finish - instance.output_tokens, instance)
+    try:
+        return Start(starts, _judge(exact.task, starts))
+    except ViolationError:
+        return None
+
+
+def _judge(task: Task, schedule: Schedule) -> Evaluation:
+    """Judge a schedule with the limits of service that the objectives are about."""
+    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
+
+
+def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
+    """Run the method; what it says is told with what the interval knows besides.
+
+    Ctrl-C before it handles that itself ends it without an answer, if there is a start to keep.
+    """
+    schedule = None if start is None else start.schedule
+    interval.clock_s = interval.budget.spent_s
+    try:
+        told = replace(options, progress=interval.heard, warm_start=schedule)
+        return exact.way.run(exact.task, told)
+    except KeyboardInterrupt:
+        if start is None:
+            raise
+        return Answer(Status.NO_INCUMBENT, native_status="interrupted")
+
+
+def accept(
+    exact: Exact,
+    interval: Interval,
+    answer: Answer,
+    *,
+    origin: str | None = None,
+    at_ties: bool = False,
+) -> Status:
+    """Check an answer against the judge and against what is known, and improve the interval.
+
+    Parameters
+    ----------
+    exact : Exact
+    interval : Interval
+        Its incumbent is a schedule that the method may not call infeasible.
+    answer : Answer
+    origin : str, optional
+        What the interval calls the method; default: its name.
+    at_ties : bool
+        Whether the answer's schedule replaces an incumbent that is as good.
+
+    Returns
+    -------
+    Status
+        What objective and bound bear out.
+
+    Raises
+    ------
+    SolverError
+        The answer breaks a constraint, or contradicts the judge or what is known.
+    """
+    task, goal, method = exact.task, interval.goal, exact.name
+    integral = goal.integral(task.instance)
+    status = answer.status
+    if interval.incumbent is not None:
+        if status is Status.INFEASIBLE:
+            raise SolverError(
+                f"{method}: says infeasible ({answer.native_status}), but the warm start is "
+                "feasible; the model or the solver is wrong"
+            )
+        status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
+    if answer.schedule is not None:
+        evaluation = _replayed(task, method, answer.schedule)
+        _agree(task.instance, method, goal, answer.objective, goal.of(evaluation))
+        if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
+            status = answer.status
+    if answer.bound is not None:
+        bound = round_up_bound(answer.bound) if integral else answer.bound
+        certificate = answer.certificate if isinstance(answer.certificate, dict) else None
+        interval.prove(bound, origin or method, certificate)
+    interval.reconcile()
+    if status is not Status.ERROR:
+        status = settle_status(
+            status,
+            None if interval.value is None else goal.signed(interval.value),
+            None if interval.bound is None else goal.signed(interval.bound),
+            integral_objective=integral,
+        )
+    if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
+        # Objective and bound are those of the first objective only.
+        status = Status.FEASIBLE if status is Status.OPTIMAL else status
+    return status
+
+
+def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
+    try:
+        return _judge(task, schedule)
+    except OptschedError as error:
+        raise SolverError(f"{method}: its schedule does not verify: {error}") from error
+
+
+def _agree(
+    instance: Instance,
+    method: str,
+    goal: Objective,
+    claimed: float | None,
+    judged: float | int | None,
+) -> None:
+    name = goal.name
+    if claimed is None or judged is None:
+        raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
+    slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
+    if not abs(claimed - judged) <= slack:
+        raise SolverError(
+            f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
+            "the model or the solver is wrong"
+        )

@@ -1,0 +1,158 @@
+"""`optsched.bound`, the one door: every bound by name, what it refuses, what it keeps."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from brute_force import brute_force_tel
+
+from optsched import BatchCost, Instance, Limits, bound, compare, evaluate, solve
+from optsched.bounds import Proof, bounds
+from optsched.bounds.base import REGISTRY, Bound, features_of
+from optsched.bounds.certificate import verify_certificate
+from optsched.problem.budget import Budget, Progress
+from optsched.problem.errors import InputError, UsageError
+
+TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
+"""Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):
+round 2 holds 4 + 2 = 6; latencies 2 + 4."""
+SECONDS = Instance([0.0, 0.0], [2, 2], [3, 1], kv_capacity=5, time_unit="second")
+PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
+
+
+def test_the_dual_and_the_ramp_are_registered_like_every_other_bound() -> None:
+    assert {"dual", "ramp", "srpt", "work", "paths"} <= set(bounds())
+    for name in ("dual", "ramp"):
+        assert bounds()[name].certifies
+
+
+@pytest.mark.parametrize("name", ["dual", "ramp"])
+def test_a_bound_that_certifies_gives_a_certificate_of_its_value(name: str) -> None:
+    found = bound(TINY, method=name, time_limit_s=5)
+    assert found.name == name
+    assert found.certificate is not None
+    assert verify_certificate(TINY, found.certificate) == found.certified == found.value
+    assert found.value is not None
+    assert 5 <= found.value <= brute_force_tel(TINY)[0] == 6  # 5 = the sum of outputs
+    assert found.objective is not None
+    assert found.objective >= 6
+
+
+def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
+    found = bound(TINY, time_limit_s=10)
+    assert found.value == found.objective == 6
+    assert found.gap == 0
+    assert found.evaluation is not None
+    assert found.schedule is not None
+    assert found.metrics == evaluate(TINY, found.schedule).metrics
+    assert repr(found).startswith("<BoundResult 'tiny' in rounds: tel >= 6 (")
+
+
+def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:
+    # One request at a time, shortest first: 2, 2 + 3, 5 + 4 and 9 + 5 rounds after 0.
+    limits = Limits(max_running=1)
+    instance = Instance([0] * 4, [2, 2, 3, 1], [4, 3, 2, 5], kv_capacity=30, limits=limits)
+    found = bound(instance, time_limit_s=20)
+    assert found.value == found.objective == 2 + 5 + 9 + 14
+    assert found.name == "cpsat"
+    # The ramp relaxation knows no limits: its bound holds, its schedule is not taken.
+    ramp = bound(instance, method="ramp", time_limit_s=5)
+    assert ramp.value is not None
+    assert ramp.value <= 30 <= (ramp.objective or 30)
+    assert ramp.found_by != "ramp"
+
+
+def test_the_file_has_the_fields_of_a_result() -> None:
+    data = json.loads(json.dumps(bound(TINY, time_limit_s=5).to_dict(), allow_nan=False))
+    assert list(data)[:6] == [
+        "format", "version", "optsched", "command", "instance", "time_unit",
+    ]  # fmt: skip
+    assert (data["format"], data["command"]) == ("optsched-result", "bound")
+    assert (data["bound"], data["objective"], data["certified"]) == (6, 6, 6)
+    assert (data["status"], data["certificate"]) == ("optimal", None)
+    assert {"elapsed_s", "incumbent", "bound"} == set(data["progress"])
+    without = bound(TINY, method="srpt").to_dict()
+    assert "certified" not in without
+    assert without["method"] == "srpt"
+
+
+def test_results_comparisons_and_bounds_begin_alike() -> None:
+    answers = (solve(TINY), compare(TINY, ["mc-sf"]), bound(TINY, time_limit_s=5))
+    heads = [list(answer.to_dict().items())[:6] for answer in answers]
+    for found in heads:
+        assert [value for key, value in found if key not in ("format", "command")] == [
+            value for key, value in heads[0] if key not in ("format", "command")
+        ]
+
+
+def test_other_objectives_have_bounds_of_their_own() -> None:
+    for objective, name in (("makespan", "work-makespan"), ("mean_ttft", "prefill-work")):
+        found = bound(SECONDS, objective=objective, cost_model=PLAIN, time_limit_s=1)
+        assert (found.name, found.objective_name) == (name, objective)
+        assert found.value is not None
+        assert found.objective is not None
+        assert 0 < found.value <= found.objective
+        assert found.metrics is not None
+        assert found.objective == found.metrics[objective]
+        assert found.to_dict()["objective_name"] == objective
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "magic"}, "'magic' is no bound; known are auto, "),
+        ({"method": "work"}, "'work' does not apply to tel on an instance in rounds"),
+        ({"method": "srpt", "objective": "makespan"}, "does not apply to makespan"),
+        ({"objective": "tel,makespan"}, "one objective"),
+        ({"cost_model": PLAIN}, "in rounds"),
+        ({"time_limit_s": -1.0}, "time_limit"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((UsageError, InputError), match=message):
+        bound(TINY, **options)
+
+
+def test_no_bound_is_known_for_what_none_is_proved_for() -> None:
+    found = bound(TINY, objective="mean_ttft", time_limit_s=1)
+    assert (found.value, found.name, found.gap) == (None, None, None)
+    assert found.objective is not None
+
+
+def test_a_stop_leaves_a_bound() -> None:
+    stop = threading.Event()
+    stop.set()
+    for instance, cost in ((TINY, None), (SECONDS, PLAIN)):
+        found = bound(instance, cost_model=cost, time_limit_s=600, stop=stop)
+        assert found.value is not None
+
+
+def test_progress_rises_below_and_falls_above() -> None:
+    seen: list[Progress] = []
+    found = bound(TINY, time_limit_s=5, progress=seen.append)
+    lower = [state.bound for state in seen if state.bound is not None]
+    upper = [state.incumbent for state in seen if state.incumbent is not None]
+    assert lower == sorted(lower)
+    assert upper == sorted(upper, reverse=True)
+    assert (found.progress[-1].bound, found.progress[-1].incumbent) == (6, 6)
+
+
+def test_a_bound_from_elsewhere_is_run_under_the_budget_it_is_given(monkeypatch) -> None:
+    given: list[Budget] = []
+
+    def prove(task: Any, budget: Budget) -> Proof:
+        given.append(budget)
+        return Proof(5)
+
+    mine = Bound("mine", "", "round", ("tel",), prove, features_of(TINY), searches=True)
+    monkeypatch.setitem(REGISTRY._values, "mine", mine)
+    found = bound(TINY, method="mine", time_limit_s=10)
+    assert (found.value, found.name) == (5, "mine")
+    assert 0 < given[0].limit_s <= 10
+    # Another instance has a feature more.
+    later = Instance([0, 1], [1, 2], [3, 2], 6)
+    with pytest.raises(UsageError, match="'mine' is not proved for arrivals"):
+        bound(later, method="mine")
