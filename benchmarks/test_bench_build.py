@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from optsched import Instance
-from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+from optsched.optimize.formulations.rounds.integer_program import linear_model, program
 from optsched.optimize.solvers.base import SolveOptions
 
 

@@ -58,7 +58,7 @@ def plain_dual(instance: Instance, prices: Prices) -> int:
 
 def relaxation(instance: Instance) -> float:
     """The value of the linear relaxation of the time-indexed program, by HiGHS."""
-    from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+    from optsched.optimize.formulations.rounds.integer_program import linear_model, program
     from optsched.optimize.solvers.base import SolveOptions
     from optsched.optimize.solvers.highs import solve_linear_model
 

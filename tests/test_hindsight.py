@@ -12,12 +12,6 @@ from brute_force import brute_force_tel
 from optsched import Instance, Limits, evaluate
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.formulations.rounds.cliques import widths, with_cliques
-from optsched.optimize.formulations.rounds.hindsight import (
-    linear_model,
-    program,
-    read_starts,
-    start_values,
-)
 from optsched.optimize.formulations.rounds.horizon import (
     place,
     round_data,
@@ -25,6 +19,12 @@ from optsched.optimize.formulations.rounds.horizon import (
     start_windows,
     volume_bound,
     without_idle,
+)
+from optsched.optimize.formulations.rounds.integer_program import (
+    linear_model,
+    program,
+    read_starts,
+    start_values,
 )
 from optsched.optimize.formulations.rounds.pulp_program import write_lp, write_mps
 from optsched.optimize.solvers.base import SolveOptions, Status

@@ -60,6 +60,27 @@ def test_imports_between_rooms_go_one_way() -> None:
     assert not wrong
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    found = pkgutil.walk_packages(optsched.__path__, "optsched.")
+    files = {info.name.removeprefix("optsched.") for info in found}
+    needs: dict[str, set[str]] = {}
+    for module, imported in imports():
+        # `from package.module import name` names a value: the file is what stands before it.
+        file = imported if imported in files else imported.rpartition(".")[0]
+        if file in files and file != module:
+            needs.setdefault(module, set()).add(file)
+    # Take away the files that need no other one, and those that no other one needs, again and
+    # again. What stays is in a circle, or between two.
+    while free := {
+        file
+        for file, needed in needs.items()
+        if not needed & needs.keys() or file not in set().union(*needs.values())
+    }:
+        for file in free:
+            del needs[file]
+    assert not needs
+
+
 def test_no_function_hides_the_module_that_it_is_in() -> None:
     for info in pkgutil.walk_packages(optsched.__path__, "optsched."):
         if info.name == "optsched.__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from optsched import Instance
 from optsched.optimize.formulations import Task, get
-from optsched.optimize.formulations.rounds.hindsight import linear_model, program
+from optsched.optimize.formulations.rounds.integer_program import linear_model, program
 from optsched.optimize.solvers.base import (
     CPSAT_STATUS,
     HIGHS_STATUS,
@@ -90,7 +90,7 @@ def test_highs_without_time_has_no_incumbent(limit):
 
 
 def test_highs_uses_a_start():
-    from optsched.optimize.formulations.rounds.hindsight import start_values
+    from optsched.optimize.formulations.rounds.integer_program import start_values
     from optsched.optimize.solvers.highs import solve_linear_model
 
     prog = program(hard_instance(14))

@@ -1,4 +1,4 @@
-"""The integer program of `optsched.optimize.formulations.rounds.hindsight` with lifted clique rows.
+"""The integer program of the round model with lifted clique rows.
 
 P_i is request i's KV in its last round, c_i its completion, b_j = P_j - o_j, one token less than
 request j holds in its first round. Let P'_i = min(P_i, M - max_j b_j) and w_i = 2 P'_i - M.
@@ -24,12 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Method, Task
-from optsched.optimize.formulations.rounds.hindsight import (
-    MAX_ENTRIES,
-    SWITCHES,
-    Program,
-    solve_by_highs,
-)
+from optsched.optimize.formulations.rounds.hindsight import SWITCHES, solve_by_highs
+from optsched.optimize.formulations.rounds.integer_program import MAX_ENTRIES, Program
 from optsched.optimize.solvers.base import LinearModel, SolveOptions
 from optsched.problem.errors import UsageError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.hindsight import Program, answer, program
+from optsched.optimize.formulations.rounds.integer_program import Program, answer, program
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.hindsight import Program, answer, program, read_starts
+from optsched.optimize.formulations.rounds.integer_program import (
+    Program,
+    answer,
+    program,
+    read_starts,
+)
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
 from optsched.problem.instance import Instance
 
@@ -23,9 +28,10 @@ def pulp_problem(
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
-    Every family of the head of `optsched.optimize.formulations.rounds.hindsight` is one loop, every
-    row is there (also those that cannot be violated). Rows are named ``once_i``, ``memory_t``,
-    ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and ``phase_decode_i_t``.
+    Every family of the head of `optsched.optimize.formulations.rounds.integer_program` is one loop,
+    and every row is there (also those that cannot be violated). Rows are named ``once_i``,
+    ``memory_t``, ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and
+    ``phase_decode_i_t``.
     ``check`` is called again and again; its exceptions end the work.
     """
     import pulp
@@ -102,7 +108,7 @@ def write_lp(instance: Instance, path: str | Path) -> None:
     Raises
     ------
     UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.hindsight.program`.
+        See `optsched.optimize.formulations.rounds.integer_program.program`.
     """
     problem, _, _ = pulp_problem(program(instance))
     problem.writeLP(str(path))
@@ -120,7 +126,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     Raises
     ------
     UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.hindsight.program`.
+        See `optsched.optimize.formulations.rounds.integer_program.program`.
     """
     import pulp
 

@@ -1,0 +1,323 @@
+"""The hindsight-optimal integer program of the round model (002, sections 2-3), by arrays.
+
+Symbols of the paper: a_i ``arrival``, s_i ``prompt``, o_i ``output``, M ``kv_capacity``, and
+x_it = 1 if request i starts in round t::
+
+    min  sum_i sum_t (t + o_i - a_i) x_it
+    s.t. sum_t x_it = 1                                                        for all i   (once)
+         sum_i sum_{k = t - o_i}^{t-1} (s_i + t - k + offset - 1) x_ik <= M    for all t   (memory)
+
+with t from a_i to the last start that an optimal schedule can need (`start_windows`), offset 1
+for "generated" and 0 for "cached" KV. An instance's own limits add, for every round t,
+
+- running: the requests that run in t number at most R_max;
+- batch: those whose first round is t count s_i, other running ones 1, together at most C;
+- prefill: those whose first round is t count s_i, together at most P;
+- phase (hybrid batching off): a column y_t in [0, 1] with x_{i,t-1} <= y_t for every i and
+  sum_{k = t - o_i}^{t-2} x_ik <= 1 - y_t for every i: a prefill in t rules out decodes in t.
+
+Rows that no choice of starts can violate are left out. ``chunked_prefill`` has no meaning here:
+a prompt is processed in one round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.optimize.formulations.base import Answer
+from optsched.optimize.formulations.rounds.horizon import (
+    RoundData,
+    round_data,
+    serial_schedule,
+    start_windows,
+    without_idle,
+)
+from optsched.optimize.solvers.base import LinearModel, RawOutcome
+from optsched.problem.errors import SolverError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule
+
+MAX_ENTRIES = 40_000_000
+"""Nonzeros up to which the integer program is built (about 16 bytes each, and as many in HiGHS)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What every method starts from: data, windows of starts, and a schedule at hand.
+
+    Parameters
+    ----------
+    data : RoundData
+    last : ndarray of int64, shape (n,)
+        Last start of each request, in the model's time.
+    warm : ndarray of int64, shape (n,)
+        Starts of a feasible schedule within the windows, in the model's time.
+    """
+
+    data: RoundData
+    last: NDArray[np.int64]
+    warm: NDArray[np.int64]
+
+    @property
+    def columns_before(self) -> NDArray[np.int64]:
+        """Number of start columns before each request's first, shape (n + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.last - self.data.arrival + 1)])
+
+
+def program(
+    instance: Instance, *, warm_start: Schedule | None = None, windows: bool = True
+) -> Program:
+    """Return the data of the integer program.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds.
+    warm_start : Schedule of starts, optional
+        A feasible schedule; the placement of `serial_schedule` competes with it.
+    windows : bool
+        False: only the unconditional horizon.
+
+    Raises
+    ------
+    UsageError, InfeasibleError
+        See `optsched.optimize.formulations.rounds.horizon.round_data`.
+    """
+    data = round_data(instance)
+    serial = serial_schedule(instance).starts
+    assert serial is not None
+    candidates = [serial - data.shift]
+    if warm_start is not None and warm_start.starts is not None:
+        given = without_idle(data, warm_start.starts - data.shift)
+        if (given + data.output <= data.deadline).all():
+            candidates.append(given)
+    warm = min(candidates, key=data.tel)
+    last = start_windows(data, data.tel(warm) if windows else None)
+    return Program(data, last, _ordered_twins(data, warm))
+
+
+def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Exchange the starts of equal requests so that they rise with arrival and index."""
+    by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, data.output, data.prompt))
+    by_start = np.lexsort((starts, data.output, data.prompt))
+    ordered = np.empty_like(starts)
+    ordered[by_arrival] = starts[by_start]
+    return ordered
+
+
+def linear_model(prog: Program) -> LinearModel:
+    """Return the integer program as arrays.
+
+    Columns: x_it by request, then start; then y_t by round where hybrid batching is off. Rows:
+    once by request; then the families of the module's head that are needed, by round.
+
+    Raises
+    ------
+    UsageError
+        More than `MAX_ENTRIES` nonzeros.
+    """
+    data, last = prog.data, prog.last
+    n, output = data.instance.n, data.output
+    entries = entries_at_most(data, last)
+    if entries > MAX_ENTRIES:
+        raise UsageError(
+            f"method: the integer program of {n} requests has up to {entries:.2g} nonzeros, more "
+            f"than {MAX_ENTRIES:.2g}; placement can, or take fewer requests"
+        )
+    families = _Families(prog)
+    before = prog.columns_before
+    columns = int(before[-1])
+    lengths = np.repeat(families.entries_per_start, last - data.arrival + 1)
+    # Rows that are not needed make columns shorter; count exactly while filling.
+    index = np.empty(int(lengths.sum()), dtype=np.int32)
+    value = np.empty(len(index), dtype=np.float64)
+    cost = np.empty(columns, dtype=np.float64)
+    counts = np.empty(columns, dtype=np.int64)
+    filled = 0
+    for i in range(n):
+        starts = np.arange(data.arrival[i], last[i] + 1)
+        cost[before[i] : before[i + 1]] = starts + (output[i] - data.arrival[i])
+        rows, values = families.entries(i, starts)
+        keep = rows >= 0
+        size = int(np.count_nonzero(keep))
+        index[filled : filled + size] = rows[keep]
+        value[filled : filled + size] = values[keep]
+        counts[before[i] : before[i + 1]] = keep.sum(axis=1)
+        filled += size
+    phase_index, phase_value, phase_counts = families.phase_columns()
+    start = np.zeros(columns + len(phase_counts) + 1, dtype=np.int32)
+    np.cumsum(np.concatenate([counts, phase_counts]), out=start[1:])
+    phases = len(phase_counts)
+    return LinearModel(
+        cost=np.concatenate([cost, np.zeros(phases)]),
+        lower=np.zeros(columns + phases),
+        upper=np.ones(columns + phases),
+        integrality=np.concatenate(
+            [np.ones(columns, dtype=np.int32), np.zeros(phases, dtype=np.int32)]
+        ),
+        start=start,
+        index=np.concatenate([index[:filled], phase_index]).astype(np.int32, copy=False),
+        value=np.concatenate([value[:filled], phase_value]),
+        row_lower=families.row_lower,
+        row_upper=families.row_upper,
+        integral_objective=True,
+    )
+
+
+def entries_at_most(data: RoundData, last: NDArray[np.int64]) -> float:
+    """Return a bound on the nonzeros of the start columns, given the last starts."""
+    families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
+    starts = (last - data.arrival + 1).astype(np.float64)
+    return float((starts * (data.output * families + 1)).sum())
+
+
+class _Families:
+    """Numbers the rows that are needed and gives the entries of every request's columns."""
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        data = prog.data
+        limits = data.instance.limits
+        n, end = data.instance.n, int((prog.last + data.output).max())
+        self.end = end
+        kv, running, tokens, prefill = _largest_use(prog, end)
+        needed: list[tuple[str, NDArray[np.bool_], int]] = [
+            ("memory", kv > data.instance.kv_capacity, data.instance.kv_capacity)
+        ]
+        for name, use, limit in (
+            ("running", running, limits.max_running),
+            ("batch", tokens, limits.max_batch_tokens),
+            ("prefill", prefill, limits.max_prefill_tokens),
+        ):
+            if limit is not None:
+                needed.append((name, use > limit, limit))
+        upper = [np.ones(n)]
+        self.row_of: dict[str, NDArray[np.int32]] = {}
+        rows = n
+        for name, mask, limit in needed:
+            self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
+            count = int(mask.sum())
+            self.row_of[name][mask] = np.arange(rows, rows + count, dtype=np.int32)
+            upper.append(np.full(count, float(limit)))
+            rows += count
+        self.phase_row = rows
+        if data.hybrid_off:
+            # Two rows per request and round: x - y <= 0, decodes + y <= 1.
+            upper.append(np.tile([0.0, 1.0], n * (end + 1)))
+            rows += 2 * n * (end + 1)
+        self.row_upper = np.concatenate(upper)
+        self.row_lower = np.concatenate([np.ones(n), np.full(rows - n, -np.inf)])
+        whole = 1 + sum(name != "prefill" for name in self.row_of) * data.output
+        self.entries_per_start = (
+            whole + ("prefill" in self.row_of) + (data.output if data.hybrid_off else 0)
+        )
+
+    def entries(
+        self, i: int, starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """Return rows (-1: none) and values of request i's columns, shape (starts, entries)."""
+        data = self.prog.data
+        output, prompt = int(data.output[i]), float(data.prompt[i])
+        rows = np.empty((len(starts), int(self.entries_per_start[i])), dtype=np.int32)
+        values = np.empty(rows.shape, dtype=np.float64)
+        rows[:, 0], values[:, 0] = i, 1.0
+        at = 1
+        first = int(starts[0]) + 1
+        for name, row_of in self.row_of.items():
+            width = 1 if name == "prefill" else output
+            # Start k uses rounds k + 1 .. k + width: a sliding window over the rows.
+            window = row_of[first : first + len(starts) + width - 1]
+            rows[:, at : at + width] = np.lib.stride_tricks.sliding_window_view(window, width)
+            if name == "memory":
+                values[:, at : at + width] = data.first_kv[i] + np.arange(width)
+            else:
+                values[:, at : at + width] = 1.0
+                if name != "running":
+                    values[:, at] = prompt
+            at += width
+        if data.hybrid_off:
+            rounds = starts[:, None] + np.arange(1, output + 1)
+            rows[:, at:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
+            rows[:, at] -= 1
+            values[:, at:] = 1.0
+        return rows, values
+
+    def phase_columns(
+        self,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]:
+        """Return rows, values and number of entries of the columns y_t, round by round."""
+        n = self.prog.data.instance.n
+        if not self.prog.data.hybrid_off:
+            return np.empty(0, np.int32), np.empty(0), np.empty(0, np.int64)
+        rounds = np.arange(self.end + 1)
+        pairs = self.phase_row + 2 * (np.arange(n) * (self.end + 1) + rounds[:, None])
+        rows = np.stack([pairs, pairs + 1], axis=-1).reshape(-1)
+        values = np.tile([-1.0, 1.0], len(rows) // 2)
+        return rows.astype(np.int32), values, np.full(self.end + 1, 2 * n, dtype=np.int64)
+
+
+def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
+    """Return what all requests together can use at most in rounds 0..end, one by one.
+
+    KV, running requests, tokens, prefill tokens; each shape (end + 1,). A row whose largest use
+    is within its limit can be left out.
+    """
+    data = prog.data
+    kv = np.zeros(end + 1, dtype=np.int64)
+    running, tokens, prefill = np.zeros_like(kv), np.zeros_like(kv), np.zeros_like(kv)
+    for i in range(data.instance.n):
+        first, final = int(data.arrival[i]) + 1, int(prog.last[i])
+        output = int(data.output[i])
+        grown = np.minimum(np.arange(1, final + output - first + 2), output)
+        rounds = slice(first, final + output + 1)
+        kv[rounds] += data.first_kv[i] + grown - 1
+        running[rounds] += 1
+        tokens[rounds] += 1
+        tokens[first : final + 2] += data.prompt[i] - 1
+        prefill[first : final + 2] += data.prompt[i]
+    return kv, running, tokens, prefill
+
+
+def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
+    """Return the columns' values of the program's schedule at hand, shape (columns,)."""
+    values = np.zeros(model.columns)
+    before = prog.columns_before
+    values[before[:-1] + prog.warm - prog.data.arrival] = 1.0
+    if prog.data.hybrid_off:
+        values[before[-1] + prog.warm + 1] = 1.0
+    return values
+
+
+def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the starts in the model's time that the columns' values mean, shape (n,).
+
+    Raises
+    ------
+    SolverError
+        A request without exactly one start.
+    """
+    before = prog.columns_before
+    chosen = np.flatnonzero(values[: before[-1]] > 0.5)
+    request = np.searchsorted(before, chosen, side="right") - 1
+    if not np.array_equal(request, np.arange(prog.data.instance.n)):
+        raise SolverError("solver: its answer does not start every request exactly once")
+    return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
+
+
+def answer(
+    prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
+) -> Answer:
+    """Return the answer of a solver's outcome and the starts read from it."""
+    return Answer(
+        status=raw.status,
+        schedule=None if starts is None else prog.data.schedule(starts),
+        objective=raw.objective,
+        bound=raw.bound,
+        native_status=raw.native_status,
+        build_s=raw.build_s,
+        solve_s=raw.solve_s,
+        **rest,  # type: ignore[arg-type]
+    )
