@@ -298,7 +298,7 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
 
     clock = SimpleNamespace(perf_counter=map(float, range(100)).__next__)
     monkeypatch.setattr(solving, "time", clock)
-    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", noted)
+    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", noted)
     _fake_method(monkeypatch, note)
     result = solve(TINY, method="fake", time_limit_s=1)
     assert (len(tried), left) == (1, [0.0])
@@ -317,7 +317,7 @@ def test_very_long_outputs_are_not_simulated_unasked(monkeypatch):
     assert quick_to_simulate(TINY)
     assert not quick_to_simulate(instance)
     broken = lambda *rest, **options: 1 / 0  # noqa: E731
-    monkeypatch.setattr(import_module("optsched.simulate"), "simulate", broken)
+    monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", broken)
     for method in ("ramp", "placement"):
         result = solve(instance, method=method, time_limit_s=5)
         assert result.bound <= result.objective <= 3 * long
