@@ -6,8 +6,7 @@
     >>> evaluation.metrics["tel"]
     4
 
-Solvers, numba, pandas and matplotlib are imported on first use, so that importing the package
-is cheap.
+Everything is loaded when it is first asked for, so that importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -18,68 +17,80 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from optsched.analysis import queueing
-from optsched.analysis.compare import Comparison, compare
-from optsched.costs.cost import BatchCost, UnitCost, load_cost_model, shipped_models
-from optsched.files.measured import Measured, read_measured, write_measured
-from optsched.files.read_write import read_instance, read_schedule, write_instance, write_schedule
-from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.judge.timeline import Timeline, timeline
-from optsched.optimize.bound import BoundResult, bound
-from optsched.optimize.solve import Result, solve
-from optsched.policies.base import Batch, Rules, View, Windows
-from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import OptschedError, ViolationError
-from optsched.problem.instance import Instance, Limits
-from optsched.problem.schedule import Schedule, from_batches, from_starts
-from optsched.problem.version import __version__
-from optsched.workloads.datasets import datasets, fetch_dataset
-from optsched.workloads.generate import generate
-from optsched.workloads.traces import read_trace, read_trace_report
+if TYPE_CHECKING:
+    from optsched.analysis import queueing as queueing
+    from optsched.analysis.compare import Comparison as Comparison, compare as compare
+    from optsched.costs.cost import (
+        BatchCost as BatchCost,
+        UnitCost as UnitCost,
+        load_cost_model as load_cost_model,
+        shipped_models as shipped_models,
+    )
+    from optsched.files.measured import (
+        Measured as Measured,
+        read_measured as read_measured,
+        write_measured as write_measured,
+    )
+    from optsched.files.read_write import (
+        read_instance as read_instance,
+        read_schedule as read_schedule,
+        write_instance as write_instance,
+        write_schedule as write_schedule,
+    )
+    from optsched.judge.evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from optsched.judge.timeline import Timeline as Timeline, timeline as timeline
+    from optsched.optimize.bound import BoundResult as BoundResult, bound as bound
+    from optsched.optimize.solve import Result as Result, solve as solve
+    from optsched.policies.base import (
+        Batch as Batch,
+        Rules as Rules,
+        View as View,
+        Windows as Windows,
+    )
+    from optsched.policies.engine.simulate import simulate as simulate
+    from optsched.problem.errors import (
+        OptschedError as OptschedError,
+        ViolationError as ViolationError,
+    )
+    from optsched.problem.instance import Instance as Instance, Limits as Limits
+    from optsched.problem.schedule import (
+        Schedule as Schedule,
+        from_batches as from_batches,
+        from_starts as from_starts,
+    )
+    from optsched.problem.version import __version__ as __version__
+    from optsched.workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
+    from optsched.workloads.generate import generate as generate
+    from optsched.workloads.traces import (
+        read_trace as read_trace,
+        read_trace_report as read_trace_report,
+    )
 
-__all__ = [
-    "Batch",
-    "BatchCost",
-    "BoundResult",
-    "Comparison",
-    "Evaluation",
-    "Instance",
-    "Limits",
-    "Measured",
-    "OptschedError",
-    "Result",
-    "Rules",
-    "Schedule",
-    "Timeline",
-    "UnitCost",
-    "View",
-    "ViolationError",
-    "Windows",
-    "__version__",
-    "bound",
-    "compare",
-    "datasets",
-    "evaluate",
-    "fetch_dataset",
-    "from_batches",
-    "from_starts",
-    "generate",
-    "load_cost_model",
-    "queueing",
-    "read_instance",
-    "read_measured",
-    "read_schedule",
-    "read_trace",
-    "read_trace_report",
-    "shipped_models",
-    "simulate",
-    "solve",
-    "timeline",
-    "write_instance",
-    "write_measured",
-    "write_schedule",
-]
+_PUBLIC = {
+    "analysis.compare": "Comparison compare",
+    "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
+    "files.measured": "Measured read_measured write_measured",
+    "files.read_write": "read_instance read_schedule write_instance write_schedule",
+    "judge.evaluate": "Evaluation evaluate",
+    "judge.timeline": "Timeline timeline",
+    "optimize.bound": "BoundResult bound",
+    "optimize.solve": "Result solve",
+    "policies.base": "Batch Rules View Windows",
+    "policies.engine.simulate": "simulate",
+    "problem.errors": "OptschedError ViolationError",
+    "problem.instance": "Instance Limits",
+    "problem.schedule": "Schedule from_batches from_starts",
+    "problem.version": "__version__",
+    "workloads.datasets": "datasets fetch_dataset",
+    "workloads.generate": "generate",
+    "workloads.traces": "read_trace read_trace_report",
+}
+"""The public names of every module; what type checkers see above is the same, as a test holds."""
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+__all__ = [*sorted(_HOMES), "queueing"]
 
 _MOVED = {
     "cost": "costs.cost",
@@ -134,3 +145,22 @@ class _Finder(MetaPathFinder):
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
     sys.meta_path.insert(0, _Finder())  # before the one that would load a second copy
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name, a room or a module by its older name when it is first asked for."""
+    if name in _HOMES:
+        value = getattr(import_module(f"optsched.{_HOMES[name]}"), name)
+    else:
+        try:
+            value = import_module(f"optsched.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"optsched.{name}":
+                raise
+            raise AttributeError(f"module 'optsched' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

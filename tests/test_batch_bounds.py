@@ -10,9 +10,7 @@ import pytest
 from exhaustive_batches import Exhaustive
 
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
-from optsched.bounds import busy_time as busy
-from optsched.bounds import lower_bound
-from optsched.bounds import paths as paths_module
+from optsched.bounds import busy_time as busy, lower_bound, paths as paths_module
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import schedule_prices, tokens_of
 from optsched.costs.batch import COEFFICIENTS

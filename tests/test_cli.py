@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import answer, invoke, one_line_error
-from command_line import run as checked
+from command_line import answer, invoke, one_line_error, run as checked
 
 from instances import MODEL
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, bound, compare, from_starts
-from optsched import bounds as bounds_module
+from optsched import BatchCost, Instance, bound, bounds as bounds_module, compare, from_starts
 from optsched.bounds import Proof, bounds, lower_bound
 from optsched.files.read_write import write_instance
 from optsched.optimize.consistency import float_noise, reconcile

@@ -8,8 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from slow_judge import TIMED, batches, corrupted, random_batches, random_instance, slow_judge
 
 import optsched.judge.replay

@@ -148,6 +148,23 @@ def test_public_names_exist() -> None:
         _ = optsched.nothing
 
 
+def test_type_checkers_see_the_public_names_where_they_are() -> None:
+    (guarded,) = [
+        node
+        for node in ast.parse(Path(optsched.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        alias.name: import_module(str(node.module))
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(seen) == set(optsched.__all__)
+    for name, module in seen.items():
+        assert getattr(module, name) is getattr(optsched, name), name
+
+
 def test_solvers_can_be_loaded_in_either_order() -> None:
     loaded_after("import highspy; from ortools.sat.python import cp_model")
     loaded_after("from ortools.sat.python import cp_model; import highspy")

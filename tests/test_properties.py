@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 from brute_force import brute_force_tel
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from slow_judge import TIMED, batches, random_instance
 
 from optsched.judge.evaluate import Evaluation, evaluate

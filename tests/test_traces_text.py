@@ -14,8 +14,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from trace_files import HEADER, put, read, refused
 
 from optsched.problem.errors import InputError

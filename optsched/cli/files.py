@@ -42,8 +42,7 @@ def generate(
 ) -> None:
     """Draw a random instance."""
     texts = key_values(settings)
-    from optsched.workloads.generate import generate as run
-    from optsched.workloads.generate import parse_parameters
+    from optsched.workloads.generate import generate as run, parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
     _write(instance, out)

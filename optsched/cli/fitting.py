@@ -50,8 +50,7 @@ def fit(
 
         check_suffix(plot)
     from optsched.costs.cost import load_cost_model
-    from optsched.costs.fit import errors_of
-    from optsched.costs.fit import fit as run
+    from optsched.costs.fit import errors_of, fit as run
     from optsched.files.read_write import write_bytes
 
     others = [load_cost_model(other) for other in against or []]

@@ -23,8 +23,7 @@ def predict(
 ) -> None:
     """Predict output lengths; policies then see the predictions and not the truth."""
     from optsched.files.read_write import read_instance, write_instance
-    from optsched.workloads.predict import check_predictor
-    from optsched.workloads.predict import predict as run
+    from optsched.workloads.predict import check_predictor, predict as run
 
     check_predictor(predictor)
     instance = read_instance(instance_file)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.show.plot import rows as drawing
-from optsched.show.plot import style
+from optsched.show.plot import rows as drawing, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from optsched.costs.cost import CostModel
@@ -61,6 +60,8 @@ def result_dict(
         the objective), ``predictor`` (its own, in place of the instance's predictions), ``seed``
         and so on.
     """
+    from importlib.metadata import version  # 30 ms, which only who writes a file should pay
+
     gap = None
     if objective and bound is not None:
         gap = (objective - bound) / objective

@@ -10,8 +10,7 @@ from optsched.bounds.base import BoundTask, Proof
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
-from optsched.policies import allows
-from optsched.policies import policies as registry
+from optsched.policies import allows, policies as registry
 from optsched.policies.engine.simulate import quick_to_simulate, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError, NoIncumbentError, PolicyError, ViolationError

@@ -260,8 +260,7 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.optimize.ramp import graph as ramp_graph
-        from optsched.optimize.ramp import tracker as ramp_tracker
+        from optsched.optimize.ramp import graph as ramp_graph, tracker as ramp_tracker
 
         self._kernels, self._trackers = ramp_graph, ramp_tracker
         jobs = self.jobs
