@@ -23,6 +23,7 @@ import numpy as np
 from optsched.bounds.certificate import verify_certificate
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.anytime import explore
+from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
@@ -52,7 +53,7 @@ def instance_of(lengths: str, rate: float, seed: int, n: int) -> Instance:
 def row(lengths: str, rate: float, seed: int, n: int, limit: float, search: bool = True) -> str:
     instance = instance_of(lengths, rate, seed, n)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = explore(instance, time_limit_s=limit, seed=seed, search=search)
+    found = explore(instance, Budget(limit), seed=seed, search=search)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     gap, steps = "", ""
     if found.schedule is not None:
@@ -88,7 +89,7 @@ def main() -> None:
         # One thread: on a machine shared with others, CPU time is what an idle one would take.
         time.perf_counter = time.process_time
     # Compile first: it happens once per installation.
-    explore(instance_of("shipped", 4.0, 0, 200), time_limit_s=3.0)
+    explore(instance_of("shipped", 4.0, 0, 200), Budget(3.0))
     lines = [
         f"{platform.machine()}, Python {platform.python_version()}, numpy {version('numpy')}, "
         f"numba {version('numba')}; one thread"

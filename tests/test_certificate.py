@@ -29,6 +29,7 @@ from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.ramp.relaxation import ramp_leaf
 from optsched.optimize.search.anytime import explore
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
@@ -149,7 +150,7 @@ def test_nested_branches_inherit_their_ranges() -> None:
 
 def test_optimality_needs_a_schedule_of_the_value_and_within_the_limits() -> None:
     instance = Instance([0] * 3, [1] * 3, [1] * 3, kv_capacity=2)
-    found = explore(instance, time_limit_s=20, certify=True)
+    found = explore(instance, Budget(20), certify=True)
     certificate = found.certificate()
     assert certificate["claim"] == "optimal"
     assert check_certificate(instance, certificate) == 6  # 1 + 2 + 3
@@ -256,7 +257,7 @@ def test_ten_thousand_corruptions_are_rejected() -> None:
         instance = random_instance(rng)
         prices, _ = best_prices(instance, time_limit_s=0.0)
         good = claim(instance, prices)
-        found = explore(instance, time_limit_s=0.0)
+        found = explore(instance, Budget(0.0))
         if found.objective == found.proved and rng.random() < 0.5:
             good = found.certificate()
         assert check_certificate(instance, good) == good["value"]
@@ -368,7 +369,7 @@ def test_a_ramp_with_a_huge_denominator_or_multiplier_proves_no_more_than_the_op
                 leaf = ramp(SIX, claimed, unit, **level)
                 with pytest.raises(Rejected, match="is proved"):
                     check_certificate(SIX, make_certificate(SIX, leaf, value=claimed))
-    found = explore(SIX, time_limit_s=1.0)
+    found = explore(SIX, Budget(1.0))
     waiting = found.schedule.starts + 1
     late = from_starts(waiting, SIX)
     value = int((waiting + SIX.output_tokens).sum())
@@ -535,7 +536,7 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
 def test_certificates_of_ten_thousand_requests_are_verified() -> None:
     for rate in (2.0, 4.0):
         instance = generate("lognormal", n=10_000, rate=rate, time_unit="round")
-        found = explore(instance, time_limit_s=30, search=False)
+        found = explore(instance, Budget(30), search=False)
         assert check_certificate(instance, found.certificate()) == found.proved
 
 

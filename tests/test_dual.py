@@ -14,6 +14,7 @@ from optsched.bounds.dual import Prices, dual_fraction, dual_value, prices_in_ro
 from optsched.bounds.shadow import best_prices
 from optsched.bounds.timeline import busy_prices, model_of
 from optsched.optimize.search.anytime import explore
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
@@ -157,7 +158,7 @@ def test_gaps_of_a_billion_rounds_cost_nothing() -> None:
     assert values[0] == values[1]
     assert time.perf_counter() - begin < 10
     # Three at 0 with 7 rounds each, one at a time: 7 + 14 + 21, and 7 + 14.
-    assert explore(apart, time_limit_s=2).objective == 63
+    assert explore(apart, Budget(2)).objective == 63
     model = model_of(Instance(np.arange(200) * far, [3] * 200, [7] * 200, kv_capacity=10))
     assert model.block_end[-1] == 1400
 
@@ -182,7 +183,7 @@ def test_prices_of_a_long_axis_are_kept_on_a_coarse_one() -> None:
     ],
 )
 def test_corner_cases(instance: Instance, optimum: int) -> None:
-    found = explore(instance, time_limit_s=1)
+    found = explore(instance, Budget(1))
     assert found.bound <= optimum == found.objective
     assert found.proved <= optimum
 
@@ -190,7 +191,7 @@ def test_corner_cases(instance: Instance, optimum: int) -> None:
 def test_a_bound_exists_whatever_the_time_limit() -> None:
     instance = generate("lognormal", n=10_000, rate=2.0, time_unit="round")
     for limit in (0.0, 0.1):
-        found = explore(instance, time_limit_s=limit)
+        found = explore(instance, Budget(limit))
         assert found.bound >= instance.output_tokens.sum()
         assert found.objective is not None
         assert found.first_bound_s < 5
@@ -221,5 +222,5 @@ def test_plot_of_shadow_prices_returns_its_axes() -> None:
 def test_dual_is_at_least_the_mean_busy_time_bound_at_trace_scale() -> None:
     for rate in (1.0, 2.0, 4.0):
         instance = generate("lognormal", n=10_000, rate=rate, time_unit="round")
-        found = explore(instance, time_limit_s=60, search=False)
+        found = explore(instance, Budget(60), search=False)
         assert found.proved >= lower_bound(instance)[0]

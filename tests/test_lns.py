@@ -17,6 +17,7 @@ from optsched.optimize.search.lns import Search
 from optsched.optimize.search.placement import orders, place, room_of
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import Status
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
@@ -35,7 +36,7 @@ def test_every_bound_below_the_optimum_below_every_schedule() -> None:
     for _ in range(2000):
         instance = random_instance(rng)
         optimum, _ = brute_force_tel(instance)
-        found = explore(instance, max_steps=200, time_limit_s=0.005)
+        found = explore(instance, Budget(0.005), max_steps=200)
         assert found.starts is not None
         assert found.proved <= found.bound <= optimum <= found.objective
         assert judged(instance, found.starts) == found.objective
@@ -72,7 +73,7 @@ def test_search_keeps_its_books_and_never_gets_worse_cold() -> None:
 
 def test_the_outcome_depends_on_the_seed_alone_under_a_step_limit() -> None:
     instance = generate("lognormal", seed=1, n=400, rate=3.0, time_unit="round", kv_capacity=4000)
-    runs = [explore(instance, time_limit_s=None, max_steps=6000, seed=seed) for seed in (3, 3, 4)]
+    runs = [explore(instance, max_steps=6000, seed=seed) for seed in (3, 3, 4)]
     assert (runs[0].starts == runs[1].starts).all()
     assert runs[0].bound == runs[1].bound
     assert (runs[0].starts != runs[2].starts).any()
@@ -83,7 +84,7 @@ def test_search_beats_placement_and_comes_close_to_the_bound() -> None:
     instance = generate("lognormal", seed=2, n=1000, rate=4.0, time_unit="round", kv_capacity=8000)
     room = room_of(instance)
     placed = min(room.tel(place(room, order)) for order in orders(room))
-    found = explore(instance, time_limit_s=None, max_steps=300_000)
+    found = explore(instance, max_steps=300_000)
     assert found.objective is not None
     assert found.bound <= found.objective < placed
     assert (found.objective - found.bound) / found.objective < 0.05
@@ -110,7 +111,7 @@ def test_limits_on_batches_are_not_for_the_search() -> None:
     instance = Instance([0, 0], [2, 2], [2, 2], kv_capacity=9, limits=Limits(max_running=1))
     with pytest.raises(UsageError, match="max_running"):
         solve(instance, method="lns")
-    found = explore(instance, time_limit_s=1)
+    found = explore(instance, Budget(1))
     assert found.schedule is None
     assert found.bound <= brute_force_tel(instance)[0]
     with pytest.raises(UsageError, match="time axis"):
@@ -135,14 +136,14 @@ def test_corner_cases_are_judged(instance: Instance) -> None:
 
 def test_it_ends_in_time_and_when_told_to() -> None:
     instance = generate("lognormal", seed=0, n=3000, rate=4.0, time_unit="round")
-    explore(instance, time_limit_s=1.0)  # compiled from here on
+    explore(instance, Budget(1.0))  # compiled from here on
     begin = time.perf_counter()
-    explore(instance, time_limit_s=1.0)
+    explore(instance, Budget(1.0))
     assert time.perf_counter() - begin < 6
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
     begin = time.perf_counter()
-    found = explore(instance, time_limit_s=60.0, stop=stop)
+    found = explore(instance, Budget(60.0, stop=stop))
     assert time.perf_counter() - begin < 10
     assert found.objective is not None
     assert found.bound <= found.objective
@@ -152,6 +153,6 @@ def test_it_ends_in_time_and_when_told_to() -> None:
 def test_gap_at_trace_scale() -> None:
     for rate, gap in ((4.0, 0.04), (2.0, 0.08)):
         instance = generate("lognormal", seed=0, n=10_000, rate=rate, time_unit="round")
-        found = explore(instance, time_limit_s=60)
+        found = explore(instance, Budget(60))
         assert found.objective is not None
         assert (found.objective - found.bound) / found.objective < gap

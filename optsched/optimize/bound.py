@@ -247,14 +247,10 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
 
     instance, budget = interval.task.instance, interval.budget
     name = _stronger(instance, names)
-    found = explore(
-        instance,
-        time_limit_s=budget.left_s if name is None else _FEW_SHARE * budget.left_s,
-        seed=seed,
-        certify=True,
-        progress=interval.heard,
-        stop=budget.stop,
-    )
+    if _limited(instance):  # the search knows no limits and finds no schedule
+        run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
+    share = budget.part(1.0 if name is None else _FEW_SHARE, interval.heard)
+    found = explore(instance, share, seed=seed, certify=True)
     interval.prove(found.bound, found.origin, found.certificate())
     interval.first_bound_s = found.first_bound_s
     if found.schedule is not None:
@@ -275,10 +271,13 @@ def _stronger(instance: Instance, names: set[str]) -> str | None:
     """
     if instance.n > _ramp_sizes()[0]:
         return None
-    limited = demands(instance) - {"arrivals", "chunked_prefill"}
-    if _suits_ramp(instance) and not limited:
+    if _suits_ramp(instance) and not _limited(instance):
         return "ramp" if "ramp" in names else None
     return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
+
+
+def _limited(instance: Instance) -> bool:
+    return bool(demands(instance) - {"arrivals", "chunked_prefill"})
 
 
 def _run_exact(interval: Interval, seed: int) -> None:

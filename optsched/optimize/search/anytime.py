@@ -8,10 +8,7 @@ a feasible schedule.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.timeline import MAX_UNITS, Floats, Ints, model_of
 from optsched.optimize.search.lns import CHUNK, Search, heat_at
 from optsched.optimize.search.placement import Room, orders, place, room_of
-from optsched.optimize.solvers.base import Progress
+from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
@@ -33,12 +30,16 @@ _DUAL_SHARE = 0.35
 _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Found:
-    """What a search found.
+    """The best of what a search has found so far, and its limits.
 
     Parameters
     ----------
+    instance : Instance
+    budget : Budget
+    gap : float
+        Relative gap at which it stops.
     bound : int
         No schedule has a smaller total latency, in rounds.
     origin : str
@@ -58,16 +59,18 @@ class Found:
     """
 
     instance: Instance
-    bound: int
-    origin: str
-    starts: Ints | None
-    objective: int | None
-    prices: Prices
-    proved: int
-    first_bound_s: float
-    dual_s: float
-    search_s: float
-    steps: int
+    budget: Budget
+    gap: float = 0.0
+    bound: int = 0
+    origin: str = ""
+    starts: Ints | None = None
+    objective: int | None = None
+    prices: Prices = field(default_factory=lambda: Prices(np.array([1]), np.array([0]), 1))
+    proved: int = -1
+    first_bound_s: float = 0.0
+    dual_s: float = 0.0
+    search_s: float = 0.0
+    steps: int = 0
 
     @property
     def schedule(self) -> Schedule | None:
@@ -85,46 +88,26 @@ class Found:
             schedule=self.schedule if optimal else None,
         )
 
-
-@dataclass(eq=False)
-class _Run:
-    """Limits, and the best of everything so far."""
-
-    instance: Instance
-    time_limit_s: float
-    gap: float
-    progress: Callable[[Progress], None] | None
-    stop: threading.Event | None
-    begin: float
-    bound: int = 0
-    origin: str = ""
-    starts: Ints | None = None
-    objective: int | None = None
-    prices: Prices | None = None
-    proved: int = -1
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.begin
-
     def over(self, share: float = 1.0, certify: bool = False) -> bool:
-        """Whether the run, or a share of its time, is used up, or the gap small enough.
+        """Whether the budget, or a share of its time, is used up, or the gap small enough.
 
         ``certify``: only the bound that a certificate can carry counts.
         """
-        if self.stop is not None and self.stop.is_set():
+        if self.budget.stopped:
             return True
         bound = self.proved if certify else self.bound
         if self.objective is not None and self.objective - bound <= self.gap * self.objective:
             return True
-        return self.elapsed_s >= share * self.time_limit_s
+        return self.budget.spent_s >= share * self.budget.limit_s
 
     def prove(self, value: int, origin: str) -> None:
+        """Take a bound if it is the largest so far."""
         if value > self.bound or not self.origin:
             self.bound, self.origin = value, origin
-            self.report()
+            self.budget.tell(incumbent=self.objective, bound=self.bound)
 
     def price(self, prices: Prices) -> None:
+        """Take prices if they prove more than those before."""
         value = dual_value(self.instance, prices)
         if value > self.proved:
             self.prices, self.proved = prices, value
@@ -134,25 +117,19 @@ class _Run:
         """Take a schedule, its starts in the instance's time, if it is the best so far."""
         if self.objective is None or objective < self.objective:
             self.starts, self.objective = starts.copy(), objective
-            self.report()
-
-    def report(self) -> None:
-        if self.progress is not None:
-            self.progress(Progress(self.elapsed_s, self.objective, self.bound))
+            self.budget.tell(incumbent=self.objective, bound=self.bound)
 
 
 def explore(
     instance: Instance,
+    budget: Budget | None = None,
     *,
-    time_limit_s: float | None = 60.0,
     max_steps: int | None = None,
     gap: float = 0.0,
     seed: int = 0,
     search: bool = True,
     certify: bool = False,
     warm_start: Schedule | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    stop: threading.Event | None = None,
 ) -> Found:
     """Bound the total latency of an instance in rounds, and look for a schedule close to it.
 
@@ -160,8 +137,9 @@ def explore(
     ----------
     instance : Instance
         In rounds. Limits on batches keep the bound valid; no schedule is looked for under them.
-    time_limit_s : float or None
-        Wall-clock seconds. Without, the outcome depends on the seed alone.
+    budget : Budget, optional
+        Whose progress is told whenever bound or schedule improved. Without a time limit the
+        outcome depends on the seed alone.
     max_steps : int, optional
         Steps of the large-neighbourhood search; default: 8,000 per request and 20,000.
     gap : float
@@ -173,10 +151,6 @@ def explore(
         Raise the dual also where another bound has met the schedule, for a certificate.
     warm_start : Schedule of starts, optional
         A feasible schedule that competes.
-    progress : callable, optional
-        Called with a `Progress` whenever bound or schedule improved.
-    stop : threading.Event, optional
-        Ends the work when set.
 
     Raises
     ------
@@ -187,38 +161,32 @@ def explore(
         raise UsageError("bound: the dual needs an instance in rounds, this one is in seconds")
     if max_steps is None:
         max_steps = _BASE_STEPS + _STEPS_PER_REQUEST * instance.n
-    limit = float("inf") if time_limit_s is None else time_limit_s
-    run = _Run(instance, limit, gap, progress, stop, time.perf_counter())
+    found = Found(instance, Budget() if budget is None else budget, gap)
     value, origin = lower_bound(instance)
-    assert value is not None
-    assert origin is not None
-    run.prove(int(value), origin)
-    first_bound_s = run.elapsed_s
+    if value is not None and origin is not None:
+        found.prove(int(value), origin)
+    found.first_bound_s = found.budget.spent_s
     room = _room(instance) if search else None
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.arrival).sum())
-        run.reach(total, warm_start.starts)
+        found.reach(total, warm_start.starts)
     if room is not None:
-        _place(run, room, None)
+        _place(found, room, None)
     model = room.model if room is not None else model_of(instance)
     if model.block_end[-1] > MAX_UNITS:
         model = model_of(instance)
     means = None
-    # No prices: the bound of the sum of outputs, which every certificate can carry.
-    run.price(Prices(np.array([1]), np.array([0]), 1))
-    if not run.over(1.0, certify):
+    found.price(found.prices)  # none: the sum of outputs, which every certificate can carry
+    if not found.over(1.0, certify):
         share = _DUAL_SHARE if room is not None else 1.0
-        means = raise_dual(model, over=lambda: run.over(share, certify), report=run.price)
-    dual_s, steps = run.elapsed_s, 0
-    if room is not None and not run.over():
+        means = raise_dual(model, over=lambda: found.over(share, certify), report=found.price)
+    found.dual_s = found.budget.spent_s
+    if room is not None and not found.over():
         if means is not None and model.unit == 1:
-            _place(run, room, means)
-        steps = _improve(run, room, seed, max_steps)
-    assert run.prices is not None
-    return Found(
-        instance, run.bound, run.origin, run.starts, run.objective, run.prices, run.proved,
-        first_bound_s, dual_s, run.elapsed_s, steps,
-    )  # fmt: skip
+            _place(found, room, means)
+        found.steps = _improve(found, room, seed, max_steps)
+    found.search_s = found.budget.spent_s
+    return found
 
 
 def _room(instance: Instance) -> Room | None:
@@ -228,25 +196,26 @@ def _room(instance: Instance) -> Room | None:
         return None
 
 
-def _place(run: _Run, room: Room, means: Floats | None) -> None:
+def _place(found: Found, room: Room, means: Floats | None) -> None:
     for order in orders(room, means):
-        if run.starts is not None and run.over():
+        if found.starts is not None and found.over():
             return
         starts = place(room, order)
-        run.reach(room.tel(starts), room.real(starts))
+        found.reach(room.tel(starts), room.real(starts))
 
 
-def _improve(run: _Run, room: Room, seed: int, max_steps: int) -> int:
+def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
     """Search from the best schedule until the limits; return the steps made."""
-    assert run.starts is not None
-    search = Search(room, run.starts - room.model.shift, seed=seed)
-    begin, scale = run.elapsed_s, float(room.output.mean())
+    assert found.starts is not None
+    search = Search(room, found.starts - room.model.shift, seed=seed)
+    begin, limit = found.budget.spent_s, found.budget.limit_s
+    scale = float(room.output.mean())
     search.compact()
-    while not run.over() and search.steps < max_steps:
+    while not found.over() and search.steps < max_steps:
         share = search.steps / max_steps
-        if run.time_limit_s < float("inf"):
-            share = max(share, (run.elapsed_s - begin) / max(run.time_limit_s - begin, 1e-9))
+        if limit < float("inf"):
+            share = max(share, (found.budget.spent_s - begin) / max(limit - begin, 1e-9))
         search.run(min(CHUNK, max_steps - search.steps), heat_at(min(share, 1.0), scale))
-        if run.objective is None or search.best_value < run.objective:
-            run.reach(search.best_value, room.real(search.best))
+        if found.objective is None or search.best_value < found.objective:
+            found.reach(search.best_value, room.real(search.best))
     return search.steps

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.solvers.base import SolveOptions, Status, run_interruptibly
+from optsched.problem.budget import Budget
 
 
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
@@ -35,13 +36,11 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
         answers.append(
             explore(
                 task.instance,
-                time_limit_s=options.time_limit_s,
+                Budget(options.time_limit_s, stop=stop, progress=options.progress),
                 max_steps=None if options.time_limit_s is None else sys.maxsize,
                 gap=options.mip_rel_gap,
                 seed=options.seed,
                 warm_start=options.warm_start,
-                progress=options.progress,
-                stop=stop,
             )
         )
 
