@@ -1,0 +1,279 @@
+"""Compiled loops of `optsched.bounds.paths`, whose text has the notation and the proof."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from optsched.bounds.busy_time import Floats, Tokens, cell_at
+
+WINDOW = 1 << 15
+"""Cells after its arrival that a request's path may extend over; beyond, only time counts."""
+SLACK = 4.0 * WINDOW * 2.0**-52
+
+
+@njit(cache=True)
+def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt: float) -> float:
+    """Return g; ``root`` is sqrt(nu), ``sqrt`` is sqrt(price work)."""
+    if sqrt >= root:
+        return 0.0
+    if sqrt * (fixed + work) >= root * work:
+        return (root - sqrt) ** 2 / fixed
+    return max(0.0, nu / (fixed + work) - price)
+
+
+@njit(cache=True)
+def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
+    """Return own work per unit of its batch's room, w / (T - f), at the best T."""
+    if work <= 0 or sqrt >= root:
+        return 0.0
+    if sqrt * (fixed + work) >= root * work:
+        ratio = sqrt / root
+        return work * (1 - ratio) / (fixed * ratio)
+    return 1.0
+
+
+@njit(cache=True)
+def _worth(work: float, fixed: float, price: float) -> float:
+    """Return min over T >= f + w of T + price w T / (T - f): the multiplier at steady prices."""
+    if work <= 0:
+        return fixed
+    room = max(work, np.sqrt(price * work * fixed))
+    return (fixed + room) * (1 + price * work / room)
+
+
+class Grid(NamedTuple):
+    """Prices on cells: width in seconds, price and its square root per cell."""
+
+    width: float
+    price: Floats
+    roots: Floats
+
+
+class Window(NamedTuple):
+    """What one request pays at least, over the cells from its arrival on (module's text, Cells).
+
+    Parameters
+    ----------
+    ahead, slope : ndarray of float64, shape (WINDOW,)
+        V and s of the prefill, for an end in each cell.
+    after, slope_after : ndarray of float64, shape (WINDOW,)
+        V and s of the steps.
+    level, level_after : ndarray of int64, shape (WINDOW,)
+        The multiplier that gave them.
+    begin : ndarray of int64, shape (WINDOW,)
+        Where the steps begin, -1 - cell if they pay nothing.
+    least : ndarray of float64, shape (WINDOW,)
+        Smallest price so far.
+    gains, area : ndarray of float64, shape (WINDOW,) and (WINDOW + 1,)
+        g of one multiplier, and its integral up to each cell.
+    queue, key : ndarray, shape (WINDOW,)
+        Starts of the steps that may be best, and what they cost.
+    """
+
+    ahead: Floats
+    slope: Floats
+    after: Floats
+    slope_after: Floats
+    level: NDArray[np.int64]
+    level_after: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    least: Floats
+    gains: Floats
+    area: Floats
+    queue: NDArray[np.int64]
+    key: Floats
+
+
+class Phase(NamedTuple):
+    """A prefill, or all steps, of one request under one multiplier.
+
+    Parameters
+    ----------
+    arrival : float
+    c0 : int
+        The cell of the arrival.
+    lead : float
+        Length of that cell from the arrival on.
+    first, alone : float
+        Time of the prefill's batches, and of all batches, alone.
+    nu, own, fixed, batches : float
+        Multiplier, own work and fixed cost of a batch, and number of batches.
+    """
+
+    arrival: float
+    c0: int
+    lead: float
+    first: float
+    alone: float
+    nu: float
+    own: float
+    fixed: float
+    batches: float
+
+
+@njit(cache=True, forceinline=True)
+def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in the gains of a multiplier and their integral."""
+    gains, area = window.gains, window.area
+    width, price, roots = grid.width, grid.price, grid.roots
+    root, scale = np.sqrt(phase.nu), np.sqrt(phase.own)
+    area[0] = 0.0
+    for j in range(span):
+        c = phase.c0 + j
+        if c < price.shape[0]:
+            g = _gain(phase.nu, root, phase.own, phase.fixed, price[c], roots[c] * scale)
+        else:
+            g = phase.nu / (phase.fixed + phase.own)
+        gains[j] = g
+        area[j + 1] = area[j] + g * (width if j > 0 else phase.lead)
+
+
+@njit(cache=True, forceinline=True)
+def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
+    """Raise V of the prefill by the k-th multiplier."""
+    ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
+    all_paid = phase.nu * phase.batches
+    for j in range(span):
+        if (phase.c0 + j + 1) * width - phase.arrival < phase.first:
+            value, s = np.inf, 0.0
+        else:
+            value, s = all_paid - area[j + 1], gains[j]
+            value -= SLACK * (all_paid + area[j + 1])
+            if value <= 0:
+                value, s = 0.0, 0.0
+        if k == 0 or value > ahead[j]:
+            ahead[j], slope[j], window.level[j] = value, s, k
+
+
+@njit(cache=True, forceinline=True)
+def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
+    """Raise V of the steps by the k-th multiplier; ``extra`` is own work of later steps."""
+    ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
+    queue, key = window.queue, window.key
+    all_paid = phase.nu * phase.batches
+    c0, lead, alone = phase.c0, phase.lead, phase.alone
+    head = tail = 0
+    last = free = -1  # starts that leave time enough; that make the steps free
+    for j in range(span):
+        end = (c0 + j + 1) * width
+        while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
+            last += 1
+            d = width if last > 0 else lead
+            value = ahead[last] + area[last + 1]
+            value -= max(0.0, gains[last] - window.slope[last]) * d
+            while tail > head and key[tail - 1] >= value:
+                tail -= 1
+            queue[tail], key[tail] = last, value
+            tail += 1
+        slack = SLACK * (all_paid + area[j + 1])
+        while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
+            free += 1
+        while tail > head and queue[head] <= free:
+            head += 1
+        nothing = ahead[free] if free >= 0 else np.inf
+        some = np.inf
+        if tail > head:
+            some = key[head] + all_paid - area[j + 1] - slack
+        if end - phase.arrival < alone:
+            value, s, start = np.inf, 0.0, 0
+        elif some < nothing:
+            value, start = some, queue[head]
+            s = min(gains[j], (nothing - some) / (width if j > 0 else lead))
+        else:
+            value, s, start = nothing, 0.0, -1 - free
+        value += extra * window.least[j]
+        if k == 0 or value > after[j]:
+            after[j], window.slope_after[j], window.level_after[j] = value, s, k
+            window.begin[j] = start
+
+
+@njit(cache=True, forceinline=True)
+def _best_end(
+    window: Window, width: float, phase: Phase, steps: float, span: int
+) -> tuple[float, int]:
+    """Return what the best end costs, and its cell; -1 where none is in the window."""
+    a, c0 = phase.arrival, phase.c0
+    best, at = np.inf, -1
+    for j in range(span):
+        early = max(0.0, (c0 + j) * width - a)
+        if early >= best:
+            break
+        if steps > 0:
+            paid, s = window.after[j], window.slope_after[j]
+        else:
+            paid, s = window.ahead[j], window.slope[j]
+        if paid == np.inf:
+            continue
+        value = paid + max(phase.alone, early + min(1.0, s) * (width if j > 0 else phase.lead))
+        if value < best:
+            best, at = value, j
+    return best, at
+
+
+@njit(cache=True)
+def costs_of_paths(
+    tokens: Tokens, chain: Floats, width: float, price: Floats, levels: Floats, use: Floats
+) -> float:
+    """Return the sum of what all requests cost at least; add the machine time used to ``use``.
+
+    ``use`` is left alone when it is empty; ``chain`` is `Tokens.chain`.
+    """
+    cells = price.shape[0]
+    grid = Grid(width, price, np.sqrt(price))
+    window = Window(
+        np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
+        np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
+        np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW + 1),
+        np.empty(WINDOW, np.int64), np.empty(WINDOW),
+    )  # fmt: skip
+    nus = np.empty((2, levels.shape[0]))
+    total = 0.0
+    for i in range(tokens.arrival.shape[0]):
+        a, m, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
+        own, fixed = (tokens.prefill[i], tokens.work[i]), (tokens.prefill_fixed, tokens.decode)
+        c0 = cell_at(a, width)
+        lead = (c0 + 1) * width - a  # length of the first cell
+        extra = tokens.work_slope * m * (m - 1) / 2
+        span = min(WINDOW, max(32, int(2 * alone / width) + 8))
+        mean = 0.0
+        for j in range(span):
+            mean += price[c0 + j] if c0 + j < cells else 0.0
+        mean = max(mean / span, 0.02)
+        for k in range(levels.shape[0]):
+            nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
+            nus[1, k] = _worth(own[1], fixed[1], mean * levels[k])
+        while True:
+            low = np.inf
+            for j in range(span):
+                low = min(low, price[c0 + j] if c0 + j < cells else 0.0)
+                window.least[j] = low
+            for k in range(levels.shape[0]):
+                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0)
+                _integrate(window, grid, phase, span)
+                _end_prefill(window, width, phase, span, k)
+            for k in range(levels.shape[0] if m > 0 else 0):
+                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m)
+                _integrate(window, grid, phase, span)
+                _end_steps(window, width, phase, extra, span, k)
+            best, at = _best_end(window, width, phase, m, span)
+            beyond = (c0 + span) * width - a
+            if beyond >= best or span == WINDOW:
+                break
+            span = min(WINDOW, 2 * span)
+        total += min(best, beyond)
+        if use.shape[0] == 0 or at < 0:
+            continue
+        j = at
+        for step in range(1 if m > 0 else 0, -1, -1):
+            start = 0 if step == 0 else window.begin[j]
+            nu = nus[step, window.level[j] if step == 0 else window.level_after[j]]
+            root, scale = np.sqrt(nu), np.sqrt(own[step])
+            for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
+                share = 1.0 if c > c0 else lead / width
+                use[c] += share * _used(root, own[step], fixed[step], grid.roots[c] * scale)
+            j = start if start >= 0 else -1 - start
+    return total
