@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -27,6 +29,11 @@ def test_the_dual_and_the_ramp_are_registered_like_every_other_bound() -> None:
     assert {"dual", "ramp", "srpt", "work", "paths"} <= set(bounds())
     for name in ("dual", "ramp"):
         assert bounds()[name].certifies
+
+
+def test_every_bound_is_known_whatever_was_loaded_before() -> None:
+    code = "from optsched.bounds import bounds; assert {'dual', 'ramp', 'work'} <= set(bounds())"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ["dual", "ramp"])

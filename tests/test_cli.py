@@ -263,6 +263,28 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert "known are auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 
 
+@pytest.mark.parametrize("method", ["auto", "dual", "ramp"])
+def test_a_certificate_of_a_bound_by_name_verifies(run, instance: Path, method: str) -> None:
+    words = ("--method", method, "--certificate-out", "c.json", "--time-limit", 3)
+    data = json.loads(run("bound", instance, *words, "--json", "-").stdout)
+    assert data["certificate"] == "c.json"
+    assert 15 <= data["certified"] <= data["bound"]  # 15 = sum of outputs
+    assert method in ("auto", data["method"])
+    verified = run("verify", instance, "c.json")
+    assert verified.exit_code == 0
+    assert f"{data['certified']} rounds" in verified.stdout
+
+
+def test_bound_takes_another_objective(run, seconds: Path) -> None:
+    words = ("--cost-model", MODEL, "--time-limit", 1, "--objective", "makespan")
+    data = json.loads(run("bound", seconds, *words, "--json", "-").stdout)
+    assert (data["objective_name"], data["method"]) == ("makespan", "work-makespan")
+    assert data["bound"] <= data["objective"] == data["metrics"]["makespan"]
+    assert "makespan of any schedule >= " in run("bound", seconds, *words).stdout
+    unknown = run("bound", seconds, "--cost-model", MODEL, "--objective", "beauty")
+    assert "beauty" in one_line_error(unknown, 2)
+
+
 def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
     assert "total latency of any schedule >=" in checked("bound", seconds, "--cost-model", MODEL)
     data = answer("bound", seconds, "--cost-model", MODEL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,14 @@ __all__ = [
 ]  # fmt: skip
 
 
+_FURTHER = ("optsched.optimize.bound",)
+"""Modules above this package that add bounds of their own to the registry when they are loaded."""
+
+
 def bounds() -> dict[str, Bound]:
     """Return every bound by name."""
+    for module in _FURTHER:
+        import_module(module)
     return REGISTRY.all()
 
 

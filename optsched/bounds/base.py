@@ -176,5 +176,5 @@ def features_of(instance: Instance, cost_model: CostModel | None = None) -> froz
 
 
 REGISTRY: Registry[Bound] = Registry("bound", "optsched.bounds", Bound, error=UsageError)
-"""Every bound. A `Bound` at the top level of a module of this package is found by itself; a
-package that this one does not know adds its own with ``REGISTRY.add``."""
+"""Every bound. A `Bound` at the top level of a module of this package is found by itself; a room
+above adds its own with ``REGISTRY.add``."""
