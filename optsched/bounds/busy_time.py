@@ -61,7 +61,6 @@ floats that stand for its ends, so that every moment belongs to exactly one.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +69,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
+from optsched.bounds.machine import shortest_first
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -273,36 +273,10 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
     return total
 
 
-def _pieces(release: Floats, length: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return starts, ends and jobs of the preemptive shortest-length-first schedule."""
-    order = np.lexsort((np.arange(len(release)), release)).tolist()
-    rest = length.tolist()
-    arrive = release.tolist()
-    heap: list[tuple[float, int]] = []
-    starts, ends, jobs = [], [], []
-    now, k, n = 0.0, 0, len(order)
-    while k < n or heap:
-        if not heap:
-            now = max(now, arrive[order[k]])
-        while k < n and arrive[order[k]] <= now:
-            heapq.heappush(heap, (float(length[order[k]]), order[k]))
-            k += 1
-        j = heap[0][1]
-        upto = arrive[order[k]] if k < n else np.inf
-        end = min(now + rest[j], upto)
-        starts.append(now)
-        ends.append(end)
-        jobs.append(j)
-        rest[j] -= end - now
-        if end < upto or rest[j] <= 0:
-            heapq.heappop(heap)
-        now = end
-    return np.array(starts), np.array(ends), np.array(jobs)
-
-
 def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats, float]:
     """Return the dual prices of that schedule as means over cells, and the cells' width."""
-    starts, ends, jobs = _pieces(release, np.maximum(length, 1e-12))
+    pieces = shortest_first(release.tolist(), np.maximum(length, 1e-12).tolist())
+    starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
     slope = 1.0 / np.maximum(length, 1e-12)
     high, low = np.zeros(len(starts)), np.zeros(len(starts))
     resume: dict[int, tuple[float, float]] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[int]:
@@ -33,3 +35,37 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[
     while waiting:
         now += heappop(waiting)
         yield now
+
+
+def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tuple[Any, Any, int]]:
+    """Yield begin, end and job of the pieces of the preemptive shortest-length-first schedule.
+
+    At each moment it runs the released, unfinished job of the smallest length (all of it, not
+    what remains), the one of the smallest number among equals. Exact in integers.
+
+    Parameters
+    ----------
+    release : sequence of int or float
+        Release dates, in any order.
+    length : sequence of int or float
+        Length of each job, > 0.
+    """
+    order = sorted(range(len(release)), key=release.__getitem__)
+    rest = list(length)
+    waiting: list[tuple[Any, int]] = []
+    now = release[order[0]]
+    coming, n = 0, len(order)
+    while coming < n or waiting:
+        if not waiting:
+            now = max(now, release[order[coming]])
+        while coming < n and release[order[coming]] <= now:
+            heappush(waiting, (length[order[coming]], order[coming]))
+            coming += 1
+        job = waiting[0][1]
+        until = release[order[coming]] if coming < n else math.inf
+        end = min(now + rest[job], until)
+        rest[job] -= end - now
+        if end < until or rest[job] <= 0:
+            heappop(waiting)
+        yield now, end, job
+        now = end

@@ -12,12 +12,10 @@ Limits on batches only take schedules away, so every bound stays valid under the
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
 import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
-from optsched.bounds.machine import srpt_completions
+from optsched.bounds.machine import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
 _FRACTION_BITS = 80
@@ -86,34 +84,10 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     order = np.argsort(instance.arrival, kind="stable")
     release = [a * capacity for a in instance.arrival[order].tolist()]
     volume = instance.volume[order].tolist()
-    remaining = list(volume)
     # Twice the first moment of each job's work, in units of 1/M round: sum of y^2 - x^2.
     moment = [0] * instance.n
-    waiting: list[tuple[int, int]] = []
-    now = 0
-
-    def run(until: int | None) -> int:
-        """Work off waiting jobs up to `until` and return the time reached."""
-        clock = now
-        while waiting and (until is None or clock < until):
-            job = waiting[0][1]
-            end = clock + remaining[job]
-            if until is not None and end > until:
-                end = until
-            moment[job] += end * end - clock * clock
-            remaining[job] -= end - clock
-            clock = end
-            if remaining[job] == 0:
-                heappop(waiting)
-        return clock
-
-    for job, at in enumerate(release):
-        if waiting:
-            now = run(at)
-        now = max(now, at)
-        heappush(waiting, (volume[job], job))
-    run(None)
-
+    for begin, end, job in shortest_first(release, volume):
+        moment[job] += end * end - begin * begin
     total = 0
     prompt = instance.prompt_tokens[order].tolist()
     output = instance.output_tokens[order].tolist()

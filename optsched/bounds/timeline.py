@@ -1,14 +1,8 @@
 """The time axis of an instance in rounds without its gaps, and the prices that start the dual.
 
-Requests are grouped into blocks: sorted by arrival, a new block begins where a request arrives
-at or after (latest arrival in the block) + (sum of the block's outputs). The gaps between blocks
-are cut out, and what remains is measured in units of ``unit`` rounds, one unless the time axis is
-very long. Within a unit a run's KV is taken at its mean.
-
-Some best schedule has finished each block before the next begins. An optimal schedule of the
-block alone has no idle round between the block's latest arrival and its end (what starts later
-could start a round earlier), so it has ended by then, and the best schedules of the blocks, side
-by side, are a schedule of all of them; no schedule serves a block better than its own best.
+The gaps between blocks (`optsched.bounds.blocks`) are cut out, and what remains is measured in
+units of ``unit`` rounds, one unless the time axis is very long. Within a unit a run's KV is taken
+at its mean.
 """
 
 from __future__ import annotations
@@ -20,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from optsched.bounds.blocks import blocks_of
 from optsched.problem.instance import Instance
 
 MAX_UNITS = 1 << 21
@@ -67,40 +62,19 @@ class Model:
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
     """Return the model of an instance in rounds."""
-    order = np.argsort(instance.arrival, kind="stable")
-    arrival = instance.arrival.tolist()
-    output = instance.output_tokens.tolist()
-    block = np.empty(instance.n, dtype=np.int64)
-    begins: list[int] = []
-    reals: list[int] = []
-    ends: list[int] = []
-    latest = outputs = 0
-    for i in order.tolist():
-        at = arrival[i]
-        if not ends or at >= latest + outputs:
-            if ends:
-                ends[-1] = begins[-1] + latest - reals[-1] + outputs
-            begins.append(ends[-1] if ends else 0)
-            reals.append(at)
-            ends.append(0)
-            outputs = 0
-        latest = at
-        outputs += output[i]
-        block[i] = len(ends) - 1
-    ends[-1] = begins[-1] + latest - reals[-1] + outputs
-    begin, real = np.array(begins, dtype=np.int64), np.array(reals, dtype=np.int64)
-    unit = max(1, -(-ends[-1] // max_units))
+    blocks = blocks_of(instance)
+    unit = max(1, -(-int(blocks.end[-1]) // max_units))
     growth = (unit - 1) / 2
     return Model(
         instance=instance,
         unit=unit,
-        arrival=(instance.arrival - (real - begin)[block]) // unit,
+        arrival=(instance.arrival - blocks.shift) // unit,
         output=np.maximum(1, (instance.output_tokens + unit // 2) // unit),
         first_kv=(instance.prompt_tokens + instance.kv_offset).astype(np.float64) + growth,
-        block=block,
-        block_begin=begin,
-        block_real=real,
-        block_end=np.array(ends, dtype=np.int64),
+        block=blocks.of,
+        block_begin=blocks.begin,
+        block_real=blocks.real,
+        block_end=blocks.end,
     )
 
 

@@ -73,6 +73,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.blocks import blocks_of
 from optsched.problem.instance import Instance
 
 MAX_KINDS = 63
@@ -164,26 +165,15 @@ class Jobs:
 def periods(instance: Instance) -> list[Jobs]:
     """Return the requests in busy periods that can be bounded one by one.
 
-    A period ends where the next request arrives at or after A = (latest arrival so far in the
-    period) + (sum of the period's outputs): run one after another, the earlier ones have ended by
-    then. The bounds of the periods add up: a schedule's latency is the sum over the periods, and
-    each period's part is a schedule of its requests alone. And the best schedules of the periods
-    together are one of the instance, when each ends by its A (`Jobs.rounds`).
+    A period is a block of `optsched.bounds.blocks`. The bounds of the periods add up: a schedule's
+    latency is the sum over the periods, and each period's part is a schedule of its requests
+    alone. And the best schedules of the periods together are one of the instance, when each ends
+    by its A (`Jobs.rounds`).
     """
     order = np.argsort(instance.arrival, kind="stable")
-    groups: list[list[int]] = []
-    latest = outputs = 0
-    for i in order.tolist():
-        at = int(instance.arrival[i])
-        if not groups or at >= latest + outputs:
-            groups.append([])
-            outputs = 0
-        groups[-1].append(i)
-        latest = at
-        outputs += int(instance.output_tokens[i])
+    block = blocks_of(instance).of[order]
     out = []
-    for group in groups:
-        index = np.array(group, dtype=np.int64)
+    for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
         arrival = instance.arrival[index].astype(np.int64)
         out.append(
             Jobs(

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from optsched.bounds.timeline import Ints
-from optsched.optimize.search.placement import Room, earliest, put
+from optsched.optimize.search.placement import Room, compact, earliest, fill, put
 
 CHUNK = 2000
 """Steps between two looks at the clock; about 10 ms."""
@@ -118,7 +118,7 @@ def _steps(  # type: ignore[no-untyped-def]
 
         # Put back, as long as what is spent and the least that is to come keep the limit. Room
         # has been made from the first start taken out on: earlier starts are seldom possible,
-        # and looking for them costs more than it gains (`_compact` does now and then).
+        # and looking for them costs more than it gains (`compact` does now and then).
         limit = cost
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
@@ -158,28 +158,6 @@ def _steps(  # type: ignore[no-untyped-def]
     return fallen
 
 
-@njit(cache=True, nogil=True)
-def _compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
-    """Move every request to its earliest feasible start in turn; return the rounds gained."""
-    gain = 0
-    for i in order:
-        k = starts[i]
-        put(use, base[i], output[i], k, -1)
-        e = earliest(use, capacity, base[i], output[i], arrival[i], k)
-        if e < 0 or e > k:
-            e = k
-        starts[i] = e
-        gain += k - e
-        put(use, base[i], output[i], e, 1)
-    return gain
-
-
-@njit(cache=True, nogil=True)
-def _fill(output, base, use, starts):  # type: ignore[no-untyped-def]
-    for i in range(len(starts)):
-        put(use, base[i], output[i], starts[i], 1)
-
-
 class Search:
     """A schedule under improvement.
 
@@ -212,7 +190,7 @@ class Search:
         longest = int(room.output.max())
         end = int((self.starts + room.output).max()) + 2 * longest + 1
         self._use = np.zeros(end + 1, dtype=np.int64)
-        _fill(room.output, room.base, self._use, self.starts)
+        fill(room.output, room.base, self._use, self.starts)
         self._work = np.ones(len(_KINDS))
         self._gain = np.ones(len(_KINDS))
 
@@ -242,7 +220,7 @@ class Search:
         room = self.room
         if order is None:
             order = np.argsort(self.starts, kind="stable")
-        self.value -= _compact(
+        self.value -= compact(
             room.arrival, room.output, room.base, room.capacity, self._use, self.starts, order
         )
         self._keep()

@@ -27,7 +27,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.relaxation import Jobs
-from optsched.optimize.search.placement import earliest, put
+from optsched.optimize.search.placement import compact, fill
 
 Starts = NDArray[np.int64]
 
@@ -111,7 +111,7 @@ def improve(
         found, ended = _solve(jobs, starts, freed, weights, work, deadline, seed)
         done += 1
         if found is not None and jobs.feasible(found):
-            _compact(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, found)
+            _compact(jobs.arrival, jobs.first_kv - 1, jobs.output, jobs.capacity, found)
             total = jobs.total(found)
             if total <= value and jobs.feasible(found):
                 starts, value = found, total
@@ -253,17 +253,9 @@ def _solve(
 
 
 @njit(cache=True, nogil=True)
-def _compact(arrival: Any, first_kv: Any, output: Any, capacity: int, starts: Any) -> None:
+def _compact(arrival: Any, base: Any, output: Any, capacity: int, starts: Any) -> None:
     """Move each request to its earliest feasible start, in order of start, until none moves."""
     use = np.zeros((starts + output).max() + 2, dtype=np.int64)
-    for i in range(len(starts)):
-        put(use, first_kv[i] - 1, output[i], starts[i], 1)
-    moved = True
-    while moved:
-        moved = False
-        for i in np.argsort(starts):
-            base, was = first_kv[i] - 1, starts[i]
-            put(use, base, output[i], was, -1)
-            starts[i] = earliest(use, capacity, base, output[i], arrival[i], was)
-            put(use, base, output[i], starts[i], 1)
-            moved |= starts[i] < was
+    fill(output, base, use, starts)
+    while compact(arrival, output, base, capacity, use, starts, np.argsort(starts)) > 0:
+        pass

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.relaxation import Jobs
+from optsched.optimize.search.placement import put
 
 CHUNK = 2000
 """Orders between two looks at the clock, and"""
@@ -68,8 +69,7 @@ def serial(
         f = first_kv[i]
         o = output[i]
         k = _soonest(used, capacity, f, o, arrival[i])
-        for j in range(o):
-            used[k + 1 + j] += f + j
+        put(used, f - 1, o, k, 1)
         starts[i] = k
         total += k + o
         end = max(end, k + o)
@@ -112,8 +112,7 @@ def backward_serial(
     if total > worth:
         return total
     for i in order:
-        for j in range(output[i]):
-            used[starts[i] + 1 + j] += first_kv[i] + j
+        put(used, first_kv[i] - 1, output[i], starts[i], 1)
     for _ in range(2):
         moved = False
         for b in range(n - 1, -1, -1):
@@ -123,11 +122,9 @@ def backward_serial(
             f = first_kv[i]
             o = output[i]
             was = starts[i]
-            for j in range(o):
-                used[was + 1 + j] -= f + j
+            put(used, f - 1, o, was, -1)
             k = _soonest(used, capacity, f, o, arrival[i])
-            for j in range(o):
-                used[k + 1 + j] += f + j
+            put(used, f - 1, o, k, 1)
             if k < was:
                 starts[i] = k
                 total -= was - k

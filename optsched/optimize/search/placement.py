@@ -118,6 +118,26 @@ def place_in_order(order, arrival, output, base, capacity, since, use, starts): 
         top = max(top, k + output[i])
 
 
+@njit(cache=True, nogil=True)
+def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
+    """Move every request to its earliest feasible start in turn; return the rounds gained."""
+    gain = 0
+    for i in order:
+        was = starts[i]
+        put(use, base[i], output[i], was, -1)
+        starts[i] = earliest(use, capacity, base[i], output[i], arrival[i], was)
+        put(use, base[i], output[i], starts[i], 1)
+        gain += was - starts[i]
+    return gain
+
+
+@njit(cache=True, nogil=True)
+def fill(output, base, use, starts):  # type: ignore[no-untyped-def]
+    """Add the KV of every run to the use of each round."""
+    for i in range(len(starts)):
+        put(use, base[i], output[i], starts[i], 1)
+
+
 def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     """Start each request, block by block in the given order, as early as possible.
 

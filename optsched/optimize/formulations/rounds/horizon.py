@@ -6,12 +6,13 @@ start times rest on.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from optsched.bounds.blocks import blocks_of
+from optsched.bounds.machine import srpt_completions
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
@@ -77,11 +78,8 @@ class RoundData:
 def round_data(instance: Instance) -> RoundData:
     """Return what exact models read, after checking that the instance is one of theirs.
 
-    Requests are taken in order of arrival. Where one arrives at or after a time by which all
-    earlier ones of the block can have run one after another, A = (latest arrival in the block) +
-    (sum of the block's outputs), a new block begins, and the gap between A and that arrival is
-    cut out of time. So the time axis is no longer than the arrivals' spread inside blocks and
-    the sum of all outputs.
+    The gaps between the blocks of `optsched.bounds.blocks` are cut out of time. Let A be the round
+    by which the earlier requests can have run one after another.
 
     **Every optimal schedule has finished the earlier requests by A**, with the gap and without
     it. By induction the blocks before the latest one have ended by its first arrival. Suppose
@@ -115,29 +113,13 @@ def round_data(instance: Instance) -> RoundData:
                 f"{limit}; hindsight processes a prompt in one round, so {name} must be at least "
                 "the largest prompt"
             )
-    order = np.argsort(instance.arrival, kind="stable")
-    arrival = instance.arrival.astype(np.int64)
-    shift = np.zeros(instance.n, dtype=np.int64)
-    block = np.zeros(instance.n, dtype=np.int64)
-    ends: list[int] = []
-    cut = outputs = latest = 0
-    for i in order.tolist():
-        gap = int(arrival[i]) - cut - (latest + outputs)
-        if gap >= 0 or not ends:
-            # The first block begins at the first arrival, wherever that is.
-            cut += max(gap, 0)
-            ends.append(0)
-            outputs = 0
-        latest = int(arrival[i]) - cut
-        outputs += int(instance.output_tokens[i])
-        ends[-1] = latest + outputs
-        shift[i], block[i] = cut, len(ends) - 1
+    blocks = blocks_of(instance)
     return RoundData(
         instance=instance,
-        arrival=arrival - shift,
-        shift=shift,
-        block=block,
-        deadline=np.array(ends, dtype=np.int64)[block],
+        arrival=instance.arrival - blocks.shift,
+        shift=blocks.shift,
+        block=blocks.of,
+        deadline=blocks.end[blocks.of],
         first_kv=instance.prompt_tokens + instance.kv_offset,
     )
 
@@ -305,29 +287,11 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     the sum of completion times there. Computed in integers, time in units of 1/M rounds.
     """
     capacity = data.instance.kv_capacity
-    jobs = [
-        (int(a) * capacity, int(v))
-        for i, (a, v) in enumerate(
-            zip(data.arrival.tolist(), data.instance.volume.tolist(), strict=True)
-        )
-        if i != leave_out
-    ]
-    jobs.sort()
-    clock = total = 0
-    waiting: list[int] = []
-    for j, (release, volume) in enumerate(jobs):
-        clock = max(clock, release)
-        heapq.heappush(waiting, volume)
-        until = jobs[j + 1][0] if j + 1 < len(jobs) else None
-        while waiting and (until is None or clock < until):
-            work = heapq.heappop(waiting)
-            if until is not None and clock + work > until:
-                heapq.heappush(waiting, work - (until - clock))
-                clock = until
-            else:
-                clock += work
-                total += clock
-    total -= sum(release for release, _ in jobs)
+    release = [a * capacity for a in data.arrival.tolist()]
+    volume = data.instance.volume.tolist()
+    if leave_out is not None:
+        del release[leave_out], volume[leave_out]
+    total = sum(srpt_completions(release, volume)) - sum(release)
     outputs = int(data.output.sum())
     if leave_out is not None:
         outputs -= int(data.output[leave_out])
