@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import ramp, ramp_graph, ramp_tracker
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.formulations import Task, get
+from optsched.optimize.ramp import graph as ramp_graph
+from optsched.optimize.ramp import prove, second_thread
+from optsched.optimize.ramp import relaxation as ramp
+from optsched.optimize.ramp import tracker as ramp_tracker
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import (
@@ -26,7 +29,6 @@ from optsched.optimize.ramp.relaxation import (
     unsupported,
 )
 from optsched.optimize.ramp.second_thread import Helper
-from optsched.optimize.search import helper, small
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import SolveOptions
@@ -80,8 +82,8 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 
 
 def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small, "_LARGE", 0)
-    monkeypatch.setattr(small, "_FIRST", 10)
+    monkeypatch.setattr(prove, "_LARGE", 0)
+    monkeypatch.setattr(prove, "_FIRST", 10)
     check_against_brute_force(3, 300, 4)
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance)
@@ -102,11 +104,11 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
         return found
 
     monkeypatch.setattr(Relaxation, "target", target)
-    monkeypatch.setattr(small, "_BUDGET", 8)
-    monkeypatch.setattr(small, "_IF_NEAR", 1.0)
+    monkeypatch.setattr(prove, "_BUDGET", 8)
+    monkeypatch.setattr(prove, "_IF_NEAR", 1.0)
     for first, large in ((10, 4_000_000), (3, 0)):
-        monkeypatch.setattr(small, "_FIRST", first)
-        monkeypatch.setattr(small, "_LARGE", large)
+        monkeypatch.setattr(prove, "_FIRST", first)
+        monkeypatch.setattr(prove, "_LARGE", large)
         check_against_brute_force(31 + first, 300, 4)
     assert sum(found < upper for found, upper in targets) > 100
     instance = generate("jaillet-model-2", seed=2, n=7)
@@ -295,7 +297,7 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
 ) -> None:
     instance = generate("jaillet-model-2", seed=5, n=24, kv_capacity=30)
     helpers = []
-    monkeypatch.setattr(small, "Helper", lambda *a: helpers.append(Helper(*a)) or helpers[-1])
+    monkeypatch.setattr(prove, "Helper", lambda *a: helpers.append(Helper(*a)) or helpers[-1])
     # Without a deadline there is one thread, and the same result each time.
     (alone,), (again,) = prove_all(instance, threads=2), prove_all(instance)
     assert alone.bound == alone.value
@@ -329,7 +331,7 @@ def test_an_error_in_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any) -> None:
         raise RuntimeError("no schedules today")
 
-    monkeypatch.setattr(helper, "look", fail)
+    monkeypatch.setattr(second_thread, "look", fail)
     with pytest.raises(RuntimeError, match="no schedules today"):
         prove_all(generate("jaillet-model-2", seed=5, n=60), threads=2, time_limit_s=600)
 
