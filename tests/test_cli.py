@@ -301,12 +301,13 @@ def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
     data = json.loads(Path("c.json").read_text())
     assert data["format"] == "optsched-comparison"
     assert data["bound"] == data["best_known"]  # five requests are solved to the optimum
-    for row in data["policies"]:
-        if row["metrics"] is not None:
-            assert Path(row["schedule"]).is_file()
-            assert run("verify", instance, row["schedule"]).exit_code == 0
-        if row["ratio_to_bound"] is not None:
-            assert row["ratio_to_bound"] >= 1
+    done = [row for row in data["policies"] if row["metrics"] is not None]
+    assert len(done) > 10
+    for row in done:
+        assert run("verify", instance, row["schedule"]).exit_code == 0
+    inside = [row["ratio_to_bound"] for row in done if row["ratio_to_bound"] is not None]
+    assert len(inside) > 5
+    assert min(inside) >= 1
 
 
 def test_compare_alone_on_standard_output_is_json(run, instance: Path) -> None:
@@ -455,15 +456,13 @@ def test_json_is_alone_in_process_too(run, instance: Path, mine: str) -> None:
 
 
 def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -> None:
+    tel = []
     for limit in (1, 100):
         Path("m.py").write_text(
             f"from optsched import Rules\nRULES = Rules(order='prompt', max_running={limit})\n"
         )
-        tel = answer("simulate", instance, "--policy", "m.py:RULES")["objective"]
-
-        if limit == 1:
-            alone = tel
-    assert tel < alone
+        tel.append(answer("simulate", instance, "--policy", "m.py:RULES")["objective"])
+    assert tel[1] < tel[0]
 
 
 def test_rules_of_a_users_file_run_as_data_or_from_a_function(

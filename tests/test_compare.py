@@ -52,11 +52,10 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
     assert comparison.gap == 0
     assert comparison.best_schedule is not None
     assert evaluate(instance, comparison.best_schedule).metrics["tel"] == optimum
-    for row in comparison.rows:
-        if row.inside:
-            assert row.metrics is not None
-            assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum
-            assert row.ratio_to_bound >= 1
+    inside = [row for row in comparison.rows if row.inside]
+    assert len(inside) > 5
+    for row in inside:
+        assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum >= 1
 
 
 def test_larger_instances_take_the_registry_of_bounds() -> None:
@@ -137,8 +136,8 @@ def test_seconds_compare_policies_with_each_other() -> None:
     assert all(row.ratio_to_best_known >= 1 for row in comparison.rows)
     data = comparison.to_dict()
     assert data["cost_model"]["name"] == MODEL
-    if comparison.bound is None:
-        assert all(row.ratio_to_bound is None for row in comparison.rows)
+    assert 0 < comparison.bound <= comparison.best_known
+    assert all(row.ratio_to_bound == row.tel / comparison.bound for row in comparison.rows)
 
 
 def test_goals_of_service_reach_the_metrics() -> None:

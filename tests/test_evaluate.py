@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from random import Random
 
 import numpy as np
@@ -418,9 +417,7 @@ def test_the_table_has_a_row_per_request_with_its_external_id() -> None:
 def test_starts_a_billion_rounds_apart_need_no_long_array() -> None:
     far = 10**9
     instance = Instance([0, far, 2 * far], [3, 2, 1], [2, 3, 1], kv_capacity=6)
-    clock = time.perf_counter()
     found = evaluate(instance, from_starts([0, far, 2 * far], instance))
-    assert time.perf_counter() - clock < 1.0
     assert found.finish.tolist() == [2, far + 3, 2 * far + 1]
     assert found.metrics["tel"] == 6
     assert found.metrics["batches"] == 6
@@ -530,6 +527,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
         if schedule.batches:
             cases += [(instance, schedule), (instance, corrupted(rng, instance, schedule))]
     compiled = [outcome(*case) for case in cases]
+    assert 20 < sum(isinstance(fast, ViolationError) for fast in compiled) < len(cases) - 20
     for name, value in vars(optsched.judge.replay).items():
         if hasattr(value, "py_func"):
             monkeypatch.setattr(optsched.judge.replay, name, value.py_func)

@@ -41,7 +41,7 @@ def some_policies(instance: Instance) -> list[str]:
 def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -> None:
     moved = later(BUSY, shift)
     step = float(np.spacing(shift))
-    compared = 0
+    compared = chosen = 0
     for spec in some_policies(BUSY):
         try:
             here = simulate(BUSY, spec, PLAIN)
@@ -59,7 +59,9 @@ def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -
             assert two.latency == pytest.approx(one.latency, abs=len(here.start) * step), spec
         assert two.finish == pytest.approx(one.finish + shift, rel=1e-15)
         compared += 1
-    assert compared > 20
+        chosen += here.start is not None
+    assert compared - chosen > 20
+    assert chosen
 
 
 def test_stalls_have_starts_that_the_judge_reads_as_they_were_meant() -> None:
@@ -174,8 +176,6 @@ def test_rounds_after_a_first_arrival_are_the_same_rounds() -> None:
         one, two = evaluate(instance, here), evaluate(moved, there)
         assert (one.finish + 1000).tolist() == two.finish.tolist(), spec
         assert (one.batch_start + 1000).tolist() == two.batch_start.tolist(), spec
-        if here.start is not None:
-            assert (here.start + 1000).tolist() == there.start.tolist(), spec
         spans = timeline(instance, here).span_start + 1000
         assert spans.tolist() == timeline(moved, there).span_start.tolist(), spec
 

@@ -10,7 +10,6 @@ import re
 import stat
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -532,7 +531,7 @@ def test_published_schemas_accept_what_is_read(data):
     jsonschema.Draft202012Validator(schema).validate(data)
 
 
-def test_20_000_requests_are_read_quickly(tmp_path):
+def test_20_000_requests_are_read_to_the_last_digit(tmp_path):
     n = 20_000
     file = tmp_path / "x.json"
     rng = np.random.default_rng(0)
@@ -540,10 +539,9 @@ def test_20_000_requests_are_read_quickly(tmp_path):
     arrival = rng.uniform(0, 3600, n).tolist()
     write_json({**GOOD, "time_unit": "second", "kv_capacity": 9999,
                 "requests": {"arrival": arrival, **columns}}, file)  # fmt: skip
-    read_instance(file)
-    start = time.process_time()
-    assert read_instance(file).n == n
-    assert time.process_time() - start < 0.3
+    found = read_instance(file)
+    assert found.arrival.tolist() == arrival
+    assert {name: getattr(found, name).tolist() for name in columns} == columns
 
 
 def test_importing_io_does_not_import_pydantic():

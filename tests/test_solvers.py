@@ -161,13 +161,12 @@ def test_a_set_stop_keeps_incumbent_and_bound(method):
     stop = threading.Event()
     threading.Timer(2.0, stop.set).start()
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
-    options = SolveOptions(time_limit_s=600, threads=2, stop=stop)
+    options = SolveOptions(time_limit_s=None, threads=2, stop=stop)  # the stop must end it
     answer = get("hindsight").methods[method].run(task, options)
-    assert answer.solve_s < 600  # the limit is not what ended it
-    assert answer.status is Status.FEASIBLE
+    assert answer.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert answer.objective is not None
     # HiGHS has no bound before its first relaxation is solved.
-    assert answer.bound is None or 0 < answer.bound < answer.objective
+    assert answer.bound is None or 0 < answer.bound <= answer.objective
     assert method != "cpsat" or answer.bound is not None
 
 
@@ -316,11 +315,10 @@ def test_a_start_that_breaks_a_row_is_no_incumbent():
 def test_ctrl_c_keeps_the_incumbent(method):
     threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     task = Task(hard_instance(20 if method == "cpsat" else 14), objective=("tel",))
-    options = SolveOptions(time_limit_s=600, threads=2)
+    options = SolveOptions(time_limit_s=None, threads=2)  # the interrupt must end it
     answer = get("hindsight").methods[method].run(task, options)
-    assert answer.status is Status.FEASIBLE
+    assert answer.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert answer.schedule is not None
-    assert answer.solve_s < 600
 
 
 @pytest.mark.parametrize("method", ["highs", "cpsat"])
