@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.policies.base import Batch, Rules, View, waiting_rank
-from optsched.policies.engine.simulate import effective
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -28,7 +27,7 @@ class Readable:
     """
 
     def __init__(self, rules: Rules, instance: Instance) -> None:
-        self.rules, self.evict_mode, self.hybrid, self.chunked = effective(rules, instance)
+        self.rules, self.evict_mode, self.hybrid, self.chunked = rules.on(instance)
         self.instance = instance
         self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
         self.place: NDArray[np.int64] | None = None

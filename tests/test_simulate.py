@@ -25,7 +25,7 @@ from optsched.problem.schedule import COLUMNS, Schedule
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
-MODULE = importlib.import_module("optsched.policies.engine.simulate")
+MODULE = importlib.import_module("optsched.policies.engine.online")
 
 VALUES = {
     "eviction_free": ["true"],

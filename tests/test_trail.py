@@ -25,7 +25,7 @@ from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule
 
-MODULE = importlib.import_module("optsched.policies.engine.simulate")
+MODULE = importlib.import_module("optsched.policies.engine.online")
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 STEP = BatchCost("step", 1, {"base": "1000"})

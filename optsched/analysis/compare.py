@@ -25,8 +25,7 @@ from optsched.optimize.strategies import (
     run_policy,
     search_offline,
 )
-from optsched.policies import Rules, Windows, allows, is_clairvoyant, lengths_note, make_policy
-from optsched.policies.engine.simulate import effective, simulate
+from optsched.policies import allows, is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, LoopError, PolicyError, UsageError
 from optsched.problem.instance import Instance
@@ -207,25 +206,9 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
 
 
 def _load_engine(specs: Iterable[str]) -> None:
-    """Run one request, so that no policy's clock sees its engine being compiled or loaded."""
-    one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
-    simulate(one, "fcfs")
-    made = [make_policy(spec)[0] for spec in specs]
-    if any(hasattr(policy, "compiled") for policy in made):
-        simulate(one, "trail")
-    if any(isinstance(policy, Windows) for policy in made):
-        simulate(one, "elis-fcfs")
-
-
-def _feature_notes(made: object, instance: Instance) -> tuple[str, ...]:
-    """Return which features of a scheduler the instance switches off."""
-    wants = effective(made, instance)[0] if isinstance(made, Rules) else made
-    notes = []
-    if getattr(wants, "hybrid", False) and instance.hybrid_batching is False:
-        notes.append("hybrid batching is off by the instance")
-    if getattr(wants, "chunked", False) and instance.chunked_prefill is False:
-        notes.append("chunked prefill is off by the instance")
-    return tuple(notes)
+    """Load what the policies run on, so that none's clock sees it being compiled or loaded."""
+    for spec in ("fcfs", *specs):
+        runner_of(make_policy(spec)[0]).warm_up()
 
 
 def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | None]) -> PolicyRow:
@@ -236,7 +219,7 @@ def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | Non
     row = PolicyRow(
         spec,
         clairvoyant=is_clairvoyant(made, info, instance),
-        notes=_feature_notes(made, instance) + (() if note is None else (note,)),
+        notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
     reason = allows(spec, instance)
     if reason is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from optsched.policies.base import Batch, Policy, Rules, Scheduler, View, Windows
+from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.specs import (
@@ -30,8 +30,9 @@ from optsched.problem.specs import (
 from optsched.workloads.predict import check_predictor
 
 __all__ = [
-    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Scheduler", "View", "Windows", "allows",
-    "is_clairvoyant", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
+    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Runner", "Scheduler", "View", "Windows",
+    "allows", "is_clairvoyant", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
+    "runner_of",
 ]  # fmt: skip
 
 
@@ -136,6 +137,15 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     return made, info
 
 
+def runner_of(made: Scheduler) -> Runner:
+    """Return a scheduler as something that runs: itself, or what asks its object batch by batch."""
+    if isinstance(made, Runner):
+        return made
+    from optsched.policies.engine.online import Online
+
+    return Online(made)
+
+
 def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> bool:
     """Return whether a policy's decisions use true output lengths on an instance.
 
@@ -146,19 +156,15 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
         return False
     if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
         return False
-    if isinstance(made, Windows):
-        return made.uses_predictions
-    if isinstance(made, Rules):
-        rules = (made.in_rounds if instance.in_rounds else None) or made
-        return rules.uses_predictions
-    return info.clairvoyant
+    says = runner_of(made).uses_lengths(instance)
+    return info.clairvoyant if says is None else says
 
 
 def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
     """Return in words what `is_clairvoyant` says, and how sure it is; None if it says no."""
     if not is_clairvoyant(made, info, instance):
         return None
-    if info.assumed and not isinstance(made, (Rules, Windows)):
+    if info.assumed and runner_of(made).uses_lengths(instance) is None:
         return (
             "may use the true output lengths (an attribute `clairvoyant = False` says that it "
             "does not)"
@@ -211,16 +217,4 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
 
 def allows(spec: str, instance: Instance) -> str | None:
     """Return why an instance rules a policy out, or None if it can run there."""
-    made, _ = make_policy(spec)
-    if not isinstance(made, (Rules, Windows)):
-        return None
-    chunked = isinstance(made, Rules) and made.chunked and instance.chunked_prefill is not False
-    for name in ("max_batch_tokens", "max_prefill_tokens"):
-        limit = getattr(instance.limits, name)
-        if limit is not None and not chunked and (instance.prompt_tokens > limit).any():
-            i = int((instance.prompt_tokens > limit).argmax())
-            return (
-                f"request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds {name} {limit}, "
-                "and the policy splits no prefill"
-            )
-    return None
+    return runner_of(make_policy(spec)[0]).allows(instance)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.columns import MAX_TOKENS
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.schedule import EvictMode
+from optsched.problem.schedule import EvictMode, Schedule
 
 Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
@@ -25,8 +25,102 @@ MAX_WORKERS = 10_000
 """Most workers of `Windows`."""
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a scheduler is run for.
+
+    Parameters
+    ----------
+    instance : Instance
+        As the scheduler is told it: with what is predicted.
+    problem : Instance
+        The same requests as the schedule's reader knows them.
+    cost : CostModel
+    seed : int
+        For decisions at random.
+    name : str
+        What errors call the scheduler.
+    """
+
+    instance: Instance
+    problem: Instance
+    cost: CostModel
+    seed: int = 0
+    name: str = "policy"
+
+
+class Runner:
+    """A scheduler that knows how it is run: `Rules`, `Windows`, `Trail`, or an `Online` object.
+
+    Attributes
+    ----------
+    hybrid, chunked : bool
+        Whether it makes batches that hold both phases, and splits prefills, where it may.
+    """
+
+    hybrid: ClassVar[bool] = False
+    chunked: ClassVar[bool] = False
+
+    def run(self, job: Job) -> Schedule:
+        """Run to the end.
+
+        Raises
+        ------
+        LoopError
+            It would go on for ever, or cannot go on.
+        """
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Load what it runs on, so that no clock sees compiled code being made or loaded."""
+        one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
+        self.run(Job(one, one, UnitCost()))
+
+    def uses_lengths(self, instance: Instance) -> bool | None:
+        """Whether it uses (predicted) output lengths on an instance; None: it cannot say."""
+        return None
+
+    def allows(self, instance: Instance) -> str | None:
+        """Return why an instance rules it out, or None if it may run there."""
+        return None
+
+    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
+        """Return each request's fixed place among those that wait, or None if there is none."""
+        return None
+
+    def switched_off(self, instance: Instance) -> tuple[str, ...]:
+        """Return, in words, which of its features an instance switches off."""
+        notes = []
+        if self.hybrid and instance.hybrid_batching is False:
+            notes.append("hybrid batching is off by the instance")
+        if self.chunked and instance.chunked_prefill is False:
+            notes.append("chunked prefill is off by the instance")
+        return tuple(notes)
+
+
+def endless(job: Job, request: int, batch: int, now: float, reason: str) -> LoopError:
+    """Return the error of a scheduler that would go on for ever, or cannot go on."""
+    problem = job.problem
+    where = f"batch {batch} at {now + problem.first_arrival:.6g} {problem.time_unit}s"
+    about = f", request {request}" if request >= 0 else ""
+    return LoopError(f"policy {job.name!r}: endless loop at {where}{about}: {reason}")
+
+
+def too_long(instance: Instance) -> str | None:
+    """Return which request's prompt does not fit into a batch unless it is split, or None."""
+    for name in ("max_batch_tokens", "max_prefill_tokens"):
+        limit = getattr(instance.limits, name)
+        if limit is not None and (instance.prompt_tokens > limit).any():
+            i = int((instance.prompt_tokens > limit).argmax())
+            return (
+                f"request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds {name} {limit}, "
+                "and the policy splits no prefill"
+            )
+    return None
+
+
 @dataclass(frozen=True)
-class Rules:
+class Rules(Runner):
     """A scheduler as data, run by the compiled engine (003, Algorithm 1; 002, Algorithms 1, 2).
 
     Every batch goes through ``groups``, and within a group through its candidates, adding what
@@ -98,8 +192,8 @@ class Rules:
     beta: float = 1.0
     promote: bool = False
     make_room: bool = False
-    hybrid: bool = True
-    chunked: bool = False
+    hybrid: bool = True  # type: ignore[misc]
+    chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_running: int | None = None
@@ -159,9 +253,48 @@ class Rules:
             "reserve",
         )
 
+    def on(self, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
+        """Return the rules for an instance, their eviction mode, hybrid batching and chunking.
+
+        A switch that the instance forbids is off.
+        """
+        rules = self.in_rounds if instance.in_rounds and self.in_rounds is not None else self
+        if rules.wide is not None and interval_ratio(instance) < rules.wide_below:
+            rules = rules.wide
+        mode: EvictMode = "restart" if instance.in_rounds else rules.evict_mode
+        hybrid = rules.hybrid and instance.hybrid_batching is not False
+        chunked = rules.chunked and instance.chunked_prefill is not False
+        return rules, mode, hybrid, chunked
+
+    def run(self, job: Job) -> Schedule:
+        """See `optsched.policies.engine.rules`."""
+        from optsched.policies.engine.rules import schedule
+
+        return schedule(self, job)
+
+    def uses_lengths(self, instance: Instance) -> bool:
+        """Whether the form for the instance's time unit depends on predicted lengths."""
+        return ((self.in_rounds if instance.in_rounds else None) or self).uses_predictions
+
+    def allows(self, instance: Instance) -> str | None:
+        """Return which prompt is too long, unless prefills are split."""
+        split = self.chunked and instance.chunked_prefill is not False
+        return None if split else too_long(instance)
+
+    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
+        """Return the places in ``order``, by the true lengths, unless they are drawn."""
+        order = self.on(instance)[0].order
+        if order == "random":
+            return None
+        return waiting_rank(order, instance, instance.output_tokens, cost)
+
+    def switched_off(self, instance: Instance) -> tuple[str, ...]:
+        """Return what an instance switches off of the rules for it."""
+        return Runner.switched_off(self.on(instance)[0], instance)
+
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Runner):
     """A scheduler that decides once per window of tokens, as data (004, Algorithm 1).
 
     A request goes to the worker with the fewest unfinished requests when it arrives (ties: the
@@ -217,6 +350,20 @@ class Windows:
     def uses_predictions(self) -> bool:
         """Whether decisions depend on predicted output lengths."""
         return self.order != "arrival"
+
+    def run(self, job: Job) -> Schedule:
+        """See `optsched.policies.engine.windows`."""
+        from optsched.policies.engine.windows import schedule
+
+        return schedule(self, job)
+
+    def uses_lengths(self, instance: Instance) -> bool:
+        """Whether the order is by predicted lengths."""
+        return self.uses_predictions
+
+    def allows(self, instance: Instance) -> str | None:
+        """Return which prompt is too long: windows split no prefill."""
+        return too_long(instance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,9 +456,8 @@ class Policy(Protocol):
     Two attributes are optional. ``evict_mode`` says what an eviction loses (default
     ``"recompute"``). ``clairvoyant = False`` says that the policy never reads the view's
     ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
-    it, and without predictions, results say that it may use them. A shipped policy may also bring
-    ``compiled(instance, cost, mode)``, a loop that decides as `batch` would and returns what
-    `optsched.policies.engine.rerank.run` does.
+    it, and without predictions, results say that it may use them. A shipped policy may also be a
+    `Runner`, with a compiled loop that decides as `batch` would.
     """
 
     def batch(self, view: View) -> Batch:

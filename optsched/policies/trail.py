@@ -7,23 +7,17 @@ forecast, what is left as it runs. Without predictions the oracle predicts.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-
-from optsched.costs.cost import CostModel
 from optsched.policies import policy
-from optsched.policies.base import Batch, Rules, View
+from optsched.policies.base import Batch, Job, Rules, Runner, View
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode
-from optsched.workloads.predict import estimates, forecast_of
+from optsched.problem.schedule import EvictMode, Schedule
 
 BATCH_TOKENS = 512
 """Tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
 
 
-class Trail:
+class Trail(Runner):
     """All requests in one line, ranked anew before every batch (000, section 3.3).
 
     Parameters
@@ -159,39 +153,11 @@ class Trail:
                 evicted.append(i)
         return Batch(tokens=tokens, evict=evicted)
 
-    def compiled(self, instance: Instance, cost: CostModel, mode: EvictMode) -> Any:
-        """Run to the end as `batch` would; see `optsched.policies.engine.rerank.run`."""
-        from optsched.judge.life import UNLIMITED
-        from optsched.policies.engine import rerank
+    def run(self, job: Job) -> Schedule:
+        """Run to the end as `batch` would; see `optsched.policies.engine.rerank`."""
+        from optsched.policies.engine.rerank import schedule
 
-        forecast = forecast_of(instance)
-        arrival = instance.release
-        limits = instance.limits
-        return rerank.run(
-            arrival,
-            instance.prompt_tokens,
-            instance.output_tokens,
-            estimates(instance)[0],
-            forecast.every,
-            forecast.offsets,
-            forecast.remaining,
-            instance.kv_capacity,
-            instance.kv_offset,
-            limits.max_batch_tokens or UNLIMITED,
-            limits.max_prefill_tokens or UNLIMITED,
-            limits.max_running or UNLIMITED,
-            cost.array,
-            instance.clock_origin,
-            np.lexsort((np.arange(instance.n), arrival)),
-            self.c,
-            self.refine,
-            self.keep,
-            self.max_batch_tokens or UNLIMITED,
-            self.max_running or UNLIMITED,
-            instance.hybrid_batching is not False,
-            instance.chunked_prefill is not False,
-            mode == "restart",
-        )
+        return schedule(self, job)
 
 
 @policy(

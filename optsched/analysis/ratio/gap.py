@@ -12,9 +12,8 @@ from optsched.analysis.ratio.exact import optimum
 from optsched.costs.cost import UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.placement import earliest, put
-from optsched.policies import Rules, Scheduler, make_policy
-from optsched.policies.base import waiting_rank
-from optsched.policies.engine.simulate import effective, simulate
+from optsched.policies import Scheduler, make_policy, runner_of
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import from_starts
@@ -189,10 +188,9 @@ def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np
     Rules say it. A policy object's, or a random one, is that of the last starts of its run.
     """
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
-    if isinstance(made, Rules):
-        rules = effective(made, instance)[0]
-        if rules.order != "random":
-            return waiting_rank(rules.order, instance, instance.output_tokens, UnitCost())
+    rank = runner_of(made).waiting_rank(instance, UnitCost())
+    if rank is not None:
+        return rank
     judged = evaluate(instance, simulate(instance, policy, seed=seed))
     last = judged.finish - instance.output_tokens
     rank = np.empty(instance.n, dtype=np.int64)

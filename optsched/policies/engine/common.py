@@ -1,13 +1,22 @@
-"""What the compiled loops share: outcomes, limits, arrays that grow."""
+"""What the compiled loops share: records, the queue, the clock, and the schedule that comes out.
+
+A loop keeps its requests and its own state in records (`optsched.judge.life` says why). Import
+this module lazily: it loads numba.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+from optsched.judge.life import UNLIMITED, Ints, record
+from optsched.judge.replay import Limits, read_start
+from optsched.policies.base import Job, endless
 from optsched.problem import forecast
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode, Schedule, from_batches
 
 # Outcomes.
 DONE = 0
@@ -18,7 +27,132 @@ STALLED = 3  # too many batches or clearings without a completion
 MAX_STALLED_BATCHES = 1_000_000
 """Batches without a completion (beyond the longest output) that count as an endless loop."""
 
+REQUEST, TOKENS = 0, 1
+"""Rows of `Columns.entries`."""
+
 tokens_left = njit(cache=True)(forecast.tokens_left)
+
+FIELDS = (
+    ("arrival", np.float64),
+    ("band", np.int64),  # its place in the queue: ascending band, then key, then place
+    ("key", np.float64),
+    ("place", np.int64),
+    ("gone", np.bool_),  # leaves the running requests: evicted or finished
+)
+"""What every loop knows of a request beside its life."""
+
+STATE = (
+    ("now", np.float64),
+    ("end", np.float64),  # of the last batch
+    ("latest", np.float64),  # arrival in the batch that is being formed
+    ("arrived", np.int64),  # requests, of which ``done`` have finished
+    ("done", np.int64),
+    ("waiting", np.int64),  # length of the queue
+    ("running", np.int64),  # length of the list of those that hold KV
+    ("batches", np.int64),  # rows of the columns so far
+    ("entries", np.int64),
+    ("evicted", np.int64),
+    ("since", np.int64),  # batches since the last completion
+    ("longest", np.int64),  # output
+    ("outcome", np.int64),
+    ("about", np.int64),  # request that the outcome is about, or -1
+    ("off_default", np.bool_),  # some batch does not start at the default time
+)
+"""Where every loop stands."""
+
+BATCH = record(
+    ("start", np.float64),
+    ("entries", np.int64),  # of it and all before it
+    ("evicted", np.int64),
+    ("worker", np.int64),
+)
+
+
+class Columns(NamedTuple):
+    """The schedule as it grows; `STATE` says how much of each is filled.
+
+    Parameters
+    ----------
+    batches : ndarray of `BATCH`
+    entries : ndarray of int64, shape (2, k)
+        Rows `REQUEST` and `TOKENS`.
+    evicted : ndarray of int64
+    """
+
+    batches: Any
+    entries: Ints
+    evicted: Ints
+
+
+def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
+    """Return the state before anything has arrived: an array of one record, changed in place."""
+    state = np.zeros(1, dtype=record(*STATE, *fields))
+    state["longest"], state["about"] = instance.output_tokens.max(), -1
+    return state
+
+
+def new_columns() -> Columns:
+    """Return columns that hold nothing."""
+    return Columns(
+        np.zeros(1024, dtype=BATCH), np.zeros((2, 4096), dtype=np.int64), np.zeros(256, np.int64)
+    )
+
+
+def limits_of(instance: Instance, mode: EvictMode) -> Limits:
+    """Return an instance's limits for compiled code."""
+    limits = instance.limits
+    return Limits(
+        instance.kv_capacity,
+        instance.kv_offset,
+        limits.max_batch_tokens or UNLIMITED,
+        limits.max_prefill_tokens or UNLIMITED,
+        limits.max_running or UNLIMITED,
+        instance.hybrid_batching is not False,
+        instance.chunked_prefill is not False,
+        True,
+        mode == "restart",
+    )
+
+
+def schedule_of(
+    job: Job,
+    mode: EvictMode,
+    requests: Any,
+    state: Any,
+    columns: Columns,
+    *,
+    split: bool,
+    workers: int = 1,
+) -> Schedule:
+    """Return the schedule that a compiled loop made, or raise why it made none."""
+    s, problem = state[0], job.problem
+    if s.outcome != DONE:
+        about = int(s.about)
+        reason = {
+            STUCK: "nothing runs and it can never be admitted",
+            LOOP: "the running requests were cleared twice in the same state",
+            STALLED: "no request completed for too long",
+        }[int(s.outcome)]
+        if s.outcome == STUCK and not split:
+            size = int(requests["prompt"][about] + requests["produced"][about])
+            for limit, value in problem.limits.as_dict().items():
+                if limit != "max_running" and size > value:
+                    reason = f"its input of {size} tokens exceeds {limit} {value}, and is not split"
+        raise endless(job, about, int(s.batches), float(s.now), reason)
+    batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
+    start = batches["start"]
+    return from_batches(
+        np.append(0, batches["entries"]),
+        entries[REQUEST],
+        entries[TOKENS],
+        instance=problem,
+        evicted_offsets=np.append(0, batches["evicted"]),
+        evicted=columns.evicted[: s.evicted],
+        start=None if not s.off_default else problem.at(start) if problem.in_rounds else start,
+        worker=batches["worker"] if workers > 1 else None,
+        evict_mode=mode,
+        cost_model_sha256=job.cost.sha256,
+    )
 
 
 @njit(cache=True)
@@ -29,3 +163,150 @@ def grown(array: Any, needed: int) -> Any:
     wider = np.zeros(max(needed, 2 * array.shape[0]), dtype=array.dtype)
     wider[: array.shape[0]] = array
     return wider
+
+
+@njit(cache=True)
+def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
+    """Whether one more batch, with so many entries and evictions, may not fit."""
+    return bool(
+        s.batches == columns.batches.shape[0]
+        or s.entries + entries > columns.entries.shape[1]
+        or s.evicted + evicted > columns.evicted.shape[0]
+    )
+
+
+@njit(cache=True)
+def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
+    """Return columns with room for one more batch, and for so many entries and evictions."""
+    old = columns.entries
+    if s.entries + entries > old.shape[1]:
+        wider = np.empty((2, max(s.entries + entries, 2 * old.shape[1])), dtype=np.int64)
+        wider[REQUEST, : s.entries] = old[REQUEST, : s.entries]
+        wider[TOKENS, : s.entries] = old[TOKENS, : s.entries]
+        old = wider
+    return Columns(
+        grown(columns.batches, s.batches + 1), old, grown(columns.evicted, s.evicted + evicted)
+    )
+
+
+@njit(cache=True)
+def add_entry(entries: Ints, s: Any, i: int, tokens: int) -> None:
+    """Let the batch that is being formed process tokens of request i."""
+    entries[REQUEST, s.entries] = i
+    entries[TOKENS, s.entries] = tokens
+    s.entries += 1
+
+
+@njit(cache=True)
+def add_eviction(evicted: Ints, s: Any, i: int) -> None:
+    """Let the next batch evict request i first."""
+    evicted[s.evicted] = i
+    s.evicted += 1
+
+
+@njit(cache=True)
+def before(a: Any, b: Any) -> bool:
+    """Whether request a stands before b in the queue."""
+    if a.band != b.band:
+        return bool(a.band < b.band)
+    if a.key != b.key:
+        return bool(a.key < b.key)
+    return bool(a.place < b.place)
+
+
+@njit(cache=True)
+def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
+    """Add a request to the queue, a heap; its place is not to change while it is there."""
+    r = requests[i]
+    k = s.waiting
+    while k > 0:
+        parent = (k - 1) // 2
+        if not before(r, requests[heap[parent]]):
+            break
+        heap[k] = heap[parent]
+        k = parent
+    heap[k] = i
+    s.waiting += 1
+
+
+@njit(cache=True)
+def pop(requests: Any, heap: Ints, s: Any) -> None:
+    """Take the first request, ``heap[0]``, out of the queue."""
+    s.waiting -= 1
+    size = s.waiting
+    i = heap[size]
+    r = requests[i]
+    k = 0
+    while True:
+        child = 2 * k + 1
+        if child >= size:
+            break
+        if child + 1 < size and before(requests[heap[child + 1]], requests[heap[child]]):
+            child += 1
+        if not before(requests[heap[child]], r):
+            break
+        heap[k] = heap[child]
+        k = child
+    heap[k] = i
+
+
+@njit(cache=True)
+def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
+    """Return the next request that has arrived by now, or -1."""
+    if s.arrived == by_arrival.shape[0]:
+        return -1
+    i = by_arrival[s.arrived]
+    if requests[i].arrival > s.now:
+        return -1
+    s.arrived += 1
+    return int(i)
+
+
+@njit(cache=True)
+def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
+    """Let the time pass to the next arrival; return whether there is one."""
+    if s.arrived == by_arrival.shape[0]:
+        return False
+    s.now = requests[by_arrival[s.arrived]].arrival
+    return True
+
+
+@njit(cache=True)
+def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
+    """Let the batch that has been formed run: write its row, and move the clock to its end."""
+    default = max(s.end, s.latest)
+    b = batches[s.batches]
+    b.start = origin + s.now
+    start = read_start(b.start, default, origin)
+    s.off_default = s.off_default or start != default
+    s.now = s.end = start + duration
+    b.entries = s.entries
+    b.evicted = s.evicted
+    s.batches += 1
+
+
+@njit(cache=True)
+def drop_gone(requests: Any, running: Ints, s: Any) -> None:
+    """Take those that are gone out of the running requests, order kept."""
+    kept = 0
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.gone:
+            r.gone = False
+        else:
+            running[kept] = running[k]
+            kept += 1
+    s.running = kept
+
+
+@njit(cache=True)
+def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
+    """Take those that finished out of the running requests, or count one more without any."""
+    s.done += finished
+    if finished > 0:
+        s.since = 0
+        drop_gone(requests, running, s)
+        return
+    s.since += 1
+    if s.since > MAX_STALLED_BATCHES + s.longest:
+        s.outcome = STALLED

@@ -7,330 +7,383 @@ who holds KV is decided again before every batch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
-from optsched.judge.replay import read_start
+from optsched.judge.life import (
+    EMPTY,
+    UNLIMITED,
+    Floats,
+    Ints,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    evict,
+    new_requests,
+    rest_of,
+)
+from optsched.judge.replay import Limits
+from optsched.policies.base import Job
 from optsched.policies.engine.common import (
     DONE,
-    MAX_STALLED_BATCHES,
-    STALLED,
+    FIELDS,
+    REQUEST,
     STUCK,
-    grown,
+    TOKENS,
+    add_entry,
+    add_eviction,
+    after_batch,
+    arriving,
+    before,
+    full,
+    idle,
+    limits_of,
+    new_columns,
+    new_state,
+    pop,
+    push,
+    run_batch,
+    schedule_of,
     tokens_left,
+    with_room,
+)
+from optsched.policies.engine.online import evict_mode_of
+from optsched.problem.schedule import Schedule
+from optsched.workloads.predict import estimates, forecast_of
+
+if TYPE_CHECKING:
+    from optsched.policies.trail import Trail
+
+REQUEST_FIELDS = (
+    *FIELDS,
+    ("first", np.int64),  # prediction of its output
+    ("shield", np.int64),  # tokens from which on it is not preempted
+    ("seen", np.int64),  # most tokens that it has ever produced
 )
 
+STATE_FIELDS = (
+    ("clearings", np.int64),
+    ("kept", np.int64),  # running requests that keep their seats
+    ("lost", np.int64),  # those that lose them, at the front of the list aside
+    ("admitted", np.int64),  # those that win them, from its end
+    ("used", np.int64),  # KV of those that have seats, after the batch
+)
+
+SHIELDED, PREEMPTIBLE = 0, 1
+"""Bands of the line: holding KV and having run too long to be preempted, and all others."""
+
+
+class Settings(NamedTuple):
+    """`Trail` for compiled code, with the instance's limits; seats are the tighter limit."""
+
+    limits: Limits
+    origin: float
+    every: int  # tokens between predictions
+    refine: bool
+    keep: bool
+    own_batch: int
+    max_batch: int
+    seats: int
+
+
+class Shares(NamedTuple):
+    """How many tokens each phase of a batch may process; ``front`` is the first in the line."""
+
+    front: int
+    alone: bool
+    decodes: int
+    prefills: int
+
+
+def schedule(trail: Trail, job: Job) -> Schedule:
+    """Run the policy to the end; `optsched.policies.trail.Trail.batch` says what it does."""
+    instance, mode = job.instance, evict_mode_of(trail, job)
+    forecast = forecast_of(instance)
+    by_arrival = np.lexsort((np.arange(instance.n), instance.release))
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
+    requests["arrival"] = instance.release
+    requests["first"] = estimates(instance)[0]
+    requests["shield"] = np.floor(trail.c * requests["first"])
+    requests["band"] = PREEMPTIBLE
+    requests["place"][by_arrival] = np.arange(instance.n)
+    state = new_state(STATE_FIELDS, instance)
+    limits = limits_of(instance, mode)
+    own_batch = trail.max_batch_tokens or UNLIMITED
+    settings = Settings(
+        limits,
+        float(instance.clock_origin),
+        int(forecast.every),
+        trail.refine,
+        trail.keep,
+        own_batch,
+        min(own_batch, limits.max_batch_tokens),
+        min(trail.max_running or UNLIMITED, limits.max_running),
+    )
+    columns = run(
+        requests, state, settings, job.cost.array, by_arrival, forecast.offsets, forecast.remaining,
+        new_columns(),
+    )  # fmt: skip
+    return schedule_of(job, mode, requests, state, columns, split=limits.chunked)
+
 
 @njit(cache=True)
-def _before(i: int, j: int, shielded: Any, left: Any, place: Any) -> bool:
-    """Whether request i stands before j in the line."""
-    if shielded[i] != shielded[j]:
-        return bool(shielded[i])
-    if left[i] != left[j]:
-        return bool(left[i] < left[j])
-    return bool(place[i] < place[j])
+def _rank(r: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
+    """Rank a request by the tokens that it is predicted to have left."""
+    if settings.refine:
+        r.key = tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
+    else:
+        r.key = max(1.0, float(r.first - r.produced))
 
 
 @njit(cache=True)
-def _push(heap: Any, size: int, i: int, shielded: Any, left: Any, place: Any) -> int:
-    k = size
-    while k > 0:
-        parent = (k - 1) // 2
-        if _before(heap[parent], i, shielded, left, place):
-            break
-        heap[k] = heap[parent]
-        k = parent
-    heap[k] = i
-    return size + 1
+def _shield(r: Any) -> None:
+    r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
 
 
 @njit(cache=True)
-def _pop(heap: Any, size: int, shielded: Any, left: Any, place: Any) -> int:
-    size -= 1
-    i = heap[size]
-    k = 0
+def _sort_line(requests: Any, s: Any, running: Ints) -> int:
+    """Sort running requests, nearly sorted since the last batch; return how many decode."""
+    decoding = 0
+    for k in range(s.running):
+        i = running[k]
+        r = requests[i]
+        decoding += r.decoding
+        position = k
+        while position > 0 and before(r, requests[running[position - 1]]):
+            running[position] = running[position - 1]
+            position -= 1
+        running[position] = i
+    return decoding
+
+
+@njit(cache=True)
+def _shares(
+    requests: Any, s: Any, heap: Ints, running: Ints, decoding: int, settings: Settings
+) -> Shares:
+    """Return what each phase may process; the first in the line goes in any case."""
+    limits = settings.limits
+    front = heap[0] if s.waiting > 0 else running[0]
+    if s.running > 0 and before(requests[running[0]], requests[front]):
+        front = running[0]
+    first = requests[front]
+    room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+    need = 0 if first.decoding else rest_of(first)
+    if limits.chunked:
+        need = min(need, 1)
+    elif need > room:
+        need = 0
+    alone = need > settings.own_batch
+    decodes = 0 if alone else min(decoding, settings.max_batch - need)
+    if not limits.hybrid and need > 0:
+        decodes = 0
+    prefills = room if alone else min(settings.max_batch - decodes, limits.max_prefill_tokens)
+    if not limits.hybrid and need == 0:
+        prefills = 0
+    return Shares(front, alone, decodes, prefills)
+
+
+@njit(cache=True)
+def _choose(
+    requests: Any,
+    s: Any,
+    heap: Ints,
+    running: Ints,
+    aside: Ints,
+    entries: Ints,
+    shares: Shares,
+    settings: Settings,
+) -> Any:
+    """Choose who holds KV, and what each processes; return what the batch holds."""
+    limits = settings.limits
+    sums = EMPTY
+    prefills = shares.prefills
+    latest = 0.0
+    used = kept = lost = admitted = position = 0
+    refused = False
     while True:
-        child = 2 * k + 1
-        if child >= size:
+        fresh = (
+            not refused
+            and s.waiting > 0
+            and (position >= s.running or before(requests[heap[0]], requests[running[position]]))
+        )
+        if fresh:
+            i = heap[0]
+        elif position < s.running:
+            i = running[position]
+            position += 1
+        else:
             break
-        if child + 1 < size and _before(heap[child + 1], heap[child], shielded, left, place):
-            child += 1
-        if not _before(heap[child], i, shielded, left, place):
-            break
-        heap[k] = heap[child]
-        k = child
-    heap[k] = i
-    return size
+        r = requests[i]
+        work = 0
+        if r.decoding:
+            work = 1 if sums.decode_requests < shares.decodes else 0
+            kv = r.cached + work + limits.kv_offset
+        else:
+            rest = rest_of(r)
+            if not shares.alone or i == shares.front:
+                if limits.chunked:
+                    work = min(rest, prefills)
+                elif rest <= prefills:
+                    work = rest
+            kv = r.prompt + r.produced + limits.kv_offset
+        if (
+            (fresh and work == 0)
+            or kept + admitted + 1 > settings.seats
+            or used + kv > limits.kv_capacity
+        ):
+            refused = True
+            if not fresh:
+                aside[lost] = i
+                lost += 1
+            continue
+        used += kv
+        if fresh:
+            pop(requests, heap, s)
+            admitted += 1
+            aside[aside.shape[0] - admitted] = i
+        else:
+            running[kept] = i
+            kept += 1
+        if work == 0:
+            continue
+        if r.decoding:
+            sums = add_decode(sums, r.cached)
+        else:
+            prefills -= work
+            sums = add_prefill(sums, work, r.cached)
+        latest = max(latest, r.arrival)
+        add_entry(entries, s, i, work)
+    s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
+    return sums
+
+
+@njit(cache=True)
+def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
+    """Let those that would lose their seats stay: no batch was formed."""
+    for k in range(s.lost):
+        running[s.kept] = aside[k]
+        s.kept += 1
+
+
+@njit(cache=True)
+def _give_up(
+    requests: Any, s: Any, running: Ints, aside: Ints, evicted: Ints, settings: Settings
+) -> None:
+    """Let seats change: lost KV stays while nobody needs it, or goes at once."""
+    limits = settings.limits
+    holders = s.kept + s.admitted
+    for k in range(s.lost):
+        i = aside[k]
+        r = requests[i]
+        kv = r.cached + limits.kv_offset
+        if settings.keep and holders < limits.max_running and s.used + kv <= limits.kv_capacity:
+            holders += 1
+            s.used += kv
+            running[s.kept] = i
+            s.kept += 1
+            continue
+        add_eviction(evicted, s, i)
+        evict(r, limits.restart)
+        r.band = PREEMPTIBLE
+    for k in range(s.admitted):
+        i = aside[aside.shape[0] - 1 - k]
+        _shield(requests[i])
+        running[s.kept] = i
+        s.kept += 1
+    s.running = s.kept
+
+
+@njit(cache=True)
+def _process(
+    requests: Any,
+    s: Any,
+    running: Ints,
+    entries: Ints,
+    first: int,
+    settings: Settings,
+    offsets: Ints,
+    remaining: Floats,
+) -> None:
+    """Process the entries of a batch from ``first`` on."""
+    finished = 0
+    for k in range(first, s.entries):
+        i = entries[REQUEST, k]
+        r = requests[i]
+        if not advance(r, entries[TOKENS, k]):
+            continue
+        if r.produced == r.output:
+            finished += 1
+            r.gone = True
+            continue
+        r.seen = max(r.seen, r.produced)
+        _shield(r)
+        _rank(r, i, settings, offsets, remaining)
+    after_batch(requests, running, s, finished)
 
 
 @njit(cache=True)
 def run(
-    arrival: NDArray[np.float64],
-    prompt: NDArray[np.int64],
-    output: NDArray[np.int64],
-    first: NDArray[np.int64],
-    every: int,
-    offsets: NDArray[np.int64],
-    remaining: NDArray[np.float64],
-    capacity: int,
-    offset: int,
-    hard_batch: int,
-    hard_prefill: int,
-    hard_running: int,
-    cost: NDArray[np.float64],
-    origin: float,
-    by_arrival: NDArray[np.int64],
-    c: float,
-    refine: bool,
-    keep: bool,
-    own_batch: int,
-    own_running: int,
-    hybrid: bool,
-    chunked: bool,
-    restart: bool,
+    requests: Any,
+    state: Any,
+    settings: Settings,
+    cost: Floats,
+    by_arrival: Ints,
+    offsets: Ints,
+    remaining: Floats,
+    columns: Any,
 ) -> Any:
-    """Run the policy to the end; `optsched.policies.trail.Trail.batch` says what it does.
+    """Run the policy to the end.
+
+    Parameters
+    ----------
+    requests, state : ndarray of records
+        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
+    settings : Settings
+    cost : ndarray of float64, shape (12,)
+    by_arrival : ndarray of int64, shape (n,)
+    offsets, remaining
+        Columns of a `Forecast`.
+    columns : Columns
 
     Returns
     -------
-    tuple
-        What `optsched.policies.engine.rules.run` returns.
+    Columns
     """
-    n = arrival.shape[0]
-    most_batch = min(own_batch, hard_batch)
-    seats = min(own_running, hard_running)
-    cached = np.zeros(n, dtype=np.int64)
-    produced = np.zeros(n, dtype=np.int64)
-    seen = np.zeros(n, dtype=np.int64)
-    decoding = np.zeros(n, dtype=np.bool_)
-    shielded = np.zeros(n, dtype=np.bool_)  # holds KV and has run too long to be preempted
-    left = np.zeros(n)
-    place = np.empty(n, dtype=np.int64)
-    place[by_arrival] = np.arange(n)
-    shield = np.empty(n, dtype=np.int64)
-    for i in range(n):
-        shield[i] = int(np.floor(c * first[i]))
-
+    n = requests.shape[0]
+    s = state[0]
     heap = np.empty(n + 1, dtype=np.int64)
-    waiting = 0
     running = np.empty(n, dtype=np.int64)
-    n_running = 0
-    lost = np.empty(n, dtype=np.int64)
-    admitted = np.empty(n, dtype=np.int64)
-    next_arrival = 0
-    now = end = 0.0
-    done = batches = entries = n_evicted = since = 0
-    off_default = False
-    longest = int(output.max())
-    batch_offsets = np.zeros(1024, dtype=np.int64)
-    evicted_offsets = np.zeros(1024, dtype=np.int64)
-    start = np.empty(1024)
-    request = np.empty(4096, dtype=np.int64)
-    tokens = np.empty(4096, dtype=np.int64)
-    evicted = np.empty(256, dtype=np.int64)
-    outcome, about = DONE, -1
-
-    while done < n:
-        while next_arrival < n and arrival[by_arrival[next_arrival]] <= now:
-            i = by_arrival[next_arrival]
-            next_arrival += 1
-            if refine:
-                left[i] = tokens_left(every, offsets, remaining, i, 0, 0)
-            else:
-                left[i] = first[i]
-            waiting = _push(heap, waiting, i, shielded, left, place)
-        if n_running == 0 and waiting == 0:
-            now = arrival[by_arrival[next_arrival]]
+    aside = np.empty(n, dtype=np.int64)
+    while s.done < n and s.outcome == DONE:
+        i = arriving(requests, s, by_arrival)
+        while i >= 0:
+            _rank(requests[i], i, settings, offsets, remaining)
+            push(requests, heap, s, i)
+            i = arriving(requests, s, by_arrival)
+        if s.running == 0 and s.waiting == 0:
+            idle(requests, s, by_arrival)
             continue
-
-        # The line of running requests, nearly sorted since the last batch.
-        n_decoding = 0
-        for k in range(n_running):
-            i = running[k]
-            n_decoding += decoding[i]
-            position = k
-            while position > 0 and _before(i, running[position - 1], shielded, left, place):
-                running[position] = running[position - 1]
-                position -= 1
-            running[position] = i
-
-        # How many tokens each phase may process; the first in the line goes in any case.
-        front = heap[0] if waiting > 0 else running[0]
-        if n_running > 0 and _before(running[0], front, shielded, left, place):
-            front = running[0]
-        room = min(hard_batch, hard_prefill)
-        need = 0 if decoding[front] else prompt[front] + produced[front] - cached[front]
-        if chunked:
-            need = min(need, 1)
-        elif need > room:
-            need = 0
-        alone = need > own_batch
-        decodes = 0 if alone else min(n_decoding, most_batch - need)
-        if not hybrid and need > 0:
-            decodes = 0
-        prefill_left = room if alone else min(most_batch - decodes, hard_prefill)
-        if not hybrid and need == 0:
-            prefill_left = 0
-
-        # Who holds KV, and what it processes.
-        first_entry = entries
-        sums = EMPTY
-        latest = 0.0
-        used = holders = kept = n_lost = position = 0
-        was_running = n_running
-        n_admitted = 0
-        refused = False
-        while True:
-            fresh = (
-                not refused
-                and waiting > 0
-                and (
-                    position >= was_running
-                    or _before(heap[0], running[position], shielded, left, place)
-                )
-            )
-            if fresh:
-                i = heap[0]
-            elif position < was_running:
-                i = running[position]
-                position += 1
-            else:
-                break
-            if decoding[i]:
-                work = 1 if sums.decode_requests < decodes else 0
-                kv = cached[i] + work + offset
-            else:
-                rest = prompt[i] + produced[i] - cached[i]
-                work = 0
-                if not alone or i == front:
-                    if chunked:
-                        work = min(rest, prefill_left)
-                    elif rest <= prefill_left:
-                        work = rest
-                kv = prompt[i] + produced[i] + offset
-            if (fresh and work == 0) or holders + 1 > seats or used + kv > capacity:
-                refused = True
-                if not fresh:
-                    lost[n_lost] = i
-                    n_lost += 1
-                continue
-            holders += 1
-            used += kv
-            if fresh:
-                waiting = _pop(heap, waiting, shielded, left, place)
-                n_admitted += 1
-                admitted[n_admitted - 1] = i
-            else:
-                running[kept] = i
-                kept += 1
-            if work == 0:
-                continue
-            if decoding[i]:
-                sums = add_decode(sums, cached[i])
-            else:
-                prefill_left -= work
-                sums = add_prefill(sums, work, cached[i])
-            latest = max(latest, arrival[i])
-            if entries == request.shape[0]:
-                request = grown(request, entries + 1)
-                tokens = grown(tokens, entries + 1)
-            request[entries] = i
-            tokens[entries] = work
-            entries += 1
-
+        if full(columns, s, s.running + s.waiting, s.running):
+            columns = with_room(columns, s, s.running + s.waiting, s.running)
+        decoding = _sort_line(requests, s, running)
+        shares = _shares(requests, s, heap, running, decoding, settings)
+        first = s.entries
+        first_evicted = s.evicted
+        sums = _choose(requests, s, heap, running, aside, columns.entries, shares, settings)
         if sums.tokens == 0:
-            for k in range(n_lost):
-                running[kept] = lost[k]
-                kept += 1
-            if next_arrival == n:
-                outcome, about = STUCK, front
-                break
-            now = arrival[by_arrival[next_arrival]]
+            _keep_all(s, running, aside)
+            if not idle(requests, s, by_arrival):
+                s.outcome, s.about = STUCK, shares.front
             continue
-
-        # Those who lost their seats: their KV stays while nobody needs it, or goes at once.
-        for k in range(n_lost):
-            i = lost[k]
-            if keep and holders < hard_running and used + cached[i] + offset <= capacity:
-                holders += 1
-                used += cached[i] + offset
-                running[kept] = i
-                kept += 1
-                continue
-            evicted = grown(evicted, n_evicted + 1)
-            evicted[n_evicted] = i
-            n_evicted += 1
-            cached[i] = 0
-            decoding[i] = False
-            shielded[i] = False
-            if restart:
-                produced[i] = 0
-                if refine:
-                    left[i] = tokens_left(every, offsets, remaining, i, seen[i], 0)
-                else:
-                    left[i] = first[i]
-            waiting = _push(heap, waiting, i, shielded, left, place)
-        for k in range(n_admitted):
-            i = admitted[k]
-            shielded[i] = produced[i] >= shield[i]
-            running[kept] = i
-            kept += 1
-        n_running = kept
-
-        # Process it.
-        written = origin + now
-        now = read_start(written, max(end, latest), origin)
-        off_default = off_default or now != max(end, latest)
-        if batches + 2 > batch_offsets.shape[0]:
-            batch_offsets = grown(batch_offsets, batches + 2)
-            evicted_offsets = grown(evicted_offsets, batches + 2)
-            start = grown(start, batches + 2)
-        start[batches] = written
-        batches += 1
-        batch_offsets[batches] = entries
-        evicted_offsets[batches] = n_evicted
-        now += batch_time(cost, sums)
-        end = now
-        finished = 0
-        for k in range(first_entry, entries):
-            i = request[k]
-            cached[i] += tokens[k]
-            if cached[i] < prompt[i] + produced[i]:
-                continue
-            decoding[i] = True
-            produced[i] += 1
-            if produced[i] == output[i]:
-                finished += 1
-                continue
-            seen[i] = max(seen[i], produced[i])
-            shielded[i] = produced[i] >= shield[i]
-            if refine:
-                left[i] = tokens_left(every, offsets, remaining, i, seen[i], produced[i])
-            else:
-                left[i] = max(1.0, float(first[i] - produced[i]))
-        if finished > 0:
-            done += finished
-            since = 0
-            kept = 0
-            for k in range(n_running):
-                i = running[k]
-                if produced[i] < output[i]:
-                    running[kept] = i
-                    kept += 1
-            n_running = kept
-        else:
-            since += 1
-            if since > MAX_STALLED_BATCHES + longest:
-                outcome, about = STALLED, -1
-                break
-
-    size = prompt[about] + produced[about] if about >= 0 else 0
-    return (
-        outcome, about, size, batches, now, batch_offsets[: batches + 1], request[:entries],
-        tokens[:entries], evicted_offsets[: batches + 1], evicted[:n_evicted], start[:batches],
-        off_default,
-    )  # fmt: skip
+        _give_up(requests, s, running, aside, columns.evicted, settings)
+        for k in range(first_evicted, s.evicted):
+            i = columns.evicted[k]
+            if settings.limits.restart:
+                _rank(requests[i], i, settings, offsets, remaining)
+            push(requests, heap, s, i)
+        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        _process(requests, s, running, columns.entries, first, settings, offsets, remaining)
+    return columns

@@ -2,548 +2,654 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
-from optsched.judge.replay import read_start
-from optsched.policies.engine.common import DONE, LOOP, MAX_STALLED_BATCHES, STALLED, STUCK, grown
+from optsched.judge.life import (
+    EMPTY,
+    UNLIMITED,
+    Floats,
+    Ints,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    evict,
+    new_requests,
+    rest_of,
+)
+from optsched.judge.replay import Limits
+from optsched.policies.base import Job, Rules, waiting_rank
+from optsched.policies.engine.common import (
+    DONE,
+    FIELDS,
+    LOOP,
+    REQUEST,
+    STALLED,
+    STUCK,
+    TOKENS,
+    Columns,
+    add_entry,
+    add_eviction,
+    after_batch,
+    arriving,
+    drop_gone,
+    full,
+    idle,
+    limits_of,
+    new_columns,
+    new_state,
+    pop,
+    push,
+    run_batch,
+    schedule_of,
+    with_room,
+)
+from optsched.problem.schedule import Schedule
+from optsched.workloads.predict import estimates
 
 # Codes of what `Rules` say in words.
 GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
-WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = 0, 1, 2, 3, 4
+NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = -1, 0, 1, 2, 3, 4
 ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
 TIES = 2**31
-"""Random numbers that break a tie in the order of waiting requests; lengths lie below it too."""
-BACK = 2**62
-"""First key behind every length with its tie-breaker."""
+"""Random numbers that break a tie in the order of waiting requests; ranks lie below it too."""
 
 MAX_STALLED_CLEARINGS = 100_000
 """Random clearings without a completion that count as an endless loop."""
 
+PASSED_OVER, REFUSED = 0, -1
+"""No tokens for a request: others of its group may have some, or none of them."""
+
+REQUEST_FIELDS = (
+    *FIELDS,
+    ("estimate", np.int64),  # of its output, at present
+    ("second", np.int64),  # its estimate once it is promoted
+    ("peak", np.int64),  # KV that it will hold by its estimate
+    ("rank", np.int64),  # among waiting requests
+    ("priority", np.int64),  # among running ones
+    ("in_batch", np.int64),  # number of its latest batch, from 1
+    ("tie", np.float64),
+    ("promoted", np.bool_),
+)
+
+STATE_FIELDS = (
+    ("counter", np.int64),  # of those that began to wait
+    ("partial", np.int64),  # running requests whose prefill is not complete
+    ("admitted", np.int64),  # to the batch that is being formed: they stand behind those that run
+    ("lost", np.int64),  # running requests that the batch evicts
+    ("held", np.int64),  # KV allocated to running requests: all of the input from the admission on
+    ("reserved", np.int64),  # sum of peaks over running requests
+    ("over", np.int64),  # projected batches above capacity
+    ("freed", np.int64),  # by completions of the last batch, kept for those that wait
+    ("clearings", np.int64),  # since the last completion
+    ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
+    ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
+)
+
+
+class Settings(NamedTuple):
+    """`Rules` for compiled code, with the instance's limits."""
+
+    limits: Limits
+    origin: float
+    groups: tuple[int, int, int]
+    admission: int
+    overflow: int
+    threshold: float
+    beta: float
+    requeue_back: bool
+    random_ties: bool
+    by_estimate: bool
+    promote: bool
+    make_room: bool
+    short: bool  # some prediction is
+    max_batch_tokens: int
+    max_prefill_tokens: int
+
+
+def schedule(rules: Rules, job: Job) -> Schedule:
+    """Run a scheduler to the end."""
+    instance = job.instance
+    rules, mode, hybrid, chunked = rules.on(instance)
+    predicted, _ = estimates(instance, rules.lengths, rules.margin)
+    second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
+    requests["arrival"] = instance.release
+    requests["estimate"], requests["second"] = predicted, second
+    requests["peak"] = instance.prompt_tokens + predicted - 1 + instance.kv_offset
+    requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
+    requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
+    state = new_state(STATE_FIELDS, instance)
+    state["cleared_at"] = -1
+    limits = limits_of(instance, mode)
+    groups = (*(GROUPS[group] for group in rules.groups), NO_GROUP, NO_GROUP)
+    settings = Settings(
+        limits._replace(
+            hybrid=hybrid,
+            chunked=chunked,
+            max_running=min(limits.max_running, rules.max_running or UNLIMITED),
+        ),
+        float(instance.clock_origin),
+        groups[:3],  # type: ignore[arg-type]
+        ADMISSIONS[rules.admission],
+        OVERFLOWS[rules.overflow],
+        (1.0 - rules.alpha) * instance.kv_capacity,
+        float(rules.beta),
+        rules.requeue == "back",
+        rules.ties == "random",
+        rules.order == "output",
+        rules.promote,
+        rules.make_room,
+        bool((predicted < instance.output_tokens).any()),
+        rules.max_batch_tokens or UNLIMITED,
+        rules.max_prefill_tokens or UNLIMITED,
+    )
+    by_arrival = np.lexsort((np.arange(instance.n), instance.release))
+    span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
+    generator = np.random.default_rng(job.seed)
+    columns = run(
+        requests, state, settings, job.cost.array, by_arrival, span, new_columns(), generator
+    )
+    return schedule_of(job, mode, requests, state, columns, split=chunked)
+
 
 @njit(cache=True)
-def _push(heap: Any, size: int, key: int, item: int, keys: Any) -> int:
-    keys[item] = key
-    k = size
-    while k > 0:
-        parent = (k - 1) // 2
-        if keys[heap[parent]] <= key:
-            break
-        heap[k] = heap[parent]
-        k = parent
-    heap[k] = item
-    return size + 1
+def _queue(requests: Any, s: Any, heap: Ints, i: int, back: bool) -> None:
+    """Let a request wait at its rank, or behind those that wait."""
+    r = requests[i]
+    r.band, r.key = 0, 0.0
+    r.place = s.counter if back else r.rank
+    s.counter += 1
+    push(requests, heap, s, i)
 
 
 @njit(cache=True)
-def _pop(heap: Any, size: int, keys: Any) -> int:
-    size -= 1
-    item = heap[size]
-    key = keys[item]
-    k = 0
-    while True:
-        child = 2 * k + 1
-        if child >= size:
-            break
-        if child + 1 < size and keys[heap[child + 1]] < keys[heap[child]]:
-            child += 1
-        if keys[heap[child]] >= key:
-            break
-        heap[k] = heap[child]
-        k = child
-    heap[k] = item
-    return size
+def _queue_drawn(
+    requests: Any, s: Any, heap: Ints, i: int, settings: Settings, generator: Any
+) -> None:
+    """Let a request wait, at a place drawn among its equals where ties break at random."""
+    if not settings.random_ties:
+        _queue(requests, s, heap, i, settings.requeue_back)
+        return
+    r = requests[i]
+    r.band = 0
+    r.key = float(r.estimate) if settings.by_estimate else 0.0
+    r.place = int(generator.random() * TIES)
+    s.counter += 1
+    push(requests, heap, s, i)
 
 
 @njit(cache=True)
-def _drawn(length: int, generator: Any) -> int:
-    """Return the key of a length whose ties break at random."""
-    return length * TIES + int(generator.random() * TIES)
+def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
+    """Take what a request would hold in each of its next batches out of the projection."""
+    kv = r.prompt + r.produced - 1 + limits.kv_offset
+    capacity, batches = limits.kv_capacity, s.batches
+    over = 0
+    for ahead in range(1, steps + 1):
+        was = usage[batches + ahead]
+        usage[batches + ahead] = was - kv - ahead
+        over += was > capacity >= was - kv - ahead
+    s.over -= over
 
 
 @njit(cache=True)
-def _without_gone(running: Any, n_running: int, gone: Any) -> int:
-    """Drop the requests marked ``gone`` in place, order kept; return how many stay."""
-    kept = 0
-    for k in range(n_running):
-        if gone[running[k]]:
-            gone[running[k]] = False
+def _promote(requests: Any, s: Any, running: Ints, evicted: Ints) -> int:
+    """Evict those that are longer than their first estimate; return the KV without them."""
+    kv = 0
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.produced >= r.estimate and not r.promoted:
+            r.promoted = r.gone = True
+            add_eviction(evicted, s, running[k])
+            kv += r.prompt + r.produced
+    return kv
+
+
+@njit(cache=True)
+def _clear(
+    requests: Any, s: Any, running: Ints, evicted: Ints, beta: float, generator: Any
+) -> None:
+    """Evict every running request, each with probability beta."""
+    for k in range(s.running):
+        if beta >= 1.0 or generator.random() < beta:
+            requests[running[k]].gone = True
+            add_eviction(evicted, s, running[k])
+
+
+@njit(cache=True)
+def _evict_shortest(
+    requests: Any,
+    s: Any,
+    running: Ints,
+    evicted: Ints,
+    next_kv: int,
+    limits: Limits,
+    generator: Any,
+) -> None:
+    """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
+    room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
+    if next_kv <= room:
+        return
+    for k in range(s.running):
+        if not requests[running[k]].gone:
+            requests[running[k]].tie = generator.random()
+    while next_kv > room:
+        least = -1
+        for k in range(s.running):
+            r = requests[running[k]]
+            if r.gone or (next_kv <= limits.kv_capacity and r.produced < r.estimate):
+                continue  # for the room of others only what is past its estimate goes
+            if least >= 0:
+                best = requests[running[least]]
+                if r.estimate > best.estimate or (
+                    r.estimate == best.estimate and r.tie >= best.tie
+                ):
+                    continue
+            least = k
+        if least < 0:
+            return
+        r = requests[running[least]]
+        r.gone = True
+        add_eviction(evicted, s, running[least])
+        next_kv -= r.prompt + r.produced + limits.kv_offset
+
+
+@njit(cache=True)
+def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) -> None:
+    """Free the KV of a request that leaves before the batch, and correct its estimate."""
+    limits = settings.limits
+    if settings.admission == LOOKAHEAD:
+        _forget(usage, s, r, r.estimate - r.produced, limits)
+    s.held -= r.cached + limits.kv_offset
+    s.reserved -= r.peak
+    if promoted:
+        r.estimate = max(r.second, r.produced + 1)
+    elif settings.overflow == EVICT_SHORTEST:
+        r.estimate = max(r.estimate, r.produced)
+    elif r.produced >= r.estimate:
+        r.estimate = r.produced + 1
+    r.peak = r.prompt + r.estimate - 1 + limits.kv_offset
+    evict(r, limits.restart)
+
+
+@njit(cache=True)
+def _leave(
+    requests: Any,
+    s: Any,
+    heap: Ints,
+    running: Ints,
+    usage: Ints,
+    evicted: Ints,
+    settings: Settings,
+    generator: Any,
+) -> None:
+    """Evict, before the batch, what is known to be longer than thought, or for want of KV."""
+    capacity = settings.limits.kv_capacity
+    first = s.evicted
+    next_kv = s.held + s.running
+    if settings.promote:
+        next_kv -= _promote(requests, s, running, evicted)
+        next_kv -= (s.evicted - first) * settings.limits.kv_offset
+    promoted = s.evicted
+    clearing = settings.overflow == CLEAR and next_kv > capacity
+    if clearing:
+        _clear(requests, s, running, evicted, settings.beta, generator)
+    elif settings.overflow == EVICT_SHORTEST:
+        _evict_shortest(requests, s, running, evicted, next_kv, settings.limits, generator)
+    for k in range(first, s.evicted):
+        i = evicted[k]
+        r = requests[i]
+        _release(usage, s, r, settings, k < promoted)
+        if k < promoted:
+            r.band, r.key, r.place = 1, 0.0, s.counter
+            s.counter += 1
+            push(requests, heap, s, i)
         else:
-            running[kept] = running[k]
-            kept += 1
-    return kept
+            _queue_drawn(requests, s, heap, i, settings, generator)
+    if s.evicted > first:
+        drop_gone(requests, running, s)
+    s.stall = False
+    if not clearing:
+        return
+    s.clearings += 1
+    s.stall = s.held + s.running > capacity
+    if s.clearings > MAX_STALLED_CLEARINGS:
+        s.outcome = STALLED
+    elif settings.beta >= 1.0 and settings.admission in (PRESENT, PROTECT):
+        if s.cleared_at == s.done + s.arrived:
+            s.outcome, s.about = LOOP, heap[0]
+        s.cleared_at = s.done + s.arrived
+
+
+@njit(cache=True)
+def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
+    """Project one more token of every request that is past its estimate."""
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.produced >= r.estimate:
+            was = usage[s.batches + 1]
+            usage[s.batches + 1] += r.prompt + r.produced + limits.kv_offset
+            s.over += was <= limits.kv_capacity < usage[s.batches + 1]
+
+
+@njit(cache=True)
+def _decode_all(requests: Any, s: Any, running: Ints, entries: Ints, sums: Any) -> Any:
+    """Let every running request decode: the common case, without a question."""
+    at, latest = s.entries, s.latest
+    for k in range(s.running):
+        r = requests[running[k]]
+        latest = max(latest, r.arrival)
+        entries[REQUEST, at + k] = running[k]
+        entries[TOKENS, at + k] = 1
+        sums = add_decode(sums, r.cached)
+    s.latest = latest
+    s.entries += s.running
+    s.held += s.running
+    return sums
+
+
+@njit(cache=True)
+def _make_room(
+    requests: Any, s: Any, running: Ints, usage: Ints, evicted: Ints, i: int, settings: Settings
+) -> None:
+    """Evict the lowest priority until request i can decode; itself last."""
+    limits = settings.limits
+    victim = s.running - 1
+    while s.held + 1 > limits.kv_capacity:
+        while victim >= 0:
+            v = running[victim]
+            r = requests[v]
+            if v != i and not r.gone and r.in_batch != s.batches + 1:
+                break
+            victim -= 1
+        if victim < 0:
+            v = i
+        r = requests[v]
+        r.gone = True
+        s.lost += 1
+        s.held -= limits.kv_offset + (r.cached if r.decoding else r.prompt + r.produced)
+        s.reserved -= r.peak
+        if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
+            _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
+        add_eviction(evicted, s, v)
+        if v == i:
+            break
+
+
+@njit(cache=True)
+def _prefill_size(r: Any, sums: Any, settings: Settings) -> int:
+    """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
+    limits = settings.limits
+    if not limits.hybrid and sums.decode_requests > 0:
+        return PASSED_OVER
+    c = rest_of(r)
+    own = min(settings.max_batch_tokens, settings.max_prefill_tokens) - sums.tokens
+    hard = min(
+        limits.max_batch_tokens - sums.tokens, limits.max_prefill_tokens - sums.prefill_tokens
+    )
+    if limits.chunked:
+        c = min(c, own, hard)
+        return c if c >= 1 else REFUSED
+    if c > hard or (c > own and sums.tokens > 0):
+        return REFUSED
+    return c
+
+
+@njit(cache=True)
+def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
+    """Whether a waiting request may join the batch."""
+    limits = settings.limits
+    size = s.running - s.lost + s.admitted + 1
+    needed = r.prompt + r.produced + limits.kv_offset
+    if size > limits.max_running or s.held + needed > limits.kv_capacity:
+        return False
+    if settings.admission == RESERVE:
+        return bool(s.reserved + r.peak <= limits.kv_capacity)
+    if settings.admission == PROTECT:
+        return bool(s.held + needed <= settings.threshold and size <= limits.max_batch_tokens)
+    if settings.admission == LOOKAHEAD:
+        if s.over > 0 or size > limits.max_batch_tokens:
+            return False
+        capacity, batches = limits.kv_capacity, s.batches
+        for ahead in range(r.estimate - r.produced, 0, -1):  # the last batch holds most
+            if usage[batches + ahead] + needed + ahead - 1 > capacity:
+                return False
+    return True
+
+
+@njit(cache=True)
+def _admit(
+    requests: Any, s: Any, heap: Ints, running: Ints, usage: Ints, settings: Settings
+) -> None:
+    """Admit the first waiting request."""
+    i = heap[0]
+    r = requests[i]
+    pop(requests, heap, s)
+    running[s.running + s.admitted] = i
+    s.admitted += 1
+    needed = r.prompt + r.produced + settings.limits.kv_offset
+    s.held += needed
+    s.reserved += r.peak
+    if settings.admission == LOOKAHEAD:
+        batches = s.batches
+        for ahead in range(1, r.estimate - r.produced + 1):
+            usage[batches + ahead] += needed + ahead - 1
+
+
+@njit(cache=True)
+def _form(
+    requests: Any,
+    s: Any,
+    heap: Ints,
+    running: Ints,
+    usage: Ints,
+    entries: Ints,
+    evicted: Ints,
+    settings: Settings,
+) -> Any:
+    """Form the next batch, group by group; return what it holds."""
+    limits = settings.limits
+    max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
+    own = min(settings.max_batch_tokens, settings.max_prefill_tokens)
+    sums = EMPTY
+    s.latest = 0.0
+    s.admitted = s.lost = 0
+    closed = False  # by a prefill beyond the scheduler's own limit
+    for group in settings.groups:
+        if (
+            group in (RUNNING, RUNNING_DECODE)
+            and s.partial == 0
+            and (limits.hybrid or sums.prefill_requests == 0)
+            and s.held + s.running <= limits.kv_capacity
+            and sums.tokens + s.running <= max_batch
+            and not closed
+        ):
+            sums = _decode_all(requests, s, running, entries, sums)
+            continue
+        position = 0
+        refused = False  # in the group of all, a waiting request was: the running ones go on
+        while not closed and group != NO_GROUP:
+            fresh = s.waiting > 0 and group == WAITING
+            if group == ALL and s.waiting > 0 and not refused:
+                fresh = (
+                    position >= s.running
+                    or requests[heap[0]].rank < requests[running[position]].rank
+                )
+            if fresh:
+                i = heap[0]
+            elif group == WAITING or position >= s.running:
+                break
+            else:
+                i = running[position]
+                position += 1
+            r = requests[i]
+            if r.gone or (r.decoding and group == RUNNING_PREFILL):
+                continue
+            if r.decoding:
+                if sums.prefill_requests > 0 and not limits.hybrid:
+                    continue
+                if sums.tokens + 1 > max_batch:
+                    break
+                if s.held + 1 > limits.kv_capacity:
+                    _make_room(requests, s, running, usage, evicted, i, settings)
+                    if r.gone:
+                        continue
+                c = 1
+                sums = add_decode(sums, r.cached)
+                s.held += 1
+            elif group == RUNNING_DECODE:
+                continue
+            else:
+                c = _prefill_size(r, sums, settings)
+                if c > 0 and fresh and not _admissible(r, s, usage, settings):
+                    c = REFUSED
+                if c <= 0:
+                    if group == WAITING or (c == REFUSED and group != ALL):
+                        break
+                    refused = refused or fresh
+                    continue
+                if fresh:
+                    _admit(requests, s, heap, running, usage, settings)
+                sums = add_prefill(sums, c, r.cached)
+                closed = not limits.chunked and sums.tokens > own
+            r.in_batch = s.batches + 1
+            s.latest = max(s.latest, r.arrival)
+            add_entry(entries, s, i, c)
+    return sums
+
+
+@njit(cache=True)
+def _settle(
+    requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
+) -> None:
+    """Let those that the batch evicts wait again, and those that it admits run, by priority."""
+    first, last = s.running, s.running + s.admitted
+    for k in range(s.evicted - s.lost, s.evicted):
+        r = requests[evicted[k]]
+        r.gone = True
+        s.partial -= not r.decoding
+        evict(r, settings.limits.restart)
+        _queue(requests, s, heap, evicted[k], settings.requeue_back)
+    if s.lost > 0:
+        drop_gone(requests, running, s)
+    for k in range(first, last):
+        i = running[k]
+        position = s.running
+        while position > 0 and requests[running[position - 1]].priority > requests[i].priority:
+            running[position] = running[position - 1]
+            position -= 1
+        running[position] = i
+        s.running += 1
+        s.partial += 1
+
+
+@njit(cache=True)
+def _process(
+    requests: Any, s: Any, running: Ints, usage: Ints, entries: Ints, first: int, settings: Settings
+) -> None:
+    """Process the entries of a batch from ``first`` on."""
+    offset = settings.limits.kv_offset
+    finished = freed = completed = 0
+    for k in range(first, s.entries):
+        r = requests[entries[REQUEST, k]]
+        completed += not r.decoding
+        if not advance(r, entries[TOKENS, k]):
+            completed -= 1
+        elif r.produced == r.output:
+            finished += 1
+            r.gone = True
+            freed += r.cached + offset
+            s.reserved -= r.peak
+            if settings.admission == LOOKAHEAD:
+                _forget(usage, s, r, r.estimate - r.produced, settings.limits)
+    s.partial -= completed
+    s.held -= freed
+    s.freed = freed if settings.make_room else 0
+    if settings.admission == LOOKAHEAD:
+        s.over -= usage[s.batches] > settings.limits.kv_capacity
+    if finished > 0:
+        s.clearings = 0
+    after_batch(requests, running, s, finished)
 
 
 @njit(cache=True)
 def run(
-    arrival: NDArray[np.float64],
-    prompt: NDArray[np.int64],
-    output: NDArray[np.int64],
-    predicted: NDArray[np.int64],
-    second: NDArray[np.int64],
-    capacity: int,
-    offset: int,
-    hard_batch: int,
-    hard_prefill: int,
-    hard_running: int,
-    cost: NDArray[np.float64],
-    origin: float,
-    by_arrival: NDArray[np.int64],
-    priority: NDArray[np.int64],
-    rank: NDArray[np.int64],
-    requeue_back: bool,
-    random_ties: bool,
-    by_estimate: bool,
-    groups: NDArray[np.int64],
-    admission: int,
-    threshold: float,
-    overflow: int,
-    beta: float,
-    promote: bool,
-    make_room: bool,
-    hybrid: bool,
-    chunked: bool,
-    own_batch: int,
-    own_prefill: int,
-    restart: bool,
+    requests: Any,
+    state: Any,
+    settings: Settings,
+    cost: Floats,
+    by_arrival: Ints,
+    span: int,
+    columns: Columns,
     generator: Any,
-) -> Any:
-    """Run a scheduler to the end; `optsched.simulate` says what the arguments mean.
+) -> Columns:
+    """Run a scheduler to the end.
+
+    Parameters
+    ----------
+    requests, state : ndarray of records
+        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
+    settings : Settings
+    cost : ndarray of float64, shape (12,)
+    by_arrival : ndarray of int64, shape (n,)
+    span : int
+        Batches that a projection may reach ahead.
+    columns : Columns
+    generator : numpy.random.Generator
 
     Returns
     -------
-    tuple
-        outcome, request it is about and its input in tokens, number of batches and time at the
-        outcome, then the flat columns of the schedule: batch_offsets, request, tokens,
-        evicted_offsets, evicted, start, and whether the starts differ from the default ones.
+    Columns
     """
-    n = arrival.shape[0]
-    estimate = predicted.copy()
-    cached = np.zeros(n, dtype=np.int64)  # while prefilling; a decoding one has s + produced - 1
-    produced = np.zeros(n, dtype=np.int64)
-    decoding = np.zeros(n, dtype=np.bool_)
-    peak = prompt + estimate - 1 + offset
-    gone = np.zeros(n, dtype=np.bool_)  # evicted while this batch is formed
-    in_batch = np.zeros(n, dtype=np.int64)  # number of its latest batch, from 1
-
-    keys = np.zeros(n, dtype=np.int64)
+    n = requests.shape[0]
+    s = state[0]
     heap = np.empty(n + 1, dtype=np.int64)
-    waiting = 0
-    counter = 0
     running = np.empty(n, dtype=np.int64)  # ascending priority
-    n_running = 0
-    n_partial = 0  # running requests whose prefill is not complete
-    short = False  # some prediction is
-    for i in range(n):
-        short = short or predicted[i] < output[i]
-    admitted = np.empty(n, dtype=np.int64)
-    next_arrival = 0
-
-    promoted = np.zeros(n, dtype=np.bool_)  # told its second estimate
-    leaving = np.empty(n, dtype=np.int64)
-    ties = np.empty(n if overflow == EVICT_SHORTEST else 0)
-
-    span = 2 + max(int(estimate.max()), int(second.max()), int(output.max()))
     usage = np.zeros(4 * span, dtype=np.int64)  # projected KV of batch b at cell b
-    over = 0  # projected batches above capacity
-
-    held = 0  # KV allocated to running requests: all of the input from the admission on
-    reserved = 0  # sum of peak over running
-    now = 0.0
-    end = 0.0
-    done = 0
-    batches = 0
-    entries = 0
-    n_evicted = 0
-    since = 0  # batches since the last completion
-    clearings = 0  # since the last completion
-    cleared_at = -1  # completions + arrivals at the last clearing of all
-    off_default = False
-    longest = int(output.max())
-
-    batch_offsets = np.zeros(1024, dtype=np.int64)
-    evicted_offsets = np.zeros(1024, dtype=np.int64)
-    start = np.empty(1024)
-    request = np.empty(4096, dtype=np.int64)
-    tokens = np.empty(4096, dtype=np.int64)
-    evicted = np.empty(256, dtype=np.int64)
-    outcome, about = DONE, -1
-    freed = 0  # by completions of the last batch, kept for those that wait
-
-    while done < n:
-        while next_arrival < n and arrival[by_arrival[next_arrival]] <= now:
-            i = by_arrival[next_arrival]
-            next_arrival += 1
-            key = counter if requeue_back else rank[i]
-            if random_ties:
-                key = _drawn(estimate[i] if by_estimate else 0, generator)
-            counter += 1
-            waiting = _push(heap, waiting, key, i, keys)
-        if n_running == 0 and waiting == 0:
-            now = arrival[by_arrival[next_arrival]]
+    entries, evicted = columns.entries, columns.evicted
+    while s.done < n and s.outcome == DONE:
+        i = arriving(requests, s, by_arrival)
+        while i >= 0:
+            _queue_drawn(requests, s, heap, i, settings, generator)
+            i = arriving(requests, s, by_arrival)
+        if s.running == 0 and s.waiting == 0:
+            idle(requests, s, by_arrival)
             continue
-
-        # Who must leave before the batch: known to be longer than thought, or for want of KV.
-        n_leaving = 0
-        next_kv = held + n_running
-        if promote:
-            for k in range(n_running):
-                i = running[k]
-                if produced[i] >= estimate[i] and not promoted[i]:
-                    promoted[i] = True
-                    gone[i] = True
-                    leaving[n_leaving] = i
-                    n_leaving += 1
-                    next_kv -= prompt[i] + produced[i] + offset
-        n_promoted = n_leaving
-        stall = False
-        clearing = overflow == CLEAR and next_kv > capacity
-        if clearing:
-            for k in range(n_running):
-                i = running[k]
-                if beta >= 1.0 or generator.random() < beta:
-                    gone[i] = True
-                    leaving[n_leaving] = i
-                    n_leaving += 1
-        elif overflow == EVICT_SHORTEST and next_kv > capacity - (freed if waiting > 0 else 0):
-            room = capacity - (freed if waiting > 0 else 0)  # what running requests may hold
-            for k in range(n_running):
-                if not gone[running[k]]:
-                    ties[k] = generator.random()
-            while next_kv > room:
-                least = -1
-                for k in range(n_running):
-                    i = running[k]
-                    if gone[i] or (next_kv <= capacity and produced[i] < estimate[i]):
-                        continue  # for the room of others only what is past its estimate goes
-                    if (
-                        least < 0
-                        or estimate[i] < estimate[running[least]]
-                        or (estimate[i] == estimate[running[least]] and ties[k] < ties[least])
-                    ):
-                        least = k
-                if least < 0:
-                    break
-                i = running[least]
-                gone[i] = True
-                leaving[n_leaving] = i
-                n_leaving += 1
-                next_kv -= prompt[i] + produced[i] + offset
-        for k in range(n_leaving):
-            i = leaving[k]
-            if admission == LOOKAHEAD:
-                for ahead in range(1, estimate[i] - produced[i] + 1):
-                    cell = batches + ahead
-                    was = usage[cell]
-                    usage[cell] -= prompt[i] + produced[i] + ahead - 1 + offset
-                    over -= was > capacity >= usage[cell]
-            held -= prompt[i] + produced[i] - 1 + offset
-            reserved -= peak[i]
-            if k < n_promoted:
-                estimate[i] = max(second[i], produced[i] + 1)
-            elif overflow == EVICT_SHORTEST:
-                estimate[i] = max(estimate[i], produced[i])
-            elif produced[i] >= estimate[i]:
-                estimate[i] = produced[i] + 1
-            peak[i] = prompt[i] + estimate[i] - 1 + offset
-            evicted = grown(evicted, n_evicted + 1)
-            evicted[n_evicted] = i
-            n_evicted += 1
-            cached[i] = 0
-            decoding[i] = False
-            if restart:
-                produced[i] = 0
-            key = counter if requeue_back else rank[i]
-            if k < n_promoted:
-                key = BACK + counter
-            elif random_ties:
-                key = _drawn(estimate[i] if by_estimate else 0, generator)
-            counter += 1
-            waiting = _push(heap, waiting, key, i, keys)
-        if n_leaving > 0:
-            n_running = _without_gone(running, n_running, gone)
-        if clearing:
-            clearings += 1
-            if clearings > MAX_STALLED_CLEARINGS:
-                outcome = STALLED
-                break
-            if beta >= 1.0 and (admission in (PRESENT, PROTECT)):
-                if cleared_at == done + next_arrival:
-                    outcome, about = LOOP, heap[0]
-                    break
-                cleared_at = done + next_arrival
-            stall = held + n_running > capacity
-        if stall:  # the time of the batch that could not run
+        if full(columns, s, s.running + s.waiting, s.running):
+            columns = with_room(columns, s, s.running + s.waiting, s.running)
+            entries, evicted = columns.entries, columns.evicted
+        if settings.overflow != EVICT_LATEST or settings.promote:
+            _leave(requests, s, heap, running, usage, evicted, settings, generator)
+        if s.outcome != DONE:
+            break
+        if s.stall:  # the time of the batch that could not run
             sums = EMPTY
-            for k in range(n_running):
-                sums = add_decode(sums, prompt[running[k]] + produced[running[k]] - 1)
-            now += batch_time(cost, sums)
+            for k in range(s.running):
+                sums = add_decode(sums, requests[running[k]].cached)
+            s.now += batch_time(cost, sums)
             continue
-
-        if batches + span > usage.shape[0]:
+        if s.batches + span > usage.shape[0]:
             wider = np.zeros(2 * usage.shape[0], dtype=np.int64)
             wider[: usage.shape[0]] = usage
             usage = wider
-        if admission == LOOKAHEAD and short:  # past its estimate: one more token
-            for k in range(n_running):
-                i = running[k]
-                if produced[i] >= estimate[i]:
-                    cell = batches + 1
-                    was = usage[cell]
-                    usage[cell] += prompt[i] + produced[i] + offset
-                    over += was <= capacity < usage[cell]
-
-        # Form the batch.
-        first = entries
-        sums = EMPTY
-        latest = 0.0
-        n_admitted = 0
-        lost = 0
-        closed = False
-        evicted_before = n_evicted
-        for g in range(groups.shape[0]):
-            group = groups[g]
-            position = 0
-            refused = False  # in the group of all, a waiting request was: the running ones go on
-            if (
-                group in (RUNNING, RUNNING_DECODE)
-                and n_partial == 0
-                and (hybrid or sums.prefill_requests == 0)
-                and held + n_running <= capacity
-                and sums.tokens + n_running <= hard_batch
-                and sums.tokens + n_running <= own_batch
-                and not closed
-            ):  # the common case, without a question: every running request decodes
-                request = grown(request, entries + n_running)
-                tokens = grown(tokens, entries + n_running)
-                for k in range(n_running):
-                    i = running[k]
-                    latest = max(latest, arrival[i])
-                    request[entries + k] = i
-                    tokens[entries + k] = 1
-                    sums = add_decode(sums, prompt[i] + produced[i] - 1)
-                entries += n_running
-                held += n_running
-                continue
-            while not closed:
-                fresh = group == WAITING
-                if group == ALL:
-                    fresh = (
-                        not refused
-                        and waiting > 0
-                        and (position >= n_running or rank[heap[0]] < rank[running[position]])
-                    )
-                if fresh:
-                    if waiting == 0:
-                        break
-                    i = heap[0]
-                else:
-                    if position >= n_running:
-                        break
-                    i = running[position]
-                    position += 1
-                    if gone[i] or (group == RUNNING_DECODE and not decoding[i]):
-                        continue
-                    if group == RUNNING_PREFILL and decoding[i]:
-                        continue
-                if decoding[i]:
-                    if not hybrid and sums.prefill_requests > 0:
-                        continue
-                    if sums.tokens + 1 > hard_batch or sums.tokens + 1 > own_batch:
-                        break
-                    victim = n_running - 1
-                    while held + 1 > capacity:  # evict the lowest priority, itself last
-                        while victim >= 0:
-                            v = running[victim]
-                            if v != i and not gone[v] and in_batch[v] != batches + 1:
-                                break
-                            victim -= 1
-                        v = running[victim] if victim >= 0 else i
-                        gone[v] = True
-                        lost += 1
-                        held -= offset + (
-                            prompt[v] + produced[v] - 1 if decoding[v] else prompt[v] + produced[v]
-                        )
-                        reserved -= peak[v]
-                        if admission == LOOKAHEAD:  # past its estimate it counts one token more
-                            for ahead in range(1, max(1, estimate[v] - produced[v]) + 1):
-                                cell = batches + ahead
-                                was = usage[cell]
-                                usage[cell] -= prompt[v] + produced[v] + ahead - 1 + offset
-                                over -= was > capacity >= usage[cell]
-                        evicted = grown(evicted, n_evicted + 1)
-                        evicted[n_evicted] = v
-                        n_evicted += 1
-                        if v == i:
-                            break
-                    if gone[i]:
-                        continue
-                    c = 1
-                    sums = add_decode(sums, prompt[i] + produced[i] - 1)
-                    held += 1
-                else:
-                    if not hybrid and sums.decode_requests > 0:
-                        if group == WAITING:
-                            break
-                        refused = refused or fresh
-                        continue
-                    rest = prompt[i] + produced[i] - cached[i]
-                    c = rest
-                    if chunked:
-                        c = min(c, own_batch - sums.tokens, own_prefill - sums.tokens)
-                        c = min(c, hard_batch - sums.tokens, hard_prefill - sums.prefill_tokens)
-                        if c < 1:
-                            if group != ALL:
-                                break
-                            refused = refused or fresh
-                            continue
-                    else:
-                        alone = sums.tokens + c > own_batch or sums.tokens + c > own_prefill
-                        if (
-                            sums.tokens + c > hard_batch
-                            or sums.prefill_tokens + c > hard_prefill
-                            or (alone and sums.tokens > 0)
-                        ):
-                            if group != ALL:
-                                break
-                            refused = refused or fresh
-                            continue
-                        closed = alone  # beyond the scheduler's own limit
-                    if fresh:
-                        size = n_running - lost + n_admitted + 1
-                        fits = size <= hard_running
-                        needed = prompt[i] + produced[i] + offset
-                        if admission == RESERVE:
-                            fits = fits and reserved + peak[i] <= capacity
-                        elif admission == PROTECT:
-                            fits = fits and held + needed <= threshold and size <= hard_batch
-                        elif admission == LOOKAHEAD:
-                            fits = fits and over == 0 and size <= hard_batch
-                            ahead = estimate[i] - produced[i]
-                            while fits and ahead >= 1:  # the last batch holds most
-                                use = usage[batches + ahead] + needed + ahead - 1
-                                fits = use <= capacity
-                                ahead -= 1
-                        fits = fits and held + needed <= capacity
-                        if not fits:
-                            closed = False
-                            if group != ALL:
-                                break
-                            refused = True
-                            continue
-                        waiting = _pop(heap, waiting, keys)
-                        admitted[n_admitted] = i
-                        n_admitted += 1
-                        held += needed
-                        reserved += peak[i]
-                        if admission == LOOKAHEAD:
-                            for ahead in range(1, estimate[i] - produced[i] + 1):
-                                usage[batches + ahead] += needed + ahead - 1
-                    sums = add_prefill(sums, c, cached[i])
-                in_batch[i] = batches + 1
-                latest = max(latest, arrival[i])
-                if entries == request.shape[0]:
-                    request = grown(request, entries + 1)
-                    tokens = grown(tokens, entries + 1)
-                request[entries] = i
-                tokens[entries] = c
-                entries += 1
-
-        # Evicted requests wait again; newly admitted ones run. Both orders are by priority.
-        for k in range(evicted_before, n_evicted):
-            i = evicted[k]
-            gone[i] = True
-            n_partial -= not decoding[i]
-            cached[i] = 0
-            decoding[i] = False
-            if restart:
-                produced[i] = 0
-            key = counter if requeue_back else rank[i]
-            counter += 1
-            waiting = _push(heap, waiting, key, i, keys)
-        if lost > 0:
-            n_running = _without_gone(running, n_running, gone)
-
+        if settings.admission == LOOKAHEAD and settings.short:
+            _project_short(requests, s, running, usage, settings.limits)
+        first = s.entries
+        sums = _form(requests, s, heap, running, usage, entries, evicted, settings)
+        if s.admitted + s.lost > 0:
+            _settle(requests, s, heap, running, evicted, settings)
         if sums.tokens == 0:
-            if next_arrival == n:
-                outcome, about = STUCK, heap[0] if waiting > 0 else running[0]
-                break
-            now = arrival[by_arrival[next_arrival]]
+            if not idle(requests, s, by_arrival):
+                s.outcome = STUCK
+                s.about = heap[0] if s.waiting > 0 else running[0]
             continue
-
-        for k in range(n_admitted):
-            i = admitted[k]
-            position = n_running
-            while position > 0 and priority[running[position - 1]] > priority[i]:
-                running[position] = running[position - 1]
-                position -= 1
-            running[position] = i
-            n_running += 1
-            n_partial += 1
-
-        # Process it.
-        written = origin + now
-        now = read_start(written, max(end, latest), origin)
-        off_default = off_default or now != max(end, latest)
-        if batches + 2 > batch_offsets.shape[0]:
-            batch_offsets = grown(batch_offsets, batches + 2)
-            evicted_offsets = grown(evicted_offsets, batches + 2)
-            start = grown(start, batches + 2)
-        start[batches] = written
-        batches += 1
-        batch_offsets[batches] = entries
-        evicted_offsets[batches] = n_evicted
-        now += batch_time(cost, sums)
-        end = now
-        finished = 0
-        freed = 0
-        for k in range(first, entries):
-            i = request[k]
-            if not decoding[i]:
-                cached[i] += tokens[k]
-                if cached[i] < prompt[i] + produced[i]:
-                    continue
-                decoding[i] = True
-                n_partial -= 1
-            produced[i] += 1
-            if produced[i] < output[i]:
-                continue
-            finished += 1
-            if make_room:
-                freed += prompt[i] + produced[i] - 1 + offset
-            gone[i] = True
-            held -= prompt[i] + produced[i] - 1 + offset
-            reserved -= peak[i]
-            if admission == LOOKAHEAD:
-                for ahead in range(1, estimate[i] - produced[i] + 1):
-                    cell = batches + ahead
-                    was = usage[cell]
-                    usage[cell] -= prompt[i] + produced[i] + ahead - 1 + offset
-                    over -= was > capacity >= usage[cell]
-        if admission == LOOKAHEAD:
-            over -= usage[batches] > capacity
-        if finished > 0:
-            done += finished
-            since = 0
-            clearings = 0
-            n_running = _without_gone(running, n_running, gone)
-        else:
-            since += 1
-            if since > MAX_STALLED_BATCHES + longest:
-                outcome = STALLED
-                break
-
-    size = prompt[about] + produced[about] if about >= 0 else 0
-    return (
-        outcome, about, size, batches, now, batch_offsets[: batches + 1], request[:entries],
-        tokens[:entries], evicted_offsets[: batches + 1], evicted[:n_evicted], start[:batches],
-        off_default,
-    )  # fmt: skip
+        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        _process(requests, s, running, usage, entries, first, settings)
+    return columns

@@ -6,351 +6,449 @@ is run to its end when it begins; the events of the loop are arrivals and ends o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
-from optsched.policies.engine.common import DONE, STALLED, STUCK, grown, tokens_left
+from optsched.judge.life import (
+    EMPTY,
+    Floats,
+    Ints,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    evict,
+    new_requests,
+    record,
+)
+from optsched.judge.replay import Limits
+from optsched.policies.base import Job, Windows, waiting_rank
+from optsched.policies.engine.common import (
+    DONE,
+    FIELDS,
+    MAX_STALLED_BATCHES,
+    STALLED,
+    STUCK,
+    Columns,
+    add_entry,
+    add_eviction,
+    arriving,
+    before,
+    full,
+    limits_of,
+    new_columns,
+    new_state,
+    schedule_of,
+    tokens_left,
+    with_room,
+)
+from optsched.problem.schedule import EvictMode, Schedule
+from optsched.workloads.predict import estimates, forecast_of
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
 
+REQUEST_FIELDS = (
+    *FIELDS,
+    ("total", np.int64),  # predicted output, for the order of that name
+    ("seen", np.int64),  # most tokens that it has ever produced
+    ("left", np.int64),  # its children in its worker's queue, a skew heap
+    ("right", np.int64),
+    ("previous", np.int64),  # its neighbours in its worker's list of those that hold KV
+    ("next", np.int64),
+    ("member", np.int64),  # the next member of its worker's window
+    ("quota", np.int64),  # tokens that it has to produce in its window
+    ("inside", np.bool_),  # in the batch of a window
+    ("outdated", np.bool_),  # its key has risen since it was queued
+)
+
+WORKER = record(
+    ("until", np.float64),  # end of the window that runs; infinite: idle
+    ("queue", np.int64),  # root of its queue
+    ("holder", np.int64),  # first of those that hold KV
+    ("member", np.int64),  # first member of the window that runs
+    ("holders", np.int64),
+    ("held", np.int64),  # KV tokens, offset included
+    ("assigned", np.int64),  # unfinished requests
+)
+
+STATE_FIELDS = (
+    ("members", np.int64),  # of the batch of a window
+    ("position", np.int64),  # of the members whose prefill was looked at
+    ("chosen", np.int64),  # members that the next step processes
+    ("staying", np.int64),  # members that may keep their KV
+    ("growth", np.int64),  # KV that the step adds
+    ("ended", np.bool_),  # some member has finished
+)
+
+
+class Settings(NamedTuple):
+    """`Windows` for compiled code, with the limits of each worker."""
+
+    limits: Limits
+    every: int  # tokens between predictions
+    order: int
+    window: int
+    aging: float
+    size: int  # of a batch, at most
+
+
+def schedule(rules: Windows, job: Job) -> Schedule:
+    """Run a scheduler to the end."""
+    instance = job.instance
+    mode: EvictMode = "restart" if instance.in_rounds else "recompute"
+    forecast = forecast_of(instance)
+    predicted, _ = estimates(instance)
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
+    requests["arrival"] = instance.release
+    requests["total"] = predicted
+    requests["place"] = waiting_rank("arrival", instance, predicted, job.cost)
+    for name in ("left", "right", "previous", "next", "member"):
+        requests[name] = -1
+    machines = np.zeros(rules.workers, dtype=WORKER)
+    machines["until"] = np.inf
+    for name in ("queue", "holder", "member"):
+        machines[name] = -1
+    state = new_state(STATE_FIELDS, instance)
+    limits = limits_of(instance, mode)
+    settings = Settings(
+        limits,
+        int(forecast.every),
+        ORDERS[rules.order],
+        rules.window,
+        float(rules.aging),
+        min(instance.n, rules.batch_size, limits.max_batch_tokens, limits.max_running),
+    )
+    columns = run(
+        requests, machines, state, settings, job.cost.array, forecast.offsets, forecast.remaining,
+        new_columns(),
+    )  # fmt: skip
+    return schedule_of(job, mode, requests, state, columns, split=False, workers=rules.workers)
+
 
 @njit(cache=True)
-def _merged(a: int, b: int, key: Any, rank: Any, left: Any, right: Any) -> int:
+def _merged(requests: Any, a: int, b: int) -> int:
     """Return the root of two skew heaps merged; -1 is the empty one."""
     if a < 0 or b < 0:
         return a if b < 0 else b
-    if key[b] < key[a] or (key[b] == key[a] and rank[b] < rank[a]):
+    if before(requests[b], requests[a]):
         a, b = b, a
     root = a
     while True:
-        rest = right[a]
-        right[a] = left[a]
+        r = requests[a]
+        rest = r.right
+        r.right = r.left
         if rest < 0:
-            left[a] = b
+            r.left = b
             return root
-        if key[b] < key[rest] or (key[b] == key[rest] and rank[b] < rank[rest]):
+        if before(requests[b], requests[rest]):
             rest, b = b, rest
-        left[a] = rest
+        r.left = rest
         a = rest
 
 
 @njit(cache=True)
-def _unlink(i: int, w: int, first: Any, before: Any, after: Any) -> None:
-    """Take a request out of the list of its worker."""
-    if before[i] >= 0:
-        after[before[i]] = after[i]
-    else:
-        first[w] = after[i]
-    if after[i] >= 0:
-        before[after[i]] = before[i]
+def _queue(
+    requests: Any, worker: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats
+) -> None:
+    """Rank a request, and let it wait in its worker's queue."""
+    r = requests[i]
+    r.key = settings.aging * r.arrival
+    if settings.order == REMAINING:
+        r.key += tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
+    elif settings.order == TOTAL:
+        r.key += r.total
+    r.outdated = False
+    r.left = r.right = -1
+    worker.queue = _merged(requests, worker.queue, i)
 
 
 @njit(cache=True)
-def _priority(
-    i: int,
-    order: int,
-    aging: float,
-    arrival: Any,
-    total: Any,
-    every: int,
-    offsets: Any,
-    remaining: Any,
-    seen: Any,
-    produced: Any,
-) -> float:
-    """Return the key by which a worker's requests are ranked, least first."""
-    age = aging * arrival[i]
-    if order == REMAINING:
-        return age + tokens_left(every, offsets, remaining, i, seen[i], produced[i])
-    if order == TOTAL:
-        return age + total[i]
-    return age
+def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
+    """Take a request out of those that hold KV on its worker."""
+    r = requests[i]
+    worker.held -= r.cached + limits.kv_offset
+    worker.holders -= 1
+    if r.previous >= 0:
+        requests[r.previous].next = r.next
+    else:
+        worker.holder = r.next
+    if r.next >= 0:
+        requests[r.next].previous = r.previous
+
+
+@njit(cache=True)
+def _link(requests: Any, worker: Any, i: int, limits: Limits) -> None:
+    """Put a request, whose KV counts already but for the offset, among those that hold KV."""
+    r = requests[i]
+    worker.held += limits.kv_offset
+    worker.holders += 1
+    r.previous, r.next = -1, worker.holder
+    if worker.holder >= 0:
+        requests[worker.holder].previous = i
+    worker.holder = i
+
+
+@njit(cache=True)
+def _end_window(
+    requests: Any, worker: Any, s: Any, settings: Settings, offsets: Ints, remaining: Floats
+) -> None:
+    """Let those whose window ends now wait again, unless they are done."""
+    worker.until = np.inf
+    i = worker.member
+    worker.member = -1
+    while i >= 0:
+        r = requests[i]
+        r.inside = False
+        if r.produced == r.output:
+            s.done += 1
+            worker.assigned -= 1
+        else:
+            _queue(requests, worker, i, settings, offsets, remaining)
+        i = r.member
+
+
+@njit(cache=True)
+def _least_busy(machines: Any) -> int:
+    w = 0
+    for v in range(1, machines.shape[0]):
+        if machines[v].assigned < machines[w].assigned:
+            w = v
+    return w
+
+
+@njit(cache=True)
+def _choose(
+    requests: Any,
+    worker: Any,
+    s: Any,
+    members: Ints,
+    settings: Settings,
+    offsets: Ints,
+    remaining: Floats,
+) -> None:
+    """Choose the batch of a window: the first of the queue whose next tokens fit together."""
+    s.members = 0
+    need = 0
+    while s.members < settings.size and worker.queue >= 0:
+        i = worker.queue
+        r = requests[i]
+        if r.outdated:
+            worker.queue = _merged(requests, r.left, r.right)
+            _queue(requests, worker, i, settings, offsets, remaining)
+            continue
+        need += r.prompt + r.produced + settings.limits.kv_offset
+        if need > settings.limits.kv_capacity:
+            break
+        worker.queue = _merged(requests, r.left, r.right)
+        members[s.members] = i
+        s.members += 1
+        r.member = worker.member
+        worker.member = i
+        r.quota = settings.window
+        r.inside = True
+
+
+@njit(cache=True)
+def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
+    """Choose the next prefills: as many members as C and P allow."""
+    room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+    s.chosen = s.growth = 0
+    s.staying = s.members
+    tokens = 0
+    while s.position < s.members:
+        i = members[s.position]
+        r = requests[i]
+        if r.cached == 0 and r.quota > 0:
+            c = r.prompt + r.produced
+            if tokens + c > room:
+                if s.chosen == 0:
+                    s.outcome, s.about = STUCK, i
+                return
+            step[s.chosen] = i
+            s.chosen += 1
+            tokens += c
+            s.growth += c + limits.kv_offset
+        s.position += 1
+
+
+@njit(cache=True)
+def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
+    """Choose the next decodes: every member, but for those that the KV alone cannot hold."""
+    kv = 0
+    for k in range(s.members):
+        r = requests[members[k]]
+        kv += r.cached + limits.kv_offset
+        if r.quota > 0:
+            step[s.chosen] = members[k]
+            s.chosen += 1
+    s.growth = s.chosen
+    while kv + s.growth > limits.kv_capacity:
+        s.staying -= 1
+        r = requests[members[s.staying]]
+        kv -= r.cached + limits.kv_offset
+        if r.quota > 0:
+            s.chosen -= 1
+            s.growth -= 1
+
+
+@njit(cache=True)
+def _make_room(
+    requests: Any, worker: Any, s: Any, members: Ints, evicted: Ints, fresh: int, limits: Limits
+) -> None:
+    """Evict the lowest priority until the step fits, outside the window's batch first."""
+    while True:
+        victim = -1
+        if (
+            worker.held + s.growth > limits.kv_capacity
+            or worker.holders + fresh > limits.max_running
+        ):
+            h = worker.holder
+            while h >= 0:
+                if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
+                    victim = h
+                h = requests[h].next
+        if victim >= 0:
+            requests[victim].outdated = limits.restart
+        elif s.members > s.staying:
+            s.members -= 1
+            victim = members[s.members]
+        else:
+            return
+        _unlink(requests, worker, victim, limits)
+        evict(requests[victim], limits.restart)
+        add_eviction(evicted, s, victim)
+
+
+@njit(cache=True)
+def _step(
+    requests: Any, worker: Any, s: Any, step: Ints, entries: Ints, fresh: int, limits: Limits
+) -> Any:
+    """Process what was chosen; return what the batch holds."""
+    sums = EMPTY
+    for k in range(s.chosen):
+        i = step[k]
+        r = requests[i]
+        c = 1
+        if fresh > 0:
+            c = r.prompt + r.produced
+            sums = add_prefill(sums, c, 0)
+            _link(requests, worker, i, limits)
+        else:
+            sums = add_decode(sums, r.cached)
+        add_entry(entries, s, i, c)
+        worker.held += c
+        advance(r, c)
+        r.quota -= 1
+        r.seen = max(r.seen, r.produced)
+        s.ended = s.ended or r.produced == r.output
+    return sums
+
+
+@njit(cache=True)
+def _run_window(
+    requests: Any,
+    worker: Any,
+    s: Any,
+    members: Ints,
+    step: Ints,
+    limits: Limits,
+    cost: Floats,
+    columns: Columns,
+) -> Columns:
+    """Run a window: prefills first, in as few batches as C and P allow, then decodes."""
+    clock = s.now
+    s.position = 0
+    s.ended = False
+    while not s.ended:
+        _next_prefills(requests, s, members, step, limits)
+        if s.outcome != DONE:
+            break
+        fresh = s.chosen
+        if fresh == 0:
+            _next_decodes(requests, s, members, step, limits)
+            if s.chosen == 0:
+                break
+        if full(columns, s, s.chosen, worker.holders):
+            columns = with_room(columns, s, s.chosen, worker.holders)
+        _make_room(requests, worker, s, members, columns.evicted, fresh, limits)
+        sums = _step(requests, worker, s, step, columns.entries, fresh, limits)
+        clock += batch_time(cost, sums)
+        b = columns.batches[s.batches]
+        b.entries, b.evicted = s.entries, s.evicted
+        s.batches += 1
+        s.since += 1
+    worker.until = clock
+    for k in range(s.members):  # what is done holds nothing in the next window
+        r = requests[members[k]]
+        if r.produced == r.output:
+            s.since = 0
+            _unlink(requests, worker, members[k], limits)
+            r.cached = 0
+    return columns
 
 
 @njit(cache=True)
 def run(
-    arrival: NDArray[np.float64],
-    prompt: NDArray[np.int64],
-    output: NDArray[np.int64],
-    every: int,
-    offsets: NDArray[np.int64],
-    remaining: NDArray[np.float64],
-    total: NDArray[np.int64],
-    capacity: int,
-    offset: int,
-    max_batch: int,
-    max_prefill: int,
-    max_running: int,
-    cost: NDArray[np.float64],
-    rank: NDArray[np.int64],
-    order: int,
-    window: int,
-    batch_size: int,
-    workers: int,
-    aging: float,
-    restart: bool,
-    patience: int,
-) -> Any:
+    requests: Any,
+    machines: Any,
+    state: Any,
+    settings: Settings,
+    cost: Floats,
+    offsets: Ints,
+    remaining: Floats,
+    columns: Columns,
+) -> Columns:
     """Run a scheduler to the end.
 
     Parameters
     ----------
-    arrival, prompt, output : ndarray, shape (n,)
-    every, offsets, remaining
+    requests, machines, state : ndarray of records
+        Of `REQUEST_FIELDS`, `WORKER` and `STATE_FIELDS`; changed in place.
+    settings : Settings
+    cost : ndarray of float64, shape (12,)
+    offsets, remaining
         Columns of a `Forecast`.
-    total : ndarray of int64, shape (n,)
-        Predicted output tokens, for the order of that name.
-    capacity, offset, max_batch, max_prefill, max_running : int
-        M, the accounting's offset, C, P and R_max of each worker.
-    cost : ndarray, shape (12,)
-    rank : ndarray of int64, shape (n,)
-        Place of each request by (arrival, index).
-    order, window, batch_size, workers, aging
-        As in `Windows`, the order by its number in ``ORDERS``.
-    restart : bool
-        Whether an eviction loses the tokens produced.
-    patience : int
-        Most batches without a completion under restart.
+    columns : Columns
 
     Returns
     -------
-    tuple
-        As of `optsched.policies.engine.rules.run` (starts are always the default ones), then
-        worker.
+    Columns
     """
-    n = arrival.shape[0]
+    n = requests.shape[0]
+    limits = settings.limits
+    s = state[0]
     by_arrival = np.empty(n, dtype=np.int64)
     for i in range(n):
-        by_arrival[rank[i]] = i
-    key = np.zeros(n)
-    outdated = np.zeros(n, dtype=np.bool_)  # its key has risen since it was queued
-    left = np.full(n, -1, dtype=np.int64)  # queues: one heap per worker
-    right = np.full(n, -1, dtype=np.int64)
-    queue = np.full(workers, -1, dtype=np.int64)
-    before = np.full(n, -1, dtype=np.int64)  # those that hold KV: one list per worker
-    after = np.full(n, -1, dtype=np.int64)
-    first_holder = np.full(workers, -1, dtype=np.int64)
-    holders = np.zeros(workers, dtype=np.int64)
-    held = np.zeros(workers, dtype=np.int64)  # KV tokens, offset included
-    cached = np.zeros(n, dtype=np.int64)
-    produced = np.zeros(n, dtype=np.int64)
-    seen = np.zeros(n, dtype=np.int64)  # most tokens ever produced
-    assigned = np.zeros(workers, dtype=np.int64)  # unfinished requests
-    until = np.full(workers, np.inf)  # end of the window that runs; inf: idle
-    size = min(n, batch_size, max_batch, max_running)
-    members = np.empty(size, dtype=np.int64)
-    first_member = np.full(workers, -1, dtype=np.int64)  # of the window that runs
-    next_member = np.full(n, -1, dtype=np.int64)
-    inside = np.zeros(n, dtype=np.bool_)  # in the batch of a window
-    quota = np.zeros(size, dtype=np.int64)  # tokens that a member has to produce
-    step = np.empty(size, dtype=np.int64)
-
-    batch_offsets = np.zeros(1024, dtype=np.int64)
-    evicted_offsets = np.zeros(1024, dtype=np.int64)
-    worker = np.zeros(1024, dtype=np.int64)
-    request = np.empty(4096, dtype=np.int64)
-    tokens = np.empty(4096, dtype=np.int64)
-    evicted = np.empty(256, dtype=np.int64)
-    batches = entries = n_evicted = 0
-    outcome, about, blocked = DONE, -1, 0
-    done = next_arrival = since = 0
-    now = 0.0
-
-    while done < n and outcome == DONE:
-        now = until.min()
-        if next_arrival < n:
-            now = min(now, arrival[by_arrival[next_arrival]])
-        for w in range(workers):  # windows that end now
-            if until[w] > now:
+        by_arrival[requests[i].place] = i
+    members = np.empty(settings.size, dtype=np.int64)
+    step = np.empty(settings.size, dtype=np.int64)
+    while s.done < n:
+        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].arrival
+        for w in range(machines.shape[0]):
+            s.now = min(s.now, machines[w].until)
+        for w in range(machines.shape[0]):
+            if machines[w].until <= s.now:
+                _end_window(requests, machines[w], s, settings, offsets, remaining)
+        i = arriving(requests, s, by_arrival)
+        while i >= 0:
+            worker = machines[_least_busy(machines)]
+            worker.assigned += 1
+            _queue(requests, worker, i, settings, offsets, remaining)
+            i = arriving(requests, s, by_arrival)
+        for w in range(machines.shape[0]):
+            worker = machines[w]
+            if worker.until != np.inf or worker.queue < 0:
                 continue
-            until[w] = np.inf
-            i = first_member[w]
-            first_member[w] = -1
-            while i >= 0:
-                j = next_member[i]
-                inside[i] = False
-                if produced[i] == output[i]:
-                    done += 1
-                    assigned[w] -= 1
-                else:
-                    key[i] = _priority(
-                        i, order, aging, arrival, total, every, offsets, remaining, seen, produced
-                    )
-                    outdated[i] = False
-                    left[i] = right[i] = -1
-                    queue[w] = _merged(queue[w], i, key, rank, left, right)
-                i = j
-        while next_arrival < n and arrival[by_arrival[next_arrival]] <= now:
-            i = by_arrival[next_arrival]
-            next_arrival += 1
-            w = 0
-            for v in range(1, workers):
-                if assigned[v] < assigned[w]:
-                    w = v
-            assigned[w] += 1
-            key[i] = _priority(
-                i, order, aging, arrival, total, every, offsets, remaining, seen, produced
-            )
-            queue[w] = _merged(queue[w], i, key, rank, left, right)
-
-        for w in range(workers):
-            if until[w] != np.inf or queue[w] < 0:
-                continue
-            # The batch: the first of the queue whose next tokens fit together.
-            n_batch = 0
-            need = 0
-            while n_batch < size and queue[w] >= 0:
-                i = queue[w]
-                if outdated[i]:
-                    queue[w] = _merged(left[i], right[i], key, rank, left, right)
-                    key[i] = _priority(
-                        i, order, aging, arrival, total, every, offsets, remaining, seen, produced
-                    )
-                    outdated[i] = False
-                    left[i] = right[i] = -1
-                    queue[w] = _merged(queue[w], i, key, rank, left, right)
-                    continue
-                need += prompt[i] + produced[i] + offset
-                if need > capacity:
-                    break
-                queue[w] = _merged(left[i], right[i], key, rank, left, right)
-                members[n_batch] = i
-                next_member[i] = first_member[w]
-                first_member[w] = i
-                quota[n_batch] = window
-                inside[i] = True
-                n_batch += 1
-
-            # Its window: prefills first, in as few batches as C and P allow, then decodes.
-            clock = now
-            position = 0  # of the members whose prefill was looked at
-            ended = False
-            while not ended:
-                chosen = 0
-                sums = EMPTY
-                growth = 0
-                prefill = False
-                while position < n_batch:
-                    i = members[position]
-                    if cached[i] == 0 and quota[position] > 0:
-                        c = prompt[i] + produced[i]
-                        if sums.tokens + c > min(max_batch, max_prefill):
-                            if not prefill:
-                                outcome, about, blocked = STUCK, i, c
-                            break
-                        prefill = True
-                        step[chosen] = position
-                        chosen += 1
-                        sums = add_prefill(sums, c, 0)
-                        growth += c + offset
-                    position += 1
-                if outcome != DONE:
-                    break
-                staying = n_batch
-                if not prefill:
-                    own = 0  # KV of the members alone: those that it cannot hold will leave
-                    for k in range(n_batch):
-                        own += cached[members[k]] + offset
-                        if quota[k] > 0:
-                            step[chosen] = k
-                            chosen += 1
-                            growth += 1
-                    while own + growth > capacity:
-                        staying -= 1
-                        own -= cached[members[staying]] + offset
-                        if quota[staying] > 0:
-                            chosen -= 1
-                            growth -= 1
-                    if chosen == 0:
-                        break
-                # Room for it: the lowest priority leaves, outside the batch first.
-                fresh = chosen if prefill else 0
-                while True:
-                    victim = -1
-                    h = first_holder[w]
-                    if held[w] + growth <= capacity and holders[w] + fresh <= max_running:
-                        h = -1
-                    while h >= 0:
-                        if not inside[h] and (
-                            victim < 0
-                            or key[h] > key[victim]
-                            or (key[h] == key[victim] and rank[h] > rank[victim])
-                        ):
-                            victim = h
-                        h = after[h]
-                    if victim >= 0:
-                        outdated[victim] = restart
-                    elif n_batch > staying:
-                        n_batch -= 1
-                        victim = members[n_batch]
-                    else:
-                        break
-                    held[w] -= cached[victim] + offset
-                    holders[w] -= 1
-                    _unlink(victim, w, first_holder, before, after)
-                    cached[victim] = 0
-                    if restart:
-                        produced[victim] = 0
-                    evicted = grown(evicted, n_evicted + 1)
-                    evicted[n_evicted] = victim
-                    n_evicted += 1
-
-                request = grown(request, entries + chosen)
-                tokens = grown(tokens, entries + chosen)
-                for p in range(chosen):
-                    k = step[p]
-                    i = members[k]
-                    request[entries + p] = i
-                    if prefill:
-                        tokens[entries + p] = cached[i] = prompt[i] + produced[i]
-                        held[w] += cached[i] + offset
-                        holders[w] += 1
-                        before[i] = -1
-                        after[i] = first_holder[w]
-                        if first_holder[w] >= 0:
-                            before[first_holder[w]] = i
-                        first_holder[w] = i
-                    else:
-                        tokens[entries + p] = 1
-                        sums = add_decode(sums, cached[i])
-                        cached[i] += 1
-                        held[w] += 1
-                    quota[k] -= 1
-                    produced[i] += 1
-                    seen[i] = max(seen[i], produced[i])
-                    if produced[i] == output[i]:
-                        ended = True
-                entries += chosen
-                batches += 1
-                since += 1
-                batch_offsets = grown(batch_offsets, batches + 1)
-                evicted_offsets = grown(evicted_offsets, batches + 1)
-                worker = grown(worker, batches)
-                batch_offsets[batches] = entries
-                evicted_offsets[batches] = n_evicted
-                worker[batches - 1] = w
-                clock += batch_time(cost, sums)
-            until[w] = clock
-            if outcome != DONE:
-                break
-            for k in range(n_batch):  # what is done holds nothing in the next window
-                i = members[k]
-                if produced[i] == output[i]:
-                    since = 0
-                    held[w] -= cached[i] + offset
-                    holders[w] -= 1
-                    _unlink(i, w, first_holder, before, after)
-                    cached[i] = 0
-            if restart and since > patience:
-                outcome, about = STALLED, members[0]
-                break
-    return (
-        outcome, about, blocked, batches, now, batch_offsets[: batches + 1], request[:entries],
-        tokens[:entries], evicted_offsets[: batches + 1], evicted[:n_evicted], np.empty(0), False,
-        worker[:batches],
-    )  # fmt: skip
+            _choose(requests, worker, s, members, settings, offsets, remaining)
+            first = s.batches
+            columns = _run_window(requests, worker, s, members, step, limits, cost, columns)
+            for j in range(first, s.batches):
+                columns.batches[j].worker = w
+            if limits.restart and s.since > MAX_STALLED_BATCHES and s.outcome == DONE:
+                s.outcome, s.about = STALLED, members[0]
+            if s.outcome != DONE:
+                return columns
+    return columns

@@ -1,0 +1,255 @@
+"""Runs any object with ``batch(view)``, which is asked before every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
+from optsched.policies.base import Batch, Job, Policy, Runner, View, endless, waiting_rank
+from optsched.problem.errors import InputError, PolicyError
+from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
+from optsched.workloads.predict import estimates, forecast_of
+
+MAX_STALLED_BATCHES = 1_000_000
+"""Batches without a completion (beyond the longest output) that count as an endless loop."""
+
+
+class Online(Runner):
+    """A policy object that is asked for every batch.
+
+    Parameters
+    ----------
+    policy : Policy
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.hybrid = getattr(policy, "hybrid", False)  # type: ignore[misc]
+        self.chunked = getattr(policy, "chunked", False)  # type: ignore[misc]
+
+    def warm_up(self) -> None:
+        """Do nothing: a user's object may keep what it has seen."""
+
+    def run(self, job: Job) -> Schedule:
+        """See `Runner.run`.
+
+        Raises
+        ------
+        PolicyError
+            The object raises, names an unknown request or breaks a rule.
+        """
+        return _Loop(self.policy, job).run()
+
+
+def evict_mode_of(policy: object, job: Job) -> EvictMode:
+    """Return what an eviction loses under a policy."""
+    mode: EvictMode = getattr(policy, "evict_mode", "recompute")
+    if mode not in ("restart", "recompute"):
+        raise InputError(f"policy {job.name!r}: evict_mode {mode!r}; restart or recompute is right")
+    return "restart" if job.instance.in_rounds else mode
+
+
+class _Loop:
+    """Where a run stands: what the policy is shown, and the schedule so far."""
+
+    def __init__(self, policy: Policy, job: Job) -> None:
+        self.policy, self.job, self.mode = policy, job, evict_mode_of(policy, job)
+        instance, n = job.instance, job.instance.n
+        self.predicted, _ = estimates(instance)
+        self.forecast = forecast_of(instance)
+        self.arrival = instance.release
+        self.by_arrival = np.lexsort((np.arange(n), self.arrival)).tolist()
+        self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+        self.seen = np.zeros(n, dtype=np.int64)  # most tokens that each has ever produced
+        self.generator = np.random.default_rng(job.seed)
+
+        def unknown(dtype: type) -> NDArray[Any]:
+            return np.full(n, -1, dtype=dtype)
+
+        self.shown: dict[str, NDArray[Any]] = {
+            "arrival": unknown(np.float64),
+            "prompt_tokens": unknown(np.int64),
+            "predicted": unknown(np.int64),
+            "remaining": unknown(np.float64),
+            "generated": np.zeros(n, dtype=np.int64),
+            "cached": np.zeros(n, dtype=np.int64),
+            "decoding": np.zeros(n, dtype=np.bool_),
+        }
+        truth: dict[str, NDArray[Any] | None] = {
+            "arrival": self.arrival + instance.first_arrival,
+            "prompt_tokens": instance.prompt_tokens,
+            "predicted": self.predicted,
+            "predicted_lower": instance.predicted_lower,
+            "predicted_upper": instance.predicted_upper,
+        }
+        self.truth = {name: column for name, column in truth.items() if column is not None}
+        for name in self.truth:
+            self.shown.setdefault(name, unknown(np.int64))
+        self.public = {name: column.view() for name, column in self.shown.items()}
+        for column in self.public.values():
+            column.setflags(write=False)
+        self.generated, self.cached = self.shown["generated"], self.shown["cached"]
+        self.decoding, self.remaining = self.shown["decoding"], self.shown["remaining"]
+
+        self.offsets, self.evicted_offsets = [0], [0]
+        self.request: list[int] = []
+        self.tokens: list[int] = []
+        self.evicted: list[int] = []
+        self.start: list[float] = []
+        self.now = self.end = 0.0
+        self.done = self.arrived = self.since = 0
+        self.off_default = False
+
+    def run(self) -> Schedule:
+        instance, problem = self.job.instance, self.job.problem
+        longest = int(instance.output_tokens.max())
+        while self.done < instance.n:
+            self.arrive()
+            if not self.running and not self.waiting:
+                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+                continue
+            batch = self.ask()
+            self.check(batch)
+            self.evict(batch.evict)
+            self.since += 1
+            if self.since > MAX_STALLED_BATCHES + longest:
+                self.stop((self.running or self.waiting)[0], "no request completed for too long")
+            if batch.tokens:
+                self.process(batch)
+            elif batch.stall:
+                sums = EMPTY
+                for i in self.running:
+                    sums = add_decode(sums, int(self.cached[i]))
+                self.now += batch_time(self.job.cost.array, sums)
+            elif batch.evict:
+                continue  # asked again at once: what it evicted precedes its next batch
+            elif self.arrived < instance.n:
+                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+            else:
+                reason = "nothing runs and it can never be admitted"
+                self.stop((self.waiting or self.running)[0], reason)
+        start = instance.at(self.start) if instance.in_rounds else self.start
+        return from_batches(
+            self.offsets,
+            self.request,
+            self.tokens,
+            instance=problem,
+            evicted_offsets=self.evicted_offsets,
+            evicted=self.evicted,
+            start=start if self.off_default else None,
+            evict_mode=self.mode,
+            cost_model_sha256=self.job.cost.sha256,
+        )
+
+    def stop(self, request: int, reason: str) -> None:
+        raise endless(self.job, request, len(self.offsets) - 1, self.now, reason)
+
+    def arrive(self) -> None:
+        n = self.job.instance.n
+        while self.arrived < n and self.arrival[self.by_arrival[self.arrived]] <= self.now:
+            i = self.by_arrival[self.arrived]
+            for name, column in self.truth.items():
+                self.shown[name][i] = column[i]
+            self.remaining[i] = self.forecast.left(i, 0, 0)
+            self.waiting.append(i)
+            self.arrived += 1
+
+    def ask(self) -> Batch:
+        instance, where = self.job.instance, self.where()
+        view = View(
+            now=instance.first_arrival + self.now,
+            waiting=list(self.waiting),
+            running=list(self.running),
+            kv_capacity=instance.kv_capacity,
+            kv_offset=instance.kv_offset,
+            limits=instance.limits,
+            hybrid=instance.hybrid_batching is not False,
+            chunked=instance.chunked_prefill is not False,
+            evict_mode=self.mode,
+            generator=self.generator,
+            cost=self.job.cost,
+            **self.public,
+        )
+        try:
+            answer = self.policy.batch(view)
+        except PolicyError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PolicyError(f"{where}: raised {error!r}") from error
+        if not isinstance(answer, Batch):
+            raise PolicyError(f"{where}: answered {answer!r}; a Batch is right")
+        return answer
+
+    def where(self) -> str:
+        return f"policy {self.job.name!r}: batch {len(self.offsets) - 1}"
+
+    def check(self, batch: Batch) -> None:
+        """Refuse answers about requests that are not there; the judge checks all the rest."""
+        here = set(self.running)
+        for i in batch.evict:
+            if i not in here:
+                raise PolicyError(f"{self.where()}: request {i!r} is evicted, but holds no KV")
+            here.remove(i)
+        here.update(self.waiting, self.running)
+        for i, c in batch.tokens.items():
+            if i not in here:
+                raise PolicyError(
+                    f"{self.where()}: request {i!r} has not arrived, is done, or is unknown"
+                )
+            if isinstance(c, bool) or not isinstance(c, (int, np.integer)) or c < 1:
+                raise PolicyError(
+                    f"{self.where()}: request {i}: {c!r} tokens; an integer >= 1 is right"
+                )
+
+    def evict(self, requests: Sequence[int]) -> None:
+        for i in requests:
+            self.running.remove(i)
+            self.waiting.append(i)
+            self.evicted.append(i)
+            self.cached[i] = 0
+            self.decoding[i] = False
+            if self.mode == "restart":
+                self.generated[i] = 0
+                self.remaining[i] = self.forecast.left(i, self.seen[i], 0)
+
+    def process(self, batch: Batch) -> None:
+        origin = self.job.instance.clock_origin
+        default = max(self.end, max(self.arrival[i] for i in batch.tokens))
+        written = origin + self.now
+        self.now = read_start(written, default, origin)
+        self.off_default = self.off_default or self.now != default
+        sums = EMPTY
+        for i, c in batch.tokens.items():
+            m = int(self.cached[i])
+            sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
+        self.start.append(written)
+        self.request.extend(batch.tokens.keys())
+        self.tokens.extend(batch.tokens.values())
+        self.offsets.append(len(self.request))
+        self.evicted_offsets.append(len(self.evicted))
+        self.end = self.now = self.now + batch_time(self.job.cost.array, sums)
+        for i, c in batch.tokens.items():
+            if self.cached[i] == 0:
+                self.waiting.remove(i)
+                self.running.append(i)
+            self.cached[i] += c
+            if self.cached[i] == self.job.instance.prompt_tokens[i] + self.generated[i]:
+                self.produce(i)
+        self.running.sort(key=self.place.__getitem__)
+
+    def produce(self, i: int) -> None:
+        self.decoding[i] = True
+        self.generated[i] += 1
+        if self.generated[i] == self.job.instance.output_tokens[i]:
+            self.running.remove(i)
+            self.done += 1
+            self.since = 0
+            return
+        self.seen[i] = max(self.seen[i], self.generated[i])
+        self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
