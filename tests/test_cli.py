@@ -591,7 +591,7 @@ def test_an_export_that_fails_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     Path("m.lp").write_text("old")
-    monkeypatch.setattr("optsched.optimize.formulations.rounds.pulp_program.write_lp", broken)
+    monkeypatch.setattr("optsched.optimize.formulations.rounds.hindsight.write_lp", broken)
     one_line_error(run("export", instance, "--format", "lp", "-o", "m.lp"), 2)
     assert Path("m.lp").read_text() == "old"
     assert sorted(p.name for p in Path().iterdir()) == ["five.json", "m.lp"]

@@ -87,7 +87,7 @@ _CAPS = (700.0, 200.0, 50.0, 5.0)
 class Tokens(NamedTuple):
     """What the tokens of each request take at least, in seconds; columns of shape (n,).
 
-    Parameters
+    Attributes
     ----------
     arrival : ndarray of float64
     prefill, prefill_paid : ndarray of float64
@@ -183,7 +183,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
 class Prices(NamedTuple):
     """Prices of machine time, constant on cells.
 
-    Parameters
+    Attributes
     ----------
     width : float
         Of a cell, in seconds.

@@ -56,7 +56,7 @@ class Grid(NamedTuple):
 class Window(NamedTuple):
     """What one request pays at least, over the cells from its arrival on (module's text, Cells).
 
-    Parameters
+    Attributes
     ----------
     ahead, slope : ndarray of float64, shape (WINDOW,)
         V and s of the prefill, for an end in each cell.
@@ -91,7 +91,7 @@ class Window(NamedTuple):
 class Phase(NamedTuple):
     """A prefill, or all steps, of one request under one multiplier.
 
-    Parameters
+    Attributes
     ----------
     arrival : float
     c0 : int

@@ -32,7 +32,7 @@ COEFFICIENTS = (
 class Sums(NamedTuple):
     """What a batch holds: c tokens are processed and m KV tokens were cached, per request.
 
-    Parameters
+    Attributes
     ----------
     tokens : int
         Sum of c over the batch.

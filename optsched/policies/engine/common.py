@@ -71,7 +71,7 @@ BATCH = record(
 class Columns(NamedTuple):
     """The schedule as it grows; `STATE` says how much of each is filled.
 
-    Parameters
+    Attributes
     ----------
     batches : ndarray of `BATCH`
     entries : ndarray of int64, shape (2, k)

@@ -33,7 +33,7 @@ those that prefill."""
 class Tables(NamedTuple):
     """A network of V nodes and A arcs, and an objective.
 
-    Parameters
+    Attributes
     ----------
     arc_start : ndarray, shape (V + 1,)
         Where each node's arcs begin.
@@ -68,7 +68,7 @@ class Tables(NamedTuple):
 class Search(NamedTuple):
     """States found so far.
 
-    Parameters
+    Attributes
     ----------
     rows, cost, parent : ndarray
         A state's requests, its least cost, where it came from.

@@ -56,7 +56,7 @@ _CUTS = 5
 class Flow(NamedTuple):
     """The flow model and what its columns mean: per batch the arcs, then u, d, p.
 
-    Parameters
+    Attributes
     ----------
     net : Network
     batches : int

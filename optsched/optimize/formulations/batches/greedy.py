@@ -67,7 +67,7 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
 class _Rule(NamedTuple):
     """How `_greedy` serves.
 
-    Parameters
+    Attributes
     ----------
     reserve : bool
         Admit only what fits at its peak, so that nothing is ever evicted.
