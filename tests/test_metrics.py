@@ -117,9 +117,7 @@ def test_comparisons_show_the_metrics_of_the_table_everywhere() -> None:
         app, ["compare", "tiny", "--policy", "mc-sf", "--no-bound"], env={"COLUMNS": "200"}
     )
     page = _comparison(
-        Section("0" * 64, "one", instance=INSTANCE),
-        {"file": "x", "policies": [], "verdicts": {}},
-        "",
+        Section("0" * 64, "one", instance=INSTANCE), {"file": "x", "policies": [], "verdicts": {}}
     )
     headers = [(header["text"], header["unit"]) for header in page["headers"]]
     for name in shown:

@@ -29,11 +29,11 @@ def c_row(draw: int, c: float, latency: float) -> dict:
 
 
 def test_ratios_are_of_the_same_draw() -> None:
-    # 2 / 1 and 30 / 10: mean 2.5, standard error 0.5, t(1) = 12.706.
+    # 2 / 1 and 30 / 10: mean 2.5, standard error 0.5, t(1) = 12.7062047.
     rows = [c_row(0, 1, 2), c_row(0, 0.8, 1), c_row(1, 0.8, 10), c_row(1, 1, 30)]
     found = ratio(rows, "mean_latency_s", {"c": 1}, {"c": 0.8})
     assert found is not None
-    assert (found.mean, found.half_width) == pytest.approx((2.5, 12.706 / 2))
+    assert (found.mean, found.half_width) == pytest.approx((2.5, 12.7062047 / 2))
     assert mean(rows, "mean_latency_s", c=0.5) is None
     assert mean(rows[:2], "mean_latency_s", c=1) is None  # an interval needs two draws
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from optsched.policies import policy
 from optsched.policies.base import Batch, Job, Rules, Runner, View
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import EvictMode, Schedule
+from optsched.workloads.predict import estimates, forecast_of
 
 BATCH_TOKENS = 512
 """Tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
@@ -154,10 +157,36 @@ class Trail(Runner):
         return Batch(tokens=tokens, evict=evicted)
 
     def run(self, job: Job) -> Schedule:
-        """Run to the end as `batch` would; see `optsched.policies.engine.rerank`."""
-        from optsched.policies.engine.rerank import schedule
+        """Run to the end as `batch` would; the loop is `optsched.policies.engine.rerank`."""
+        from optsched.policies.engine import common, rerank as loop
+        from optsched.policies.engine.online import evict_mode_of
 
-        return schedule(self, job)
+        instance, mode = job.instance, evict_mode_of(self, job)
+        forecast = forecast_of(instance)
+        by_arrival = np.lexsort((np.arange(instance.n), instance.release))
+        requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+        requests["first"] = estimates(instance)[0]
+        requests["shield"] = np.floor(self.c * requests["first"])
+        requests["band"] = loop.PREEMPTIBLE
+        requests["place"][by_arrival] = np.arange(instance.n)
+        state = common.new_state(loop.STATE_FIELDS, instance)
+        limits = common.limits_of(instance, mode)
+        own_batch = self.max_batch_tokens or common.UNLIMITED
+        settings = loop.Settings(
+            limits,
+            float(instance.clock_origin),
+            int(forecast.every),
+            self.refine,
+            self.keep,
+            own_batch,
+            min(own_batch, limits.max_batch_tokens),
+            min(self.max_running or common.UNLIMITED, limits.max_running),
+        )
+        columns = loop.run(
+            requests, state, settings, job.cost.array, by_arrival,
+            forecast.offsets, forecast.remaining, common.new_columns(),
+        )  # fmt: skip
+        return common.schedule_of(job, mode, requests, state, columns, split=limits.chunked)
 
 
 @policy(

@@ -12,7 +12,7 @@ number of requests in the system.
 of latencies wants: N identical requests are served best about ``sqrt(N f / w)`` at a time, f the
 fixed cost of a batch and w a request's own part of it. At most ``c + d sqrt(N)`` run.
 
-*Order.* Own work (`optsched.policies.base.own_work`) to which a share of the decode steps' work,
+*Order.* Own work (`optsched.policies.runner.own_work`) to which a share of the decode steps' work,
 and for single requests a random factor, may be added.
 
 Everything is judged by `optsched.evaluate`. The schedules of a few policies, or those given, are

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from optsched.judge import life
 from optsched.judge.life import UNLIMITED, Ints, record
 from optsched.judge.replay import Limits, read_start
-from optsched.policies.base import Job, endless
+from optsched.policies.runner import Job, endless
 from optsched.problem import forecast
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
@@ -82,6 +83,13 @@ class Columns(NamedTuple):
     batches: Any
     entries: Ints
     evicted: Ints
+
+
+def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
+    """Return the requests before anything has run: a record each, of `LIFE` and ``fields``."""
+    requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
+    requests["arrival"] = instance.release
+    return requests
 
 
 def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
-from optsched.policies.base import Batch, Job, Policy, Runner, View, endless, waiting_rank
+from optsched.policies.base import Batch, Policy, View
+from optsched.policies.runner import Job, Runner, endless, waiting_rank
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
 from optsched.workloads.predict import estimates, forecast_of

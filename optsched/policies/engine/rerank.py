@@ -7,14 +7,13 @@ who holds KV is decided again before every batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
-    UNLIMITED,
     Floats,
     Ints,
     add_decode,
@@ -22,11 +21,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    new_requests,
     rest_of,
 )
 from optsched.judge.replay import Limits
-from optsched.policies.base import Job
 from optsched.policies.engine.common import (
     DONE,
     FIELDS,
@@ -40,22 +37,12 @@ from optsched.policies.engine.common import (
     before,
     full,
     idle,
-    limits_of,
-    new_columns,
-    new_state,
     pop,
     push,
     run_batch,
-    schedule_of,
     tokens_left,
     with_room,
 )
-from optsched.policies.engine.online import evict_mode_of
-from optsched.problem.schedule import Schedule
-from optsched.workloads.predict import estimates, forecast_of
-
-if TYPE_CHECKING:
-    from optsched.policies.trail import Trail
 
 REQUEST_FIELDS = (
     *FIELDS,
@@ -96,37 +83,6 @@ class Shares(NamedTuple):
     alone: bool
     decodes: int
     prefills: int
-
-
-def schedule(trail: Trail, job: Job) -> Schedule:
-    """Run the policy to the end; `optsched.policies.trail.Trail.batch` says what it does."""
-    instance, mode = job.instance, evict_mode_of(trail, job)
-    forecast = forecast_of(instance)
-    by_arrival = np.lexsort((np.arange(instance.n), instance.release))
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
-    requests["arrival"] = instance.release
-    requests["first"] = estimates(instance)[0]
-    requests["shield"] = np.floor(trail.c * requests["first"])
-    requests["band"] = PREEMPTIBLE
-    requests["place"][by_arrival] = np.arange(instance.n)
-    state = new_state(STATE_FIELDS, instance)
-    limits = limits_of(instance, mode)
-    own_batch = trail.max_batch_tokens or UNLIMITED
-    settings = Settings(
-        limits,
-        float(instance.clock_origin),
-        int(forecast.every),
-        trail.refine,
-        trail.keep,
-        own_batch,
-        min(own_batch, limits.max_batch_tokens),
-        min(trail.max_running or UNLIMITED, limits.max_running),
-    )
-    columns = run(
-        requests, state, settings, job.cost.array, by_arrival, forecast.offsets, forecast.remaining,
-        new_columns(),
-    )  # fmt: skip
-    return schedule_of(job, mode, requests, state, columns, split=limits.chunked)
 
 
 @njit(cache=True)

@@ -9,7 +9,6 @@ from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
-    UNLIMITED,
     Floats,
     Ints,
     add_decode,
@@ -17,11 +16,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    new_requests,
     rest_of,
 )
 from optsched.judge.replay import Limits
-from optsched.policies.base import Job, Rules, waiting_rank
 from optsched.policies.engine.common import (
     DONE,
     FIELDS,
@@ -38,17 +35,11 @@ from optsched.policies.engine.common import (
     drop_gone,
     full,
     idle,
-    limits_of,
-    new_columns,
-    new_state,
     pop,
     push,
     run_batch,
-    schedule_of,
     with_room,
 )
-from optsched.problem.schedule import Schedule
-from optsched.workloads.predict import estimates
 
 # Codes of what `Rules` say in words.
 GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
@@ -112,52 +103,6 @@ class Settings(NamedTuple):
     short: bool  # some prediction is
     max_batch_tokens: int
     max_prefill_tokens: int
-
-
-def schedule(rules: Rules, job: Job) -> Schedule:
-    """Run a scheduler to the end."""
-    instance = job.instance
-    rules, mode, hybrid, chunked = rules.on(instance)
-    predicted, _ = estimates(instance, rules.lengths, rules.margin)
-    second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
-    requests["arrival"] = instance.release
-    requests["estimate"], requests["second"] = predicted, second
-    requests["peak"] = instance.prompt_tokens + predicted - 1 + instance.kv_offset
-    requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
-    requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
-    state = new_state(STATE_FIELDS, instance)
-    state["cleared_at"] = -1
-    limits = limits_of(instance, mode)
-    groups = (*(GROUPS[group] for group in rules.groups), NO_GROUP, NO_GROUP)
-    settings = Settings(
-        limits._replace(
-            hybrid=hybrid,
-            chunked=chunked,
-            max_running=min(limits.max_running, rules.max_running or UNLIMITED),
-        ),
-        float(instance.clock_origin),
-        groups[:3],  # type: ignore[arg-type]
-        ADMISSIONS[rules.admission],
-        OVERFLOWS[rules.overflow],
-        (1.0 - rules.alpha) * instance.kv_capacity,
-        float(rules.beta),
-        rules.requeue == "back",
-        rules.ties == "random",
-        rules.order == "output",
-        rules.promote,
-        rules.make_room,
-        bool((predicted < instance.output_tokens).any()),
-        rules.max_batch_tokens or UNLIMITED,
-        rules.max_prefill_tokens or UNLIMITED,
-    )
-    by_arrival = np.lexsort((np.arange(instance.n), instance.release))
-    span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
-    generator = np.random.default_rng(job.seed)
-    columns = run(
-        requests, state, settings, job.cost.array, by_arrival, span, new_columns(), generator
-    )
-    return schedule_of(job, mode, requests, state, columns, split=chunked)
 
 
 @njit(cache=True)

@@ -1,4 +1,4 @@
-"""Runs schedulers that work in windows (`optsched.policies.base.Windows`).
+"""Runs schedulers that work in windows (`optsched.policies.windows.Windows`).
 
 Between two decisions of a worker nothing that happens elsewhere changes what it does, so a window
 is run to its end when it begins; the events of the loop are arrivals and ends of windows.
@@ -20,11 +20,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    new_requests,
     record,
 )
 from optsched.judge.replay import Limits
-from optsched.policies.base import Job, Windows, waiting_rank
 from optsched.policies.engine.common import (
     DONE,
     FIELDS,
@@ -37,15 +35,9 @@ from optsched.policies.engine.common import (
     arriving,
     before,
     full,
-    limits_of,
-    new_columns,
-    new_state,
-    schedule_of,
     tokens_left,
     with_room,
 )
-from optsched.problem.schedule import EvictMode, Schedule
-from optsched.workloads.predict import estimates, forecast_of
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
@@ -93,39 +85,6 @@ class Settings(NamedTuple):
     window: int
     aging: float
     size: int  # of a batch, at most
-
-
-def schedule(rules: Windows, job: Job) -> Schedule:
-    """Run a scheduler to the end."""
-    instance = job.instance
-    mode: EvictMode = "restart" if instance.in_rounds else "recompute"
-    forecast = forecast_of(instance)
-    predicted, _ = estimates(instance)
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, REQUEST_FIELDS)
-    requests["arrival"] = instance.release
-    requests["total"] = predicted
-    requests["place"] = waiting_rank("arrival", instance, predicted, job.cost)
-    for name in ("left", "right", "previous", "next", "member"):
-        requests[name] = -1
-    machines = np.zeros(rules.workers, dtype=WORKER)
-    machines["until"] = np.inf
-    for name in ("queue", "holder", "member"):
-        machines[name] = -1
-    state = new_state(STATE_FIELDS, instance)
-    limits = limits_of(instance, mode)
-    settings = Settings(
-        limits,
-        int(forecast.every),
-        ORDERS[rules.order],
-        rules.window,
-        float(rules.aging),
-        min(instance.n, rules.batch_size, limits.max_batch_tokens, limits.max_running),
-    )
-    columns = run(
-        requests, machines, state, settings, job.cost.array, forecast.offsets, forecast.remaining,
-        new_columns(),
-    )  # fmt: skip
-    return schedule_of(job, mode, requests, state, columns, split=False, workers=rules.workers)
 
 
 @njit(cache=True)
