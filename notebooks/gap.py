@@ -29,8 +29,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.show.plot import plot_ratios
 from optsched.analysis.ratio import competitive_ratio, gap_breakdown
+from optsched.show.plot import plot_ratios
 
 # %% [markdown]
 # ## Small instances, exact ratios
