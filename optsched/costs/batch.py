@@ -1,6 +1,6 @@
 """What a batch holds, as sums, and how long that takes: the one place that prices a batch.
 
-Every function is plain Python that numba compiles as it stands (`optsched.judge.kernels`), so that
+Every function is plain Python that numba compiles as it stands (`optsched.judge.life`), so that
 the judge, the schedulers' engines and the searches share one formula with the interpreter. A
 further term of the cost model is a coefficient, a field of `Sums`, its line in `add_decode` or
 `add_prefill`, and its line in `batch_time`.

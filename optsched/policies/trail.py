@@ -184,7 +184,7 @@ class Trail(Runner):
         )
         columns = loop.run(
             requests, state, settings, job.cost.array, by_arrival,
-            forecast.offsets, forecast.remaining, common.new_columns(),
+            forecast.offsets, forecast.remaining, common.new_columns(instance),
         )  # fmt: skip
         return common.schedule_of(job, mode, requests, state, columns, split=limits.chunked)
 

@@ -105,7 +105,7 @@ class Windows(Runner):
         )
         columns = loop.run(
             requests, machines, state, settings, job.cost.array,
-            forecast.offsets, forecast.remaining, common.new_columns(),
+            forecast.offsets, forecast.remaining, common.new_columns(instance),
         )  # fmt: skip
         return common.schedule_of(
             job, mode, requests, state, columns, split=False, workers=self.workers

@@ -28,6 +28,9 @@ STALLED = 3  # too many batches or clearings without a completion
 MAX_STALLED_BATCHES = 1_000_000
 """Batches without a completion (beyond the longest output) that count as an endless loop."""
 
+MAX_FIRST_ENTRIES = 1 << 24
+"""Max entries of a schedule for which there is room before it begins."""
+
 REQUEST, TOKENS = 0, 1
 """Rows of `Columns.entries`."""
 
@@ -75,7 +78,7 @@ class Columns(NamedTuple):
     Attributes
     ----------
     batches : ndarray of `BATCH`
-    entries : ndarray of int64, shape (2, k)
+    entries : ndarray of int32, shape (2, k)
         Rows `REQUEST` and `TOKENS`.
     evicted : ndarray of int64
     """
@@ -99,10 +102,14 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
     return state
 
 
-def new_columns() -> Columns:
-    """Return columns that hold nothing."""
+def new_columns(instance: Instance) -> Columns:
+    """Return columns that hold nothing, wide enough for a schedule that evicts and splits little.
+
+    An array that grows is copied, and its pages are new each time, which costs more than the loop.
+    """
+    entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
-        np.zeros(1024, dtype=BATCH), np.zeros((2, 4096), dtype=np.int64), np.zeros(256, np.int64)
+        np.zeros(1024, dtype=BATCH), np.empty((2, entries), dtype=np.int32), np.zeros(256, np.int64)
     )
 
 
@@ -188,7 +195,7 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
     """Return columns with room for one more batch, and for so many entries and evictions."""
     old = columns.entries
     if s.entries + entries > old.shape[1]:
-        wider = np.empty((2, max(s.entries + entries, 2 * old.shape[1])), dtype=np.int64)
+        wider = np.empty((2, max(s.entries + entries, 2 * old.shape[1])), dtype=np.int32)
         wider[REQUEST, : s.entries] = old[REQUEST, : s.entries]
         wider[TOKENS, : s.entries] = old[TOKENS, : s.entries]
         old = wider
