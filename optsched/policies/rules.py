@@ -210,8 +210,8 @@ class Rules(Runner):
         span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
         generator = np.random.default_rng(job.seed)
         columns = loop.run(
-            requests, state, settings, job.cost.array, by_arrival, span, common.new_columns(instance),
-            generator,
+            requests, state, settings, job.cost.array, by_arrival, span,
+            common.new_columns(instance), generator,
         )  # fmt: skip
         return common.schedule_of(job, mode, requests, state, columns, split=chunked)
 
