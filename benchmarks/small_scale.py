@@ -1,4 +1,4 @@
-"""Proofs of optimality and certified gaps at small scale, as tables (`docs/small-scale.md`).
+"""Proofs of optimality and certified gaps at small scale, as tables (`docs/lab/small-scale.md`).
 
     python benchmarks/small_scale.py proofs [--seeds 0 1 ...]
     python benchmarks/small_scale.py gaps --limits 60 300 [--seeds 0 1 ...]

@@ -111,6 +111,40 @@ def test_every_policy_has_a_page() -> None:
     assert sorted(shown) == sorted(policies())
 
 
+LABORATORY = [page for page in PAGES if page.parent.name == "lab" and page.stem != "index"]
+
+
+@pytest.mark.parametrize("page", LABORATORY, ids=name)
+def test_a_laboratory_page_opens_with_its_result_in_three_sentences(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    opening = re.match(r'# [^\n]+\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n', text)
+    assert opening, f"{name(page)}: no result under the title"
+    sentences = re.findall(r"(?<! al)[.?!](?=\s|$)", opening[1])
+    assert len(sentences) == 3, f"{name(page)}: {len(sentences)} sentences; expected 3"
+
+
+def test_the_laboratory_lists_its_pages() -> None:
+    index = (ROOT / "docs" / "lab" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert listed == {page.name for page in LABORATORY}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_papers_go_by_authors_and_year(page: Path) -> None:
+    """No paper is called by a number, as in "paper 002" or "(003, section 3.2)"."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not re.findall(r"[Pp]aper 00\d|(?<![\d.,])\b00[0-4]\b(?![,.]?\d)", text)
+
+
+def test_pages_that_code_and_texts_name_exist() -> None:
+    folders = ("optsched", "benchmarks", "tests", "notebooks", "docs")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    for path in [*found, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "mkdocs.yml"]:
+        if path.suffix in {".py", ".md", ".yml"}:
+            for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8")):
+                assert (ROOT / page).is_file(), f"{name(path)} names {page}"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")

@@ -3,7 +3,7 @@
 ``watermark`` keeps that share of the KV capacity free when a request is admitted, and
 ``evicted_first`` lets an evicted request wait ahead of those that arrived later instead of behind
 all. The paper's text has neither; the simulator that it extends (Vidur) has both, with 0.01, and
-the published effect of evictions is reproduced with them alone (docs/infermax-analysis.md).
+the published effect of evictions is reproduced with them alone (docs/lab/infermax-analysis.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Shahout et al. 2024, Lemma 1 and Appendices C and D, corrected.
 
 A job of size x with prediction r has rank r - a at age a while a < C r, then minus infinity: it
 can no longer be preempted. The least rank is served, ties by arrival. The derivation is in
-docs/trail-lemma-1.md.
+docs/lab/trail-lemma-1.md.
 """
 
 from __future__ import annotations

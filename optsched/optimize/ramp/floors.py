@@ -5,7 +5,7 @@ Floors are made exact from the largest down: with max(f, v) for a floor f, v fal
 that were told apart become alike, so a finer state has one coarser state, and what the coarser
 graph deletes is deleted for good. Floors that are finer only for small peaks, or only in the part
 with a clock, or {2, 4, 6} instead of {4, 5, 6}, have fewer states for the token-rounds that they
-forget, and led to larger graphs and lower bounds (`docs/small-scale.md`).
+forget, and led to larger graphs and lower bounds (`docs/lab/small-scale.md`).
 
 How many states floors lead to is counted without a graph. Import lazily: it loads numba.
 """

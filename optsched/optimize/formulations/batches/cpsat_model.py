@@ -10,7 +10,7 @@ and hold. With chunks, c_ij is chosen and a request decodes iff its whole input 
 
 **Symmetry.** Equal requests (s, o and arrival) take their first tokens in order of index: their
 schedules can be exchanged as a whole. Ordering their tokens *in every batch* is not valid: an
-evicted request may be overtaken by an equal one (`docs/infermax.md` has an instance).
+evicted request may be overtaken by an equal one (`docs/lab/infermax.md` has an instance).
 
 **Redundant.** In every batch the dual feasible functions of `Network.functions` hold for the
 requests processed; at least the batches, and prefill batches, that they need are there.

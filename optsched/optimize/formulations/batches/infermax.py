@@ -21,7 +21,7 @@ _EXACT = 100_000
 
 
 def _choose(task: Task) -> str:
-    """Return A* where it can do the task, else CP-SAT (measured: `docs/infermax.md`).
+    """Return A* where it can do the task, else CP-SAT (measured: `docs/lab/infermax.md`).
 
     Beyond their reach the offline search, if it knows the objective.
     """

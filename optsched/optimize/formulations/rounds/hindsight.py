@@ -104,9 +104,9 @@ def _choose(task: Task) -> str:
 
     Up to 10 requests CP-SAT proves the optimum at once. From there to 100 requests with little
     KV, as in the paper's synthetic models, the ramp relaxation has by far the better bound
-    (`docs/small-scale.md`). Without it CP-SAT is better up to 32 requests, then the dual and the
-    large-neighbourhood search (`docs/trace-scale.md`). Only CP-SAT and HiGHS know limits on
-    batches.
+    (`docs/lab/small-scale.md`). Without it CP-SAT is better up to 32 requests, then the dual and
+    the large-neighbourhood search (`docs/lab/trace-scale.md`). Only CP-SAT and HiGHS know limits
+    on batches.
     """
     data = round_data(task.instance)
     if not demands(task.instance) & SWITCHES:
