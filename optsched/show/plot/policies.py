@@ -100,14 +100,15 @@ def plot_comparison(
     for bar, name in zip(bars, names, strict=True):
         if name in clairvoyant:
             bar.set_hatch("//")
-    for k, (name, value) in enumerate(ranked):
-        ratio = f"{value / best_known:.3f} × best" if best_known else f"{value:.4g}"
+    for k, (name, length) in enumerate(ranked):
+        ratio = f"{length / best_known:.3f} × best" if best_known else f"{length:.4g}"
         words = "no ratio" if name in outside else ratio
-        ax.text(value, k, f"  {words}", va="center", fontsize="small")
+        ax.text(length, k, f"  {words}", va="center", fontsize="small")
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
     for line, colour, dashes, label in lines:
         if line is not None:
-            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{label}: {line:.5g}")
+            value = f"{line:,.0f}" if line >= 1e4 else f"{line:.5g}"
+            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{label}: {value}")
     ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
     ax.invert_yaxis()
     if values:
