@@ -16,6 +16,7 @@ from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
     graph as ramp_graph,
+    product as ramp_product,
     prove,
     relaxation as ramp,
     second_thread,
@@ -352,15 +353,17 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
 
     jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
     relaxation = Relaxation(jobs, 10**6)
-    step = ramp_graph.state_before
+    step = ramp_product.state_before
 
     def live(*arguments: Any) -> int:
         assert relaxation.stop.left >= 0
         return step(*arguments)
 
-    for name in ("_product", "_reversed", "_by_source"):
-        monkeypatch.setattr(ramp_graph, name, getattr(ramp_graph, name).py_func)
-    monkeypatch.setattr(ramp_graph, "state_before", live)
+    walk = ("_walk", "_take_step", "_follow_loop", "_add_lighter")
+    for name in (*walk, "reversed_arcs", "by_source"):
+        monkeypatch.setattr(ramp_product, name, getattr(ramp_product, name).py_func)
+    monkeypatch.setattr(ramp_graph, "by_source", ramp_graph.by_source.py_func)
+    monkeypatch.setattr(ramp_product, "state_before", live)
     relaxation.stop = Stop(10**9)
     relaxation.use_floors(relaxation.floor)
     reads = 10**9 - relaxation.stop.left

@@ -1,219 +1,300 @@
 """Beam search through a graph of the ramp relaxation, with exact memory, each request once.
 
-Import lazily: it loads numba.
+Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+from optsched.judge.life import record
+from optsched.optimize.ramp.graph import INFINITE
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing
 
 _READ = 100
 """Entries of a beam that are made schedules."""
+_STACK = 4096
+"""Chains of rounds that wait to be followed from one entry."""
+
+_CANDIDATE = record(
+    ("total", np.int64),  # its cost and the graph's cost to the end
+    ("cost", np.int64),
+    ("parent", np.int64),  # entry of the layer before
+    ("kind", np.int64),  # that it places
+    ("node", np.int64),  # where it comes to
+    ("rounds", np.int64),  # since the placement before
+)
+_STEP = record(("parent", np.int32), ("kind", np.int32), ("rounds", np.int32))
+_CHAIN = record(("node", np.int64), ("cost", np.int64), ("rounds", np.int64))
+
+
+class _Graph(NamedTuple):
+    """The relaxation's graph, what its paths cost, and the cost beyond which they do not matter."""
+
+    arc_start: Any
+    arc_target: Any
+    arc_label: Any
+    loop: Any
+    backward: Any
+    mask: Any
+    join: Any
+    first_mask: Any
+    scale: Any
+    cutoff: Any
+
+
+class _Kinds(NamedTuple):
+    """The kinds of requests, and the capacity that all live items share."""
+
+    cost: Any
+    copies: Any
+    peak: Any
+    floor: Any
+    capacity: Any
+
+
+class _Layer(NamedTuple):
+    """Entries after so many placements: where they are, and what they remember."""
+
+    node: Any
+    cost: Any
+    placed: Any  # of each kind
+    items: Any  # live ones: their weight and floor, in ascending order
+    length: Any  # how many are live
 
 
 @njit(cache=True, nogil=True)
 def _children(
-    u: int, g: int, entry: int, placed: Any, items: Any, length: int, capacity: int,
-    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, mask: Any,
-    join: int, first_mask: int, cutoff: int, cost: Any, scale: int, copies: Any, peak: Any,
-    out: Any, found: int, stack: Any
+    entry: int, layer: _Layer, graph: _Graph, kinds: _Kinds, candidates: Any, found: int, stack: Any
 ) -> int:  # fmt: skip
-    """Append every placement that an entry can make next: (f, g, parent, kind, node, rounds)."""
-    # Chains of rounds, from the entry itself and from every join met on the way.
-    stack[0, 0], stack[0, 1], stack[0, 2] = u, g, 0
+    """Append every placement that an entry can make next; return how many candidates there are.
+
+    It follows chains of rounds, from the entry itself and from every join that it meets.
+    """
+    placed, items, length = layer.placed[entry], layer.items[entry], layer.length[entry]
+    arc_target, arc_label, backward = graph.arc_target, graph.arc_label, graph.backward
+    cost, copies, peak = kinds.cost, kinds.copies, kinds.peak
+    chain = stack[0]
+    chain.node, chain.cost, chain.rounds = layer.node[entry], layer.cost[entry], 0
     depth = 1
-    row = np.empty(length + 1, dtype=np.int64)
     while depth > 0:
         depth -= 1
-        node, cost_so_far, rounds = stack[depth]
+        node, so_far, rounds = stack[depth].node, stack[depth].cost, stack[depth].rounds
         while True:
-            live = 0
-            total = 0
-            for k in range(length):
-                w = items[k, 0] - rounds
-                if w >= items[k, 1]:
-                    row[live] = w
-                    live += 1
-                    total += w
+            live, weight = _live(items, length, rounds)
             onward = -1
             onward_cost = 0
-            for a in range(arc_start[node], arc_start[node + 1]):
+            for a in range(graph.arc_start[node], graph.arc_start[node + 1]):
                 v = arc_target[a]
                 label = arc_label[a]
-                if label < join:
+                if label < graph.join:
                     onward = v
-                    onward_cost = label * scale
-                elif label == join:
-                    if cost_so_far + backward[v] <= cutoff and depth < stack.shape[0]:
-                        stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, cost_so_far, rounds
+                    onward_cost = label * graph.scale
+                elif label == graph.join:
+                    if so_far + backward[v] <= graph.cutoff and depth < stack.shape[0]:
+                        chain = stack[depth]
+                        chain.node, chain.cost, chain.rounds = v, so_far, rounds
                         depth += 1
-                elif label >= first_mask:
-                    bits = mask[label]
+                elif label >= graph.first_mask and backward[v] < INFINITE:
+                    bits = graph.mask[label]
                     k = 0
                     while bits != np.uint64(0):
                         if (
                             bits & np.uint64(1)
                             and placed[k] < copies[k]
-                            and total + peak[k] <= capacity
-                            and found < out.shape[0]
+                            and weight + peak[k] <= kinds.capacity
+                            and found < candidates.shape[0]
+                            and so_far + cost[k] + backward[v] <= graph.cutoff
                         ):
-                            f = cost_so_far + cost[k] + backward[v]
-                            if f <= cutoff and backward[v] < 2**30:
-                                out[found, 0] = f
-                                out[found, 1] = cost_so_far + cost[k]
-                                out[found, 2] = entry
-                                out[found, 3] = k
-                                out[found, 4] = v
-                                out[found, 5] = rounds
-                                found += 1
+                            new = candidates[found]
+                            new.total = so_far + cost[k] + backward[v]
+                            new.cost = so_far + cost[k]
+                            new.parent, new.kind, new.node, new.rounds = entry, k, v, rounds
+                            found += 1
                         bits >>= np.uint64(1)
                         k += 1
-            if onward < 0 and loop[node] >= 0 and live > 0:
+            if onward < 0 and graph.loop[node] >= 0 and live > 0:
                 onward = node
-                onward_cost = loop[node] * scale
-            if onward < 0 or cost_so_far + onward_cost + backward[onward] > cutoff:
+                onward_cost = graph.loop[node] * graph.scale
+            if onward < 0 or so_far + onward_cost + backward[onward] > graph.cutoff:
                 break
             node = onward
-            cost_so_far += onward_cost
+            so_far += onward_cost
             rounds += 1
     return found
 
 
 @njit(cache=True, nogil=True)
-def _beam(
-    width: int, n: int, arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any,
-    mask: Any, join: int, first_mask: int, cutoff: int, cost: Any, scale: int, copies: Any,
-    peak: Any, floor: Any, capacity: int, slots: int, stop: Any
-) -> Any:  # fmt: skip
-    """Return kinds and rounds between placements of the best complete entries, layer by layer."""
-    kinds = copies.shape[0]
-    room = width * 24 + 4096
-    out = np.empty((room, 6), dtype=np.int64)
-    stack = np.empty((4096, 3), dtype=np.int64)
-    node = np.zeros(width, dtype=np.int64)
-    cost_of = np.zeros(width, dtype=np.int64)
-    placed = np.zeros((width, kinds), dtype=np.int16)
-    items = np.zeros((width, slots, 2), dtype=np.int64)
-    length = np.zeros(width, dtype=np.int64)
-    new_placed = placed.copy()
-    new_items = items.copy()
-    new_length = length.copy()
-    back_parent = np.zeros((n, width), dtype=np.int32)
-    back_kind = np.zeros((n, width), dtype=np.int32)
-    back_rounds = np.zeros((n, width), dtype=np.int32)
-    entries = 1
-    bits = 1
-    while bits < 4 * width:
-        bits *= 2
-    seen = np.zeros(bits, dtype=np.uint64)
-    for m in range(n):
-        if stop[0] != 0:
-            return 0, back_parent, back_kind, back_rounds
-        found = 0
-        for e in range(entries):
-            found = _children(
-                node[e], cost_of[e], e, placed[e], items[e], length[e], capacity, arc_start,
-                arc_target, arc_label, loop, backward, mask, join, first_mask, cutoff, cost,
-                scale, copies, peak, out, found, stack
-            )  # fmt: skip
-        if found == 0:
-            return 0, back_parent, back_kind, back_rounds
-        order = np.argsort(out[:found, 0])
-        seen[:] = 0
-        taken = 0
-        for c in order:
-            e, k, v, rounds = out[c, 2], out[c, 3], out[c, 4], out[c, 5]
-            live = 0
-            for j in range(length[e]):
-                w = items[e, j, 0] - rounds
-                if w >= items[e, j, 1]:
-                    new_items[taken, live, 0] = w
-                    new_items[taken, live, 1] = items[e, j, 1]
-                    live += 1
-            if live >= slots:
-                continue
-            # Insert in order, so that equal multisets look equal.
-            at = live
-            while at > 0 and (
-                new_items[taken, at - 1, 0] > peak[k]
-                or (
-                    new_items[taken, at - 1, 0] == peak[k]
-                    and new_items[taken, at - 1, 1] > floor[k]
-                )
-            ):
-                new_items[taken, at, 0] = new_items[taken, at - 1, 0]
-                new_items[taken, at, 1] = new_items[taken, at - 1, 1]
-                at -= 1
-            new_items[taken, at, 0] = peak[k]
-            new_items[taken, at, 1] = floor[k]
+def _live(items: Any, length: int, rounds: int) -> Any:
+    """Return how many items are live so many rounds earlier, and their weight."""
+    live = 0
+    weight = 0
+    for k in range(length):
+        w = items[k, 0] - rounds
+        if w >= items[k, 1]:
             live += 1
-            h = np.uint64(v + 1) * np.uint64(0x9E3779B97F4A7C15)
-            for j in range(live):
-                h = (
-                    h ^ np.uint64(new_items[taken, j, 0] * 65537 + new_items[taken, j, 1])
-                ) * np.uint64(1099511628211)
-                h ^= h >> np.uint64(31)
-            for j in range(kinds):
-                new_placed[taken, j] = placed[e, j]
-            new_placed[taken, k] += 1
-            for j in range(kinds):
-                h = (h ^ np.uint64(new_placed[taken, j] + 1)) * np.uint64(1099511628211)
-                h ^= h >> np.uint64(29)
-            spot = h & np.uint64(bits - 1)
-            double = False
-            while seen[spot] != np.uint64(0):
-                if seen[spot] == h:
-                    double = True
-                    break
-                spot = (spot + np.uint64(1)) & np.uint64(bits - 1)
-            if double:
-                continue
-            seen[spot] = h
-            new_length[taken] = live
-            node[taken] = v  # node and cost of parents are not read any more
-            cost_of[taken] = out[c, 1]
-            back_parent[m, taken] = e
-            back_kind[m, taken] = k
-            back_rounds[m, taken] = rounds
-            taken += 1
-            if taken == width:
-                break
-        entries = taken
-        placed, new_placed = new_placed, placed
-        items, new_items = new_items, items
-        length, new_length = new_length, length
-    return entries, back_parent, back_kind, back_rounds
+            weight += w
+    return live, weight
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: _Kinds) -> bool:
+    """Write what a candidate remembers into the new layer; return whether there is room for it.
+
+    Inlined, as `_hash_entry` is: a call would count the references of all arrays in the tuples.
+    """
+    e, kind, rounds = candidate.parent, candidate.kind, candidate.rounds
+    items, before = new.items, layer.items
+    live = 0
+    for j in range(layer.length[e]):
+        w = before[e, j, 0] - rounds
+        if w >= before[e, j, 1]:
+            items[at, live, 0], items[at, live, 1] = w, before[e, j, 1]
+            live += 1
+    if live >= items.shape[1]:
+        return False
+    # Insert in order, so that equal multisets look equal.
+    peak, floor = kinds.peak[kind], kinds.floor[kind]
+    j = live
+    while j > 0 and (
+        items[at, j - 1, 0] > peak or (items[at, j - 1, 0] == peak and items[at, j - 1, 1] > floor)
+    ):
+        items[at, j, 0], items[at, j, 1] = items[at, j - 1, 0], items[at, j - 1, 1]
+        j -= 1
+    items[at, j, 0], items[at, j, 1] = peak, floor
+    new.length[at] = live + 1
+    for j in range(new.placed.shape[1]):
+        new.placed[at, j] = layer.placed[e, j]
+    new.placed[at, kind] += 1
+    return True
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _hash_entry(node: int, new: _Layer, at: int) -> np.uint64:
+    """Return a hash of an entry at a node with what it remembers."""
+    items, placed = new.items, new.placed
+    h = np.uint64(node + 1) * np.uint64(0x9E3779B97F4A7C15)
+    for j in range(new.length[at]):
+        h = (h ^ np.uint64(items[at, j, 0] * 65537 + items[at, j, 1])) * np.uint64(1099511628211)
+        h ^= h >> np.uint64(31)
+    for j in range(placed.shape[1]):
+        h = (h ^ np.uint64(placed[at, j] + 1)) * np.uint64(1099511628211)
+        h ^= h >> np.uint64(29)
+    return h
+
+
+@njit(cache=True, nogil=True)
+def _enter(h: Any, seen: Any) -> bool:
+    """Enter a hash into the table; return whether it was not there."""
+    last = np.uint64(seen.shape[0] - 1)
+    spot = h & last
+    while seen[spot] != np.uint64(0):
+        if seen[spot] == h:
+            return False
+        spot = (spot + np.uint64(1)) & last
+    seen[spot] = h
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _choose(
+    candidates: Any, layer: _Layer, new: _Layer, kinds: _Kinds, seen: Any, steps: Any
+) -> int:  # fmt: skip
+    """Make the new layer of the candidates of least total, each once; return its entries."""
+    seen[:] = 0
+    taken = 0
+    for c in np.argsort(candidates.total):
+        candidate = candidates[c]
+        if not _remember(candidate, layer, new, taken, kinds):
+            continue
+        if not _enter(_hash_entry(candidate.node, new, taken), seen):
+            continue
+        # The layers share nodes and costs: those of parents are not read any more.
+        new.node[taken], new.cost[taken] = candidate.node, candidate.cost
+        step = steps[taken]
+        step.parent, step.kind = candidate.parent, candidate.kind
+        step.rounds = candidate.rounds
+        taken += 1
+        if taken == steps.shape[0]:
+            break
+    return taken
+
+
+@njit(cache=True, nogil=True)
+def _beam(
+    width: int, n: int, slots: int, graph: _Graph, kinds: _Kinds, stop: Any, steps: Any
+) -> int:  # fmt: skip
+    """Return the number of complete entries, and in ``steps`` how each was reached.
+
+    Parameters
+    ----------
+    width : int
+        The most entries of a layer.
+    n : int
+        The number of requests.
+    slots : int
+        The most items that an entry may remember.
+    graph, kinds
+    stop : ndarray of int8, shape (1,)
+    steps : ndarray of records, shape (n, width)
+    """
+    candidates = np.empty(width * 24 + 4096, dtype=_CANDIDATE)
+    stack = np.empty(_STACK, dtype=_CHAIN)
+    node = np.zeros(width, dtype=np.int64)
+    cost = np.zeros(width, dtype=np.int64)
+    placed = np.zeros((2, width, kinds.copies.shape[0]), dtype=np.int16)
+    items = np.zeros((2, width, slots, 2), dtype=np.int64)
+    length = np.zeros((2, width), dtype=np.int64)
+    layer = _Layer(node, cost, placed[0], items[0], length[0])
+    new = _Layer(node, cost, placed[1], items[1], length[1])
+    entries = 1
+    size = 1
+    while size < 4 * width:
+        size *= 2
+    seen = np.zeros(size, dtype=np.uint64)
+    for m in range(n):
+        found = 0
+        if stop[0] == 0:
+            for entry in range(entries):
+                found = _children(entry, layer, graph, kinds, candidates, found, stack)
+        if found == 0:
+            return 0
+        entries = _choose(candidates[:found], layer, new, kinds, seen, steps[m])
+        layer, new = new, layer
+    return entries
 
 
 def beam(relaxation: Relaxation, annealing: Annealing, width: int) -> None:
     """Walk the relaxation's graph with exact memory and each request once, ``width`` at a time.
 
-    Entries after m placements are ranked by cost so far plus the graph's cost to the end, and
-    given up beyond the known schedule. What arrives is offered to ``annealing``, in the order
-    that it has and placed again.
+    Entries after m placements are ranked by their cost so far plus the graph's cost to the end.
+    Those beyond the known schedule are given up. Each one that arrives is offered to ``annealing``
+    as a schedule, which also places its requests again in order of their starts.
     """
     graph, labels, jobs = relaxation.graph, relaxation.labels, relaxation.jobs
     if graph is None or relaxation.closed:
         return
     slots = int(min(jobs.n, jobs.capacity // int(relaxation.floor.min()))) + 1
-    entries, parent, kind, rounds = _beam(
-        width, jobs.n, graph.arc_start, graph.arc_target, graph.arc_label, graph.loop,
-        relaxation.backward, labels.mask, labels.join, labels.first_mask, relaxation.cutoff,
-        -relaxation.pi, relaxation.scale, relaxation.copies, relaxation.peak, relaxation.floor,
-        jobs.capacity, slots, relaxation.stop
+    paths = _Graph(
+        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, relaxation.backward,
+        labels.mask, labels.join, labels.first_mask, relaxation.scale, relaxation.cutoff,
     )  # fmt: skip
+    kinds = _Kinds(
+        -relaxation.pi, relaxation.copies, relaxation.peak, relaxation.floor, jobs.capacity
+    )
+    steps = np.zeros((jobs.n, width), dtype=_STEP)
+    entries = _beam(width, jobs.n, slots, paths, kinds, relaxation.stop, steps)
+    order = np.arange(jobs.n)[::-1]
     for entry in range(min(entries, _READ)):
-        kinds = np.empty(jobs.n, dtype=np.int64)
-        steps = np.empty(jobs.n, dtype=np.int64)
+        path = np.empty(jobs.n, dtype=_STEP)
         at = entry
-        for m in range(jobs.n - 1, -1, -1):
-            kinds[m], steps[m] = kind[m, at], rounds[m, at]
-            at = parent[m, at]
-        annealing.offer(relaxation.starts(kinds, np.cumsum(steps)))
+        for m in order:
+            path[m] = steps[m, at]
+            at = path["parent"][m]
+        starts = relaxation.starts(path["kind"], np.cumsum(path["rounds"], dtype=np.int64))
+        annealing.offer(starts)
     relaxation.offer(annealing.value)

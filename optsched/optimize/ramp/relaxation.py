@@ -88,7 +88,7 @@ MAX_NODES = min(128_000_000, _MEMORY // 250)
 """Largest graph. A node takes about 120 bytes while a level is built: half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
-_BEYOND = 2**28  # every cost of a path stays below, far from `ramp_graph.INFINITE`
+_BEYOND = 2**28  # every cost of a path stays below, far from `graph.INFINITE`
 _PATHS = 150
 
 
@@ -218,7 +218,7 @@ class Relaxation:
         How far bounds count: the total latency of a known schedule, or less (a target: its graphs
         are smaller). Lower it by `offer`.
     stop : ndarray of int8, shape (1,), optional
-        Setting it to 1 from another thread interrupts the kernels (`ramp_graph.Interrupted`).
+        Setting it to 1 from another thread interrupts the kernels (`graph.Interrupted`).
     horizon : int, optional
         The most rounds that get a clock; default: all that need one.
     improved : callable, optional
@@ -250,9 +250,13 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.optimize.ramp import graph as ramp_graph, tracker as ramp_tracker
+        from optsched.optimize.ramp import (
+            graph as ramp_graph,
+            product as ramp_product,
+            tracker as ramp_tracker,
+        )
 
-        self._kernels, self._trackers = ramp_graph, ramp_tracker
+        self._kernels, self._products, self._trackers = ramp_graph, ramp_product, ramp_tracker
         jobs = self.jobs
         self.ready, self.peak, self.floor, self.kind_of, self.copies = _kinds(jobs)
         self.clock = needed_clock(jobs)
@@ -328,7 +332,7 @@ class Relaxation:
         bits = sum(1 << int(k) for k in kinds)
         labels = self.labels
         return int(
-            self._kernels._label(np.uint64(bits), labels.mask, labels.slots, labels.count)
+            self._kernels.label_of(np.uint64(bits), labels.mask, labels.slots, labels.count)
         )  # fmt: skip
 
     @property
@@ -368,10 +372,10 @@ class Relaxation:
         if not self._chain:  # `backward` does not say anything yet
             return self.bound
         shift = int((self.copies * self.pi).sum())
+        latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
         least = self._kernels.least_totals(
-            *self._arcs, self._values(self.pi)[0], self.backward, shift, self.scale,
-            self.latency_offset, self.bound, self.upper,
-        )  # fmt: skip
+            *self._arcs, self._values(self.pi)[0], self.backward, latency, self.bound, self.upper
+        )
         return self.bound + int(np.searchsorted(np.cumsum(least), nodes, side="right"))
 
     def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
@@ -418,18 +422,15 @@ class Relaxation:
 
     def _refine(self, tracker: Any, level: Level, most: int) -> None:
         per_state = 4 * (tracker.symbols + tracker.width + 6)
-        graph = self._kernels.product(
+        cutoff = self.cutoff if self._chain else 2 * _BEYOND
+        nodes = min(most, MAX_NODES)
+        graph = self._products.product(
             self.graph,
             self.labels,
             tracker,
-            backward=self.backward,
-            cutoff=self.cutoff if self._chain else 2 * _BEYOND,
-            cost=-self.pi,
-            scale=self.scale,
+            prices=self._products.Prices(-self.pi, self.scale, self.backward, cutoff),
+            room=self._products.Room(nodes, 7 * nodes // 2, _STATE_BYTES // per_state),
             stop=self.stop,
-            max_nodes=min(most, MAX_NODES),
-            max_arcs=7 * min(most, MAX_NODES) // 2,
-            max_states=_STATE_BYTES // per_state,
         )
         self._chain.append(level)
         self._deleted = False

@@ -1,48 +1,96 @@
 """Trackers of the ramp relaxation: automata that follow a path, compiled.
 
-A tracker is a multiset of live items or a row of counters; `optsched.optimize.ramp.graph.product`
-makes a graph finer by one. Import lazily: it loads numba.
+A tracker is a multiset of live items or a row of counters. `optsched.optimize.ramp.product` makes a
+graph finer by one. Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from optsched.judge.life import record
+
 MARGIN = 512
 """Room kept free in every growing array while one node is expanded."""
+UNKNOWN, REFUSED = -2, -1
+"""In place of a state: it has not been looked for yet, or a path may not go there."""
 _ONE = np.uint64(1)
+_STATE = record(
+    ("items", np.int32),  # how many there are
+    ("weight", np.int32),  # of all of them
+    ("before", np.int32),  # the state one round earlier, or `UNKNOWN`
+    ("final", np.int32),  # whether a path may end here
+)
+
+
+class Automaton(NamedTuple):
+    """A tracker as compiled functions take it; see `Tracker` for its arrays.
+
+    Attributes
+    ----------
+    width, capacity : int
+    span : int
+        An item is the number (class of its floor) x span + (its weight).
+    peak, floor_class, floor, heaviest, items, info, add, slots, count : ndarray
+    row : ndarray of int32
+        Scratch space for the items of one state.
+    """
+
+    width: Any
+    capacity: Any
+    span: Any
+    peak: Any
+    floor_class: Any
+    floor: Any
+    heaviest: Any
+    items: Any
+    info: Any
+    add: Any
+    slots: Any
+    count: Any
+    row: Any
 
 
 @dataclass(eq=False)
 class Tracker:
-    """A finite automaton that follows a path: states by number, made on demand.
+    """A finite automaton that follows a path: its states have numbers and are made on demand.
 
-    Multisets of (weight, floor) items, or tables made beforehand (``width`` 0).
+    A state is a multiset of (weight, floor) items. With ``width`` 0 it is a row of counters, and
+    all states are there from the beginning.
 
     Parameters
     ----------
     symbol : ndarray of int32, shape (kinds,)
         What the tracker sees of a kind.
+    width : int
+        The number of items that a state may have, and one more.
+    capacity : int
+        The largest weight of a state.
     peak, floor_class : ndarray of int32, shape (symbols,)
         The item that a symbol puts into the multiset.
     floor : ndarray of int32, shape (classes,)
-        Weight after which an item of the class vanishes.
+        The weight after which an item of the class vanishes.
     heaviest : ndarray of int64, shape (classes, requests + 1)
-        Peaks of the class's requests, the largest first, then -1.
-    info : ndarray of int32, shape (room, 4)
-        Of each state: number of items, their weight, the state a round earlier (-2: not known
-        yet), and whether a path may end here.
+        The peaks of the class's requests, the largest first, then -1.
+    items : ndarray of int32, shape (room, width)
+        The items of each state in ascending order.
+    info : ndarray of records, shape (room,)
+        For each state the number of its items, their weight, the state one round earlier
+        (`UNKNOWN` at first), and whether a path may end here.
     add : ndarray of int32, shape (symbols, room)
-        The state after each symbol; -1: not allowed, -2: not known yet.
+        The state after each symbol, `REFUSED` or `UNKNOWN`.
+    slots : ndarray of int32
+        A hash table of the multisets.
+    count : ndarray of int64, shape (1,)
+        The number of states.
     """
 
     symbol: NDArray[np.int32]
-    symbols: int
     width: int
     capacity: int
     peak: NDArray[np.int32]
@@ -50,10 +98,38 @@ class Tracker:
     floor: NDArray[np.int32]
     heaviest: NDArray[np.int64]
     items: NDArray[np.int32]
-    info: NDArray[np.int32]
+    info: NDArray[Any]
     add: NDArray[np.int32]
     slots: NDArray[np.int32]
-    states: int
+    count: NDArray[np.int64]
+
+    @property
+    def symbols(self) -> int:
+        """Number of symbols."""
+        return len(self.peak)
+
+    def compiled(self) -> Automaton:
+        """Return the tracker as compiled functions take it."""
+        return Automaton(
+            self.width, self.capacity, self.capacity + 1, self.peak, self.floor_class, self.floor,
+            self.heaviest, self.items, self.info, self.add, self.slots, self.count,
+            np.zeros(self.width + 2, dtype=np.int32),
+        )  # fmt: skip
+
+    def make_room(self) -> None:
+        """Make room for the states that the expansion of one node can add."""
+        count = int(self.count[0])
+        if self.width == 0 or count + MARGIN <= len(self.info):
+            return
+        need = count + 2 * MARGIN
+        self.items = wider(self.items, need)
+        self.info = wider(self.info, need)
+        add = np.full((len(self.add), len(self.info)), UNKNOWN, dtype=np.int32)
+        add[:, : self.add.shape[1]] = self.add
+        self.add = add
+        if 2 * need > len(self.slots):
+            self.slots = np.full(len(self.slots) * 4, -1, dtype=np.int32)
+            _enter_all(self.compiled())
 
 
 def multiset_tracker(
@@ -64,10 +140,10 @@ def multiset_tracker(
     kind_of: NDArray[np.int64],
     own_peak: NDArray[np.int64],
 ) -> Tracker:
-    """Return the tracker of live items, given each kind's peak and the floor it is given here.
+    """Return the tracker of live items, given each kind's peak and the floor it has here.
 
-    ``kind_of`` and ``own_peak`` are the requests' kinds and peaks, of which no more than there are
-    may weigh so much at once.
+    ``kind_of`` and ``own_peak`` are the kinds and peaks of the requests. At no time does a state
+    hold more items above some weight than there are requests with a peak above it.
     """
     pairs, symbol = np.unique(np.stack([peak, floor], axis=1), axis=0, return_inverse=True)
     floors, classes = np.unique(pairs[:, 1], return_inverse=True)
@@ -81,7 +157,6 @@ def multiset_tracker(
     room = 4 * MARGIN
     tracker = Tracker(
         symbol=symbol.astype(np.int32),
-        symbols=len(peaks),
         width=width,
         capacity=capacity,
         peak=peaks.astype(np.int32),
@@ -89,10 +164,10 @@ def multiset_tracker(
         floor=floors.astype(np.int32),
         heaviest=heaviest,
         items=np.zeros((room, width), dtype=np.int32),
-        info=np.full((room, 4), -2, dtype=np.int32),
+        info=np.zeros(room, dtype=_STATE),
         add=np.full((len(peaks), room), -2, dtype=np.int32),
         slots=np.full(4 * MARGIN, -1, dtype=np.int32),
-        states=1,
+        count=np.array([1]),
     )
     tracker.info[0] = 0, 0, 0, 1
     tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
@@ -113,13 +188,12 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         digit = number // step % (cap + 1)
         add[g + 1] = np.where(digit < cap, number + step, -1)
         step *= cap + 1
-    info = np.zeros((states, 4), dtype=np.int32)
-    info[:, 2] = number
-    info[-1, 3] = 1
+    info = np.zeros(states, dtype=_STATE)
+    info["before"] = number
+    info["final"][-1] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
         symbol=symbol,
-        symbols=len(groups) + 1,
         width=0,
         capacity=0,
         peak=np.zeros(len(groups) + 1, dtype=np.int32),
@@ -130,19 +204,19 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         info=info,
         add=add,
         slots=np.full(1, -1, dtype=np.int32),
-        states=states,
+        count=np.array([states]),
     )
 
 
-@njit(cache=True, nogil=True)
-def wider(array: Any, needed: int, fill: int) -> Any:
-    """Return the array with at least so many rows, the new ones full of ``fill``."""
-    if needed <= array.shape[0]:
+def wider(array: NDArray[Any], needed: int) -> NDArray[Any]:
+    """Return the array with at least so many rows; what new ones hold is not defined."""
+    if needed <= len(array):
         return array
-    rows = max(needed, array.shape[0] + array.shape[0] // 2)
-    more = np.empty((rows,) + array.shape[1:], dtype=array.dtype)  # noqa: RUF005 (numba)
-    more[: array.shape[0]] = array
-    more[array.shape[0] :] = fill
+    rows = max(needed, len(array) + len(array) // 2)
+    more = np.empty((rows, *array.shape[1:]), dtype=array.dtype)
+    # Records are copied as bytes: field by field it takes 40 times as long.
+    raw = np.dtype((np.void, array.dtype.itemsize))
+    more.view(raw)[: len(array)] = array.view(raw)
     return more
 
 
@@ -156,13 +230,26 @@ def _hash_items(row: Any, length: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any, count: Any) -> int:
-    """Return the number of the multiset in ``row``, new if it has none."""
-    mask = np.uint64(slots.shape[0] - 1)
-    at = _hash_items(row, length) & mask
+def _enter_all(tracker: Automaton) -> None:
+    """Enter every state in the hash table, which is empty."""
+    slots = tracker.slots
+    last = np.uint64(slots.shape[0] - 1)
+    for s in range(tracker.count[0]):
+        at = _hash_items(tracker.items[s], tracker.info[s].items) & last
+        while slots[at] >= 0:
+            at = (at + _ONE) & last
+        slots[at] = s
+
+
+@njit(cache=True, nogil=True)
+def _state(length: int, weight: int, tracker: Automaton) -> int:
+    """Return the number of the multiset in the tracker's row, a new one if it has none."""
+    row, items, info, slots = tracker.row, tracker.items, tracker.info, tracker.slots
+    last = np.uint64(slots.shape[0] - 1)
+    at = _hash_items(row, length) & last
     while slots[at] >= 0:
         s = slots[at]
-        if info[s, 0] == length:
+        if info[s].items == length:
             same = True
             for k in range(length):
                 if items[s, k] != row[k]:
@@ -170,59 +257,70 @@ def _state(row: Any, length: int, total: int, items: Any, info: Any, slots: Any,
                     break
             if same:
                 return s
-        at = (at + _ONE) & mask
-    s = count[0]
+        at = (at + _ONE) & last
+    s = tracker.count[0]
     for k in range(length):
         items[s, k] = row[k]
-    info[s, 0] = length
-    info[s, 1] = total
-    info[s, 2] = -2
-    info[s, 3] = 1 if length == 0 else 0
+    new = info[s]
+    new.items = length
+    new.weight = weight
+    new.before = UNKNOWN
+    new.final = length == 0
     slots[at] = s
-    count[0] = s + 1
+    tracker.count[0] = s + 1
     return s
 
 
 @njit(cache=True, nogil=True)
-def state_before(
-    s: int, span: int, floor: Any, row: Any, items: Any, info: Any, slots: Any, count: Any
-) -> int:  # fmt: skip
-    """Return the state one round earlier: every item one lighter, those at their floor gone."""
-    if info[s, 2] != -2:
-        return info[s, 2]
+def state_before(s: int, tracker: Automaton) -> int:
+    """Return the state one round earlier: every item is one lighter, those at their floor gone."""
+    info, items, floor, row = tracker.info, tracker.items, tracker.floor, tracker.row
+    if info[s].before != UNKNOWN:
+        return info[s].before
     length = 0
-    total = 0
-    for k in range(info[s, 0]):
+    weight = 0
+    for k in range(info[s].items):
         item = items[s, k]
-        w = item % span
-        if w > floor[item // span]:
+        w = item % tracker.span
+        if w > floor[item // tracker.span]:
             row[length] = item - 1
             length += 1
-            total += w - 1
-    t = _state(row, length, total, items, info, slots, count)
-    info[s, 2] = t
+            weight += w - 1
+    t = _state(length, weight, tracker)
+    info[s].before = t
     return t
 
 
 @njit(cache=True, nogil=True)
-def state_after(
-    s: int, symbol: int, span: int, capacity: int, peak: Any, floor_class: Any, floor: Any,
-    heaviest: Any, row: Any, items: Any, info: Any, add: Any, slots: Any, count: Any
-) -> int:  # fmt: skip
-    """Return the state with one more item, or -1 where it does not fit."""
-    if add[symbol, s] != -2:
+def state_after(s: int, symbol: int, tracker: Automaton) -> int:
+    """Return the state with one more item, or `REFUSED` where it does not fit."""
+    add = tracker.add
+    if add[symbol, s] != UNKNOWN:
         return add[symbol, s]
-    p = peak[symbol]
-    total = info[s, 1] + p
-    if total > capacity:
-        add[symbol, s] = -1
-        return -1
-    c = floor_class[symbol]
-    if p < floor[c]:  # it is there when it completes, but leaves no trace
-        add[symbol, s] = s
-        return s
-    code = c * span + p
-    length = info[s, 0]
+    p = tracker.peak[symbol]
+    weight = tracker.info[s].weight + p
+    if weight > tracker.capacity:
+        t = REFUSED
+    elif p < tracker.floor[tracker.floor_class[symbol]]:
+        t = s  # it is there when it completes, but leaves no trace
+    elif _with_item(s, symbol, tracker):
+        t = _state(tracker.info[s].items + 1, weight, tracker)
+    else:
+        t = REFUSED
+    add[symbol, s] = t
+    return t
+
+
+@njit(cache=True, nogil=True)
+def _with_item(s: int, symbol: int, tracker: Automaton) -> bool:
+    """Write a state with one more item into the tracker's row; return whether a path may hold it.
+
+    It may not hold more items of a class above a weight than requests have such a peak.
+    """
+    row, items, heaviest, span = tracker.row, tracker.items, tracker.heaviest, tracker.span
+    c = tracker.floor_class[symbol]
+    code = c * span + tracker.peak[symbol]
+    length = tracker.info[s].items
     at = 0
     while at < length and items[s, at] < code:
         row[at] = items[s, at]
@@ -230,35 +328,10 @@ def state_after(
     row[at] = code
     for k in range(at, length):
         row[k + 1] = items[s, k]
-    # No more live items of a class than requests that heavy.
     rank = 0
     for k in range(length, -1, -1):
         if row[k] // span == c:
             if row[k] % span > heaviest[c, rank]:
-                add[symbol, s] = -1
-                return -1
+                return False
             rank += 1
-    t = _state(row, length + 1, total, items, info, slots, count)
-    add[symbol, s] = t
-    return t
-
-
-@njit(cache=True, nogil=True)
-def room_for_states(items: Any, info: Any, add: Any, slots: Any, count: Any) -> Any:
-    """Return the arrays of a tracker's states with room for what one node can add."""
-    need = count[0] + 2 * MARGIN
-    items = wider(items, need, 0)
-    info = wider(info, need, -2)
-    if need > add.shape[1]:
-        more = np.full((add.shape[0], info.shape[0]), -2, dtype=np.int32)
-        more[:, : add.shape[1]] = add
-        add = more
-    if 2 * need > slots.shape[0]:
-        slots = np.full(slots.shape[0] * 4, -1, dtype=np.int32)
-        last = np.uint64(slots.shape[0] - 1)
-        for s in range(count[0]):
-            at = _hash_items(items[s], info[s, 0]) & last
-            while slots[at] >= 0:
-                at = (at + _ONE) & last
-            slots[at] = s
-    return items, info, add, slots
+    return True
