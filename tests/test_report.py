@@ -262,7 +262,9 @@ def test_a_comparison_without_schedules_is_drawn_all_the_same(
     answers: Path, tmp_path: Path
 ) -> None:
     kept = gather.gather([answers / "comparison.json"])
-    again = gather.gather([without_schedules(answers, tmp_path)])
+    told: list[str] = []
+    again = gather.gather([without_schedules(answers, tmp_path)], tell=told.append)
+    assert told == [f"c.json: policy {policy}" for policy in ("mc-sf", "sarathi", "vllm")]
     (section,), (before,) = again.sections, kept.sections
     assert list(section.schedules) == list(before.schedules) == ["mc-sf", "sarathi", "vllm"]
     for label, found in section.schedules.items():

@@ -18,6 +18,7 @@ from optsched.cli.options import (
     option,
     required,
 )
+from optsched.cli.output import LiveLine
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
@@ -95,7 +96,8 @@ def report(
     check_outputs(out)
     from optsched.show.report import write_report
 
-    write_report(files, out, cost_model=cost_model)
+    with LiveLine() as line:
+        write_report(files, out, cost_model=cost_model, progress=line.show)
     print(f"{out}: {Path(out).stat().st_size / 1e6:.1f} MB, one file")
 
 

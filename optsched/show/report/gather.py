@@ -43,7 +43,8 @@ class Section:
 
     ``results`` and ``comparisons`` are the files' objects, each with ``file``, and ``verdicts`` by
     what was checked; ``schedules`` are by label, in the order of `MAX_TIMELINES`; ``notes`` say
-    what could not be shown; ``checked`` has certificates by their place.
+    what could not be shown; ``checked`` has certificates by their place; ``tell`` is called with
+    what takes time.
     """
 
     sha256: str
@@ -56,6 +57,7 @@ class Section:
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checked: dict[Path, Verdict] = field(default_factory=dict)
+    tell: Callable[[str], None] | None = None
 
     @property
     def certified(self) -> int | None:
@@ -85,8 +87,19 @@ class Report:
     origins: list[dict[str, Any]]
 
 
-def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report:
+def gather(
+    files: Sequence[str | Path],
+    cost_model: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Report:
     """Read files and have everything in them checked that can be.
+
+    Parameters
+    ----------
+    files, cost_model
+        As `optsched.show.report.write_report`.
+    tell : callable, optional
+        Its ``progress``.
 
     Raises
     ------
@@ -126,6 +139,7 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
     sections: dict[str, Section] = {}
     for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
         sections[digest] = _section(digest, instances.get(digest), read)
+        sections[digest].tell = tell
     for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
         _ADD[form](sections[_digest(form, data)], text, data, cost_model)
     for section in sections.values():
@@ -264,6 +278,8 @@ def _simulate_absent(
                                  f"since {MAX_DISTRIBUTIONS} schedules are drawn")  # fmt: skip
             break
         policy = str(row["policy"])
+        if section.tell is not None:
+            section.tell(f"{name}: policy {policy}")
         try:
             again = simulate_again(instance, row, data.get("seed"), cost)
         except NotAgainError as error:
