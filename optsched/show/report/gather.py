@@ -176,7 +176,10 @@ def _section(
             about = data["instance"]
             section = Section(digest, str(about["name"]))
             section.facts = [("requests", f"{about['requests']:,}")]
-            section.notes.append("the instance's file is not at hand: nothing could be checked")
+            section.notes.append(
+                "the instance's file is not at hand: nothing could be checked "
+                "or drawn; a report of both files shows pictures"
+            )
             return section
     return Section(digest, "unknown", notes=["the instance's file is not at hand"])
 
