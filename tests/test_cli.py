@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,7 +82,25 @@ def test_help_and_version(run) -> None:
         assert f"  {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
     assert run("--version").stdout == "optsched 0.1.0\n"
-    assert run().stdout == result.stdout
+
+
+def test_the_command_alone_says_what_to_do_first(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("TRACE.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    )
+    result = run()
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 6
+    assert max(map(len, lines)) <= 100
+    steps = [shlex.split(line, comments=True) for line in lines if line.startswith("  optsched ")]
+    assert [step[1] for step in steps] == ["compare", "solve", "import", "--help"]
+    for step in steps:  # as they stand
+        assert run(*step[1:]).exit_code == 0
+    assert run("compare", "mine.json", "--cost-model", MODEL).exit_code == 0
 
 
 def test_lists(run) -> None:

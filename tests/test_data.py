@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,14 @@ CONTENT = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900
     b"2023-11-16 18:15:50.9951690,396,109\n" * 5000
 )
 NAME, FILE = "azure-2023-conv", "AzureLLMInferenceTrace_conv.csv"
+PART = f".optsched-part-{FILE}"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files of a folder of the mirror as its ``answers`` say, one for each request."""
+    """Serves files of a folder of the mirror as its ``answers`` say, one for each request.
+
+    It knows ranges unless ``ranges`` is False; ``asked`` has the header of every request.
+    """
 
     daemon_threads = True
 
@@ -39,6 +44,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: list[str] = []
         self.paths: list[str] = []
+        self.asked: list[str | None] = []
+        self.ranges = True
+        self.pause: tuple[int, Event] | None = None
 
     @property
     def url(self) -> str:
@@ -58,10 +66,29 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         body = CONTENT.replace(b"44", b"45") if answer == "changed" else CONTENT
-        self.send_response(200)
+        wanted = self.headers["Range"]
+        self.server.asked.append(wanted)
+        begin = 0
+        if wanted is None or not self.server.ranges:
+            self.send_response(200)
+        else:
+            begin = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])  # type: ignore[index]
+            if begin >= len(body):
+                self.send_error(416)
+                return
+            begin = 1 if answer == "another part" else begin
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
+        body = body[begin:]
         if answer != "endless":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.server.pause is not None:
+            first, go = self.server.pause
+            self.wfile.write(body[:first])
+            self.wfile.flush()
+            go.wait(60)
+            return
         if answer == "silent":
             self.wfile.write(body[:100])
             self.wfile.flush()
@@ -94,13 +121,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "optsched"
 
 
-def refused(words: str, folder: Path, **options: Any) -> None:
-    """Expect an error of one line, and nothing in the folder that was not there before."""
+def refused(words: str, folder: Path, *, keeps: bool = False, **options: Any) -> None:
+    """Expect an error of one line, and nothing new in the folder but bytes to go on with."""
     before = set(folder.rglob("*"))
     with pytest.raises(InputError, match=re.escape(words)) as caught:
         optsched.fetch_dataset(NAME, folder, **options)
     assert "\n" not in str(caught.value)
-    assert set(folder.rglob("*")) == before
+    assert set(folder.rglob("*")) - before == ({folder / PART} if keeps else set())
+    assert ("the next fetch goes on from there" in str(caught.value)) == keeps
 
 
 def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -> None:
@@ -138,11 +166,12 @@ def test_a_mirror_can_be_named_for_one_call(
         ("silent", "the server is silent for 0.2 s"),
     ],
 )
-def test_what_does_not_come_whole_leaves_nothing(
+def test_what_does_not_come_whole_is_no_file(
     server: Server, tmp_path: Path, answer: str, words: str
 ) -> None:
     server.answers = [answer] * 2
-    refused(f"dataset '{NAME}': {server.url}/{FILE}: {words}", tmp_path, retries=1, timeout_s=0.2)
+    words = f"dataset '{NAME}': {server.url}/{FILE}: {words}"
+    refused(words, tmp_path, keeps=answer == "short", retries=1, timeout_s=0.2)
     assert len(server.paths) == 2
     assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
 
@@ -155,6 +184,112 @@ def test_a_failed_attempt_is_followed_by_another(
     assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
     assert len(server.paths) == 3
     assert os.listdir(tmp_path) == [FILE]
+
+
+# --- Going on -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_the_next_fetch_goes_on_where_the_server_can(
+    server: Server, tmp_path: Path, ranges: bool
+) -> None:
+    server.ranges, server.answers = ranges, ["short"]
+    refused("the transfer broke off", tmp_path, keeps=True, retries=0)
+    have = (tmp_path / PART).stat().st_size
+    assert len(CONTENT) // 4 < have < len(CONTENT)
+    seen: list[tuple[int, int]] = []
+    file = optsched.fetch_dataset(NAME, tmp_path, progress=lambda *state: seen.append(state))
+    assert file.read_bytes() == CONTENT
+    assert server.asked == [None, f"bytes={have}-"]
+    assert (seen[0][0] > have) == ranges  # what is here already counts
+    assert {total for _, total in seen} == {len(CONTENT)}
+    assert seen[-1][0] == len(CONTENT)
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_a_failed_attempt_is_gone_on_with_by_the_next(server: Server, tmp_path: Path) -> None:
+    server.answers = ["short", "short"]
+    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+    ends = [int(asked[6:-1]) for asked in server.asked if asked]
+    assert 0 < ends[0] < ends[1]
+
+
+@pytest.mark.parametrize(
+    "left", [b"another version of the file", CONTENT, CONTENT + b"more", CONTENT[:-1] + b"?"]
+)
+def test_bytes_that_do_not_belong_to_the_file_cost_nothing_but_time(
+    server: Server, tmp_path: Path, left: bytes
+) -> None:
+    (tmp_path / PART).write_bytes(left)
+    assert optsched.fetch_dataset(NAME, tmp_path, retries=0).read_bytes() == CONTENT
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_an_answer_of_another_part_is_not_appended(server: Server, tmp_path: Path) -> None:
+    (tmp_path / PART).write_bytes(CONTENT[:500])
+    server.answers = ["another part"]
+    assert optsched.fetch_dataset(NAME, tmp_path, retries=0).read_bytes() == CONTENT
+    assert server.asked == ["bytes=500-", None]
+
+
+def test_a_killed_download_leaves_no_file_and_is_gone_on_with(
+    server: Server, tmp_path: Path
+) -> None:
+    # The process is killed with the server waiting in the middle of the body.
+    go, half = Event(), len(CONTENT) // 2
+    server.pause = (half, go)
+    script = (
+        "import sys, optsched.workloads.datasets as data; from dataclasses import replace;"
+        "data._DATASETS = tuple(replace(d, sha256=sys.argv[1]) for d in data._DATASETS);"
+        f"data.fetch_dataset({NAME!r}, sys.argv[2])"
+    )
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    process = subprocess.Popen([sys.executable, "-c", script, digest, str(tmp_path)])
+    try:
+        part = tmp_path / PART
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (part.exists() and part.stat().st_size > half // 2):
+            time.sleep(0.01)
+        assert process.poll() is None
+        # While it runs, another process neither waits for it nor touches its bytes.
+        server.pause = None
+        before = part.stat().st_size
+        assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+        assert server.asked[-1] is None
+        assert part.stat().st_size >= before
+        (tmp_path / FILE).unlink()
+    finally:
+        process.kill()
+        process.wait()
+        go.set()
+    assert not (tmp_path / FILE).exists()
+    have = part.stat().st_size
+    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+    assert server.asked[-1] == f"bytes={have}-"
+    assert not part.exists()
+
+
+def test_without_locks_every_download_begins_anew(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "fcntl", None)
+    server.answers = ["short"]
+    refused("the transfer broke off", tmp_path, retries=0)
+    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: object, name: str, done: int, total: int) -> None:
+        if done > len(CONTENT) // 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("optsched.cli.output.LiveLine.downloaded", interrupt)
+    result = invoke("data", "fetch", NAME)
+    assert "interrupted: what came is kept; the same command goes on" in one_line_error(result, 130)
+    assert (cache / PART).stat().st_size > len(CONTENT) // 2
+    assert os.listdir(cache) == [PART]
 
 
 def test_without_a_network_the_address_is_named(server: Server, tmp_path: Path) -> None:

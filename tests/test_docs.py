@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import optsched
@@ -101,6 +103,15 @@ def test_shown_output_is_compared_word_by_word() -> None:
     assert command == (["solve", "tiny"], 3, ["TEL    33  rounds"])
     assert re.fullmatch(as_pattern("TEL 33 ..."), "  TEL          33  rounds")
     assert not re.fullmatch(as_pattern("TEL 33 ..."), "TEL  34  rounds")
+
+
+def test_every_command_stands_beside_its_python_call() -> None:
+    page = (ROOT / "docs" / "api" / "side-by-side.md").read_text(encoding="utf-8")
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    for command in group.commands:
+        words = f"`{command}`", f"`optsched {command}", f"$ optsched {command} "
+        assert any(word in page for word in words), command
 
 
 def test_every_policy_has_a_page() -> None:

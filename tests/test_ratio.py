@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +17,7 @@ import pytest
 from instances import small
 from optsched.analysis.ratio import (
     FAMILIES,
+    Ratio,
     against,
     competitive_ratio,
     gap_breakdown,
@@ -22,6 +29,7 @@ from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
@@ -164,6 +172,128 @@ def test_a_policy_that_is_not_there_is_refused() -> None:
     study = competitive_ratio("mc-sf", [small(0)], "h-sf")
     with pytest.raises(InputError, match="there are mc-sf"):
         study.mean("fcfs")
+
+
+# --- long work --------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def interrupt_at(k: int):
+    def tell(done: float, *_: object) -> None:
+        if done >= k:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_keeps_the_instances_that_have_finished(jobs: int) -> None:
+    instances = [small(seed) for seed in range(6)]
+    whole = competitive_ratio(["mc-sf", "fcfs"], instances, "h-sf")
+    study = competitive_ratio(
+        ["mc-sf", "fcfs"], instances, "h-sf", jobs=jobs, progress=interrupt_at(2)
+    )
+    assert len(study.rows) == 2 * 2
+    assert set(study.rows) <= set(whole.rows)
+    assert (whole.unfinished, study.unfinished) == (0, 4)
+    assert study.mean("mc-sf").count == 2
+    assert study.paired("mc-sf", "fcfs").wins + study.paired("mc-sf", "fcfs").ties == 2
+    assert study.table().endswith("stopped early: 4 instances have not run")
+    assert "stopped early" not in whole.table()
+
+
+def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatch) -> None:
+    import optsched.analysis.ratio.study as module
+
+    instances = [small(seed) for seed in range(5)]
+    solved: list[Instance] = []
+
+    def interrupted(instance: Instance, **options: object):
+        solved.append(instance)
+        if len(solved) == 3:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return solve(instance, threads=1)
+
+    monkeypatch.setattr(module, "optimum", interrupted)
+    study = competitive_ratio("mc-sf", instances)
+    assert [row.instance for row in study.rows] == [0, 1]  # the third was cut short
+    assert study.unfinished == 3
+    with pytest.raises(KeyboardInterrupt):  # as everywhere else again
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_event_stops_a_study_from_another_thread() -> None:
+    stop = threading.Event()
+    stop.set()
+    study = competitive_ratio("mc-sf", [small(0), small(1)], "h-sf", stop=stop)
+    assert (len(study.rows), study.unfinished) == (1, 1)
+
+
+def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
+    import optsched.analysis.ratio.study as module
+
+    monkeypatch.setattr(module._Plan, "rows", lambda *_: interrupt_at(0)(0))
+    with pytest.raises(KeyboardInterrupt):
+        competitive_ratio("mc-sf", [small(0)], "h-sf")
+
+
+def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
+    def interrupt(best: float, tried: int) -> None:
+        if tried > 20:  # the first climb has begun
+            raise KeyboardInterrupt
+
+    found = worst_case("mc-sf", "online", budget_s=600, n=5, kv_capacity=40, progress=interrupt)
+    assert found.low > 1
+    tel = evaluate(found.instance, simulate(found.instance, "mc-sf")).metrics["tel"]
+    best = evaluate(found.instance, found.schedule).metrics["tel"]
+    assert found.low == tel / best
+
+
+def test_an_event_ends_the_search_for_a_worst_case() -> None:
+    stop = threading.Event()
+    stop.set()
+    found = worst_case("mc-sf", "online", budget_s=600, n=5, kv_capacity=40, stop=stop)
+    assert found.evaluations == 10  # what it had drawn
+    assert found.low >= 1
+
+
+def test_a_gap_tells_of_the_search_for_its_optimum_and_can_be_stopped() -> None:
+    seen: list[Progress] = []
+    gap = gap_breakdown(small(3), "mc-benchmark", progress=seen.append)
+    assert seen[-1].incumbent == gap.best
+    stop = threading.Event()
+    stop.set()
+    early = gap_breakdown(read_instance("worst-mc-sf-online"), "mc-sf", stop=stop)
+    assert sum(early.parts().values()) == pytest.approx(early.tel - early.best)
+
+
+def test_bars_are_for_terminals_and_go_when_the_work_ends(monkeypatch) -> None:
+    import optsched.analysis.ratio.progress as module
+    import optsched.analysis.ratio.study as study
+
+    def shown(terminal: io.StringIO, **options: object) -> str:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        competitive_ratio("slow.py:Slow", [small(0), small(1)], "h-sf", **options)
+        return terminal.getvalue()
+
+    monkeypatch.setattr(module, "DELAY_S", 0.0)
+    monkeypatch.setattr(study, "make_policy", lambda spec: None)
+    monkeypatch.setattr(study._Plan, "rows", slowly)
+    assert "ratios" in shown(Terminal())
+    assert shown(Terminal(), progress=False) == ""
+    assert shown(io.StringIO()) == ""
+    monkeypatch.setattr(module, "DELAY_S", 60.0)
+    assert shown(Terminal()) == ""
+
+
+def slowly(plan: object, number: int, instance: Instance) -> tuple[int, list[Ratio]]:
+    time.sleep(0.2)  # for the thread that draws
+    return number, []
 
 
 # --- worst cases --------------------------------------------------------------------------------

@@ -141,7 +141,17 @@ def options(
     limits, 5 a schedule that does not verify, 1 an internal error.
     """
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(_FIRST)
+
+
+_FIRST = """\
+optsched: how good could an LLM-serving schedule have been, with a proof. First steps:
+
+  optsched compare tiny --policy mc-sf --policy vllm   # schedulers beside the best schedule
+  optsched solve tiny                                  # an optimal schedule of six requests
+  optsched import azure TRACE.csv -o mine.json         # a trace of yours, to compare and solve
+  optsched --help                                      # every command"""
+"""What the command alone says to somebody who has never seen it."""
 
 
 app.command("solve")(solving.solve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -44,18 +45,22 @@ def fetch(
         float, option("--timeout", "S", "Longest silence of the server.", callback=above_0)
     ] = 30.0,
 ) -> None:
-    """Download a public trace, check it, and print its file's name."""
+    """Download a public trace, or go on with it; check it, and print its file's name."""
     from optsched.workloads.datasets import datasets, fetch_dataset
 
-    with LiveLine() as line:
-
-        def progress(done: int, total: int) -> None:
-            of = f" of {total / 1e6:.1f}" if total else ""
-            line.show(f"{name}: {done / 1e6:.1f}{of} MB")
-
-        file = fetch_dataset(
-            name, to, base_url=base_url, retries=retries, timeout_s=timeout, progress=progress
-        )
+    try:
+        with LiveLine() as line:
+            file = fetch_dataset(
+                name,
+                to,
+                base_url=base_url,
+                retries=retries,
+                timeout_s=timeout,
+                progress=partial(line.downloaded, name),
+            )
+    except KeyboardInterrupt:
+        print("error: interrupted: what came is kept; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
     one = datasets()[name]
     print(f"{one.licence}; cite {one.cite}; format {one.format}", file=sys.stderr)
     print(file)

@@ -122,8 +122,7 @@ def experiment(
 def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
     """Say how many trials failed or have no schedule, and return it; an error where all do."""
     rows, name = outcome.rows, outcome.experiment.name
-    failed = [(row["trial"], row["failed"]) for row in rows if row["failed"] is not None]
-    errors = [(row["trial"], row["error"]) for row in rows if row.get("error")]
+    failed, errors = list(outcome.failed.items()), list(outcome.without_schedule.items())
 
     def warn(found: list[tuple[int, str]], what: str, after: str = "") -> None:
         if found:

@@ -268,6 +268,11 @@ class LiveLine:
             sys.stderr.write("\r\x1b[2K" + text[: width - 1])
             sys.stderr.flush()
 
+    def downloaded(self, name: str, done: int, total: int) -> None:
+        """Show how much of a file has come, of a total that is 0 where it is not known."""
+        of = f" of {total / 1e6:.1f}" if total else ""
+        self.show(f"{name}: {done / 1e6:.1f}{of} MB")
+
     def solving(self, state: Any) -> None:
         """Show a `Progress`: time, incumbent, bound and gap."""
         gap = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from optsched.cli.options import (
     option,
     required,
 )
+from optsched.cli.output import LiveLine
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
@@ -94,7 +96,8 @@ def report(
     check_outputs(out)
     from optsched.show.report import write_report
 
-    write_report(files, out, cost_model=cost_model)
+    with LiveLine() as line:
+        write_report(files, out, cost_model=cost_model, progress=line.show)
     print(f"{out}: {Path(out).stat().st_size / 1e6:.1f} MB, one file")
 
 
@@ -221,15 +224,7 @@ def _comparison(source: _Source) -> Figure:
     path, data = source.path, source.data
     kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:
-        files = {row["policy"]: named_file(row.get("schedule"), path) for row in data["policies"]}
-        there = {policy: file for policy, file in files.items() if file is not None}
-        if not there:
-            raise InputError(
-                f"{path}: its policies' schedules are not at hand; `compare --schedules-out DIR` "
-                "writes them"
-            )
-        digest, known = data["instance"]["sha256"], data.get("cost_model")
-        return source.draw_schedules(there, kind, digest, known)
+        return _distributions(source, kind)
     tel = TOTAL_LATENCY.name
     rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
     if not rows:
@@ -246,6 +241,42 @@ def _comparison(source: _Source) -> Figure:
         unit=time_words(data.get("time_unit") or "round"),
         ax=ax,
     )
+    return canvas
+
+
+def _distributions(source: _Source, kind: str) -> Figure:
+    """Draw a distribution of every policy: of its schedule's file, else simulated again."""
+    from optsched.judge.evaluate import evaluate
+    from optsched.show import plot as pictures
+    from optsched.show.again import NotAgainError, cost_model_again, simulate_again
+
+    path, data = source.path, source.data
+    known = data.get("cost_model")
+    instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
+    judged, refused = {}, []
+    for row in data["policies"]:
+        policy, file = row["policy"], named_file(row.get("schedule"), path)
+        if file is not None:
+            judged[policy] = evaluate(
+                instance, *schedule_of(file, instance, source.cost_model, known)
+            )
+        elif row.get("metrics") and not row.get("measured"):
+            try:
+                cost = cost_model_again(instance, data, source.cost_model)
+                again = simulate_again(instance, row, data.get("seed"), cost)
+                judged[policy] = again.evaluation
+            except NotAgainError as error:
+                refused.append(f"{policy}: not drawn: {error}")
+    if not judged:
+        why = refused[0] if refused else "no policy has a schedule"
+        raise InputError(
+            f"{path}: its policies' schedules are not at hand ({why}); "
+            "`compare --schedules-out DIR` writes them"
+        )
+    for line in refused:
+        print(f"note: {line}", file=sys.stderr)
+    canvas, ax = _canvas(instance.name)
+    pictures.plot_distribution(judged, kind, ax=ax)
     return canvas
 
 

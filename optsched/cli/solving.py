@@ -40,8 +40,6 @@ from optsched.problem.objective import (
     TOTAL_LATENCY,
     Objective,
     first_metric,
-    parse_objectives,
-    service_limits,
 )
 
 if TYPE_CHECKING:
@@ -109,11 +107,14 @@ def solve(
     if pulp_solver is not None:
         options["solver"] = pulp_solver
     start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed)
-    question = None
+    asked = question = None
     if below is not None and than is not None:
-        question = _question(instance, objective, below, than, cost, seed)
+        from optsched.optimize.question import below as ask
+
+        asked = ask(instance, below, than, objective=objective, cost_model=cost, seed=seed)
+        question = asked.to_dict()
         if not instance.in_rounds:
-            options["below"] = question["value"]
+            options["below"] = asked.value
 
     from optsched.optimize.solve import solve as run
 
@@ -138,8 +139,8 @@ def solve(
     except KeyboardInterrupt:
         raise NoIncumbentError("interrupted before a first schedule was found") from None
     data = result.to_dict()
-    if question is not None:
-        question["answer"] = _answer(result, question["value"])
+    if question is not None and asked is not None:
+        question["answer"] = asked.answer(result)
     failed = data["status"] == "error"  # which is an answer to nothing
     if question is not None and question["answer"] != "yes" and not failed:
         _end_unanswered(instance, data, question, json_out)
@@ -259,41 +260,6 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
         schedule = simulate(instance, text, cost, seed=seed)
     evaluate(instance, schedule, cost)
     return schedule
-
-
-def _question(
-    instance: Instance,
-    objective: str | None,
-    phi: float,
-    policy: str,
-    cost: CostModel | None,
-    seed: int,
-) -> dict[str, Any]:
-    from optsched.judge.evaluate import evaluate
-    from optsched.policies.engine.simulate import simulate
-
-    goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
-    goal = goals[0]
-    if goal.maximized:
-        raise UsageError(
-            f"--below: {goal.name!r} is maximized; an objective of which less is better is right "
-            "(for 'tps', makespan asks the same)"
-        )
-    schedule = simulate(instance, policy, cost, seed=seed)
-    value = goal.of(evaluate(instance, schedule, cost, **service_limits(goals)))
-    if value is None:
-        raise UsageError(f"--below: policy {policy!r} has no {goal.name!r} on this instance")
-    return {"phi": phi, "than": policy, "policy_objective": value, "value": phi * value}
-
-
-def _answer(result: Any, value: float) -> str:
-    if result.status == "infeasible":
-        return "no"  # the CSP was asked for schedules below the value alone
-    if result.objective is not None and result.objective < value:
-        return "yes"
-    if result.bound is not None and result.bound >= value:
-        return "no"
-    return "unknown"
 
 
 def _end_unanswered(

@@ -51,6 +51,16 @@ class Outcome:
     resumed: int
     wall_s: list[float]
 
+    @property
+    def failed(self) -> dict[int, str]:
+        """Why trials have no results (a crash, too much memory), by their number."""
+        return {row["trial"]: row["failed"] for row in self.rows if row["failed"] is not None}
+
+    @property
+    def without_schedule(self) -> dict[int, str]:
+        """Why trials that ran have no schedule, by their number."""
+        return {row["trial"]: row["error"] for row in self.rows if row.get("error")}
+
     def summary(self) -> dict[str, Any]:
         """Return the content of summary.json; the same for the same parameters and seed."""
         return {
@@ -62,11 +72,7 @@ class Outcome:
             "parameters": self.parameters,
             "seed": self.seed,
             "trials": len(self.rows),
-            "failed": [
-                {"trial": row["trial"], "why": row["failed"]}
-                for row in self.rows
-                if row["failed"] is not None
-            ],
+            "failed": [{"trial": trial, "why": why} for trial, why in self.failed.items()],
             "claims": [
                 {"what": c.what, "paper": c.paper, "ours": c.ours, "holds": c.verdict}
                 for c in self.claims

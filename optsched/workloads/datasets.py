@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # no such locks here: every download begins anew
+    fcntl = None  # type: ignore[assignment]
 
 from optsched.problem.errors import InputError
 
@@ -19,7 +25,10 @@ BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 """Environment variable: address of a mirror, a folder with the files of all datasets."""
 
 _STALE_S = 3600.0
-_STAGE = ".optsched-fetch-"
+_STAGE, _PART = ".optsched-fetch-", ".optsched-part-"
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
+_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
+_CHUNK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,9 @@ def fetch_dataset(
     """Return the file of a public trace, downloaded unless it is there already.
 
     The file appears under its name when all of it has come and its sha256 is right, and not
-    before: a download that fails or is interrupted leaves nothing, and what a killed one left is
-    removed by the next after an hour.
+    before. What came of a download that broke off, was interrupted or was killed is kept beside
+    it in a hidden file, and the next one goes on from there where the server can (HTTP Range);
+    where it cannot, or where the whole turns out wrong, the file is fetched from its beginning.
 
     Parameters
     ----------
@@ -134,7 +144,8 @@ def fetch_dataset(
     timeout_s : float
         Longest silence of the server.
     progress : callable, optional
-        Called with the bytes that have come, and their number or 0 where the server does not say.
+        Called with the bytes that are here, those of an earlier download included, and with the
+        file's size, or 0 where the server does not say.
 
     Raises
     ------
@@ -163,21 +174,17 @@ def fetch_dataset(
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=_STAGE, dir=folder) as stage:
-            _download(dataset, url, Path(stage), retries, timeout_s, progress)
+            part = _Part(
+                folder / f"{_PART}{dataset.file_name}", dataset.sha256, timeout_s, progress
+            )
+            _download(dataset, url, Path(stage), part, retries)
             os.replace(Path(stage) / dataset.file_name, file)
     except OSError as error:
         raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
     return file
 
 
-def _download(
-    dataset: Dataset,
-    url: str,
-    folder: Path,
-    retries: int,
-    timeout_s: float,
-    progress: Callable[[int, int], None] | None,
-) -> None:
+def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: int) -> None:
     """Put the file into a folder, or raise an `InputError`."""
     try:
         import pooch
@@ -195,27 +202,27 @@ def _download(
         urls={dataset.file_name: url},
         retry_if_failed=retries,
     )
-    bar: Any = False if progress is None else _Progress(progress)
-    downloader = pooch.HTTPDownloader(timeout=timeout_s, progressbar=bar)
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel("ERROR")  # it would tell of every attempt on standard error
     try:
-        source.fetch(dataset.file_name, downloader=downloader)
+        source.fetch(dataset.file_name, downloader=part)
     except exceptions.HTTPError as error:
         status = "no answer" if error.response is None else error.response.status_code
-        raise _failed(dataset, url, f"the server answers {status}") from None
+        raise _failed(dataset, url, part, f"the server answers {status}") from None
     except exceptions.Timeout:
-        raise _failed(dataset, url, f"the server is silent for {timeout_s:g} s") from None
+        raise _failed(
+            dataset, url, part, f"the server is silent for {part.timeout_s:g} s"
+        ) from None
     except (exceptions.ChunkedEncodingError, exceptions.ContentDecodingError):
-        raise _failed(dataset, url, "the transfer broke off") from None
+        raise _failed(dataset, url, part, "the transfer broke off") from None
     except exceptions.ConnectionError as error:  # a silence within the body is one too
         why = "the server cannot be reached (no network?)"
         if "timed out" in str(error):
-            why = f"the server is silent for {timeout_s:g} s"
-        raise _failed(dataset, url, why) from None
+            why = f"the server is silent for {part.timeout_s:g} s"
+        raise _failed(dataset, url, part, why) from None
     except exceptions.RequestException as error:
-        raise _failed(dataset, url, str(error)) from None
+        raise _failed(dataset, url, part, str(error)) from None
     except ValueError:  # pooch's for a digest that differs
         reported = (
             "; that sum is as others report it, so the publisher's page decides"
@@ -223,32 +230,109 @@ def _download(
             else ""
         )
         raise _failed(
-            dataset, url, f"its sha256 is not {dataset.sha256}: changed or damaged{reported}"
+            dataset, url, part, f"its sha256 is not {dataset.sha256}: changed or damaged{reported}"
         ) from None
     finally:
         logger.setLevel(level)
 
 
-def _failed(dataset: Dataset, url: str, why: str) -> InputError:
-    return InputError(f"dataset {dataset.name!r}: {url}: {why}; nothing was kept")
+def _failed(dataset: Dataset, url: str, part: _Part, why: str) -> InputError:
+    size = part.size
+    kept = f"{size:,} bytes are kept, and the next fetch goes on from there"
+    return InputError(
+        f"dataset {dataset.name!r}: {url}: {why}; {kept if size else 'nothing was kept'}"
+    )
 
 
-class _Progress:
-    """What pooch takes for a progress bar."""
+class _Part:
+    """What has come of a file so far, and how the rest is fetched: pooch's downloader.
 
-    def __init__(self, report: Callable[[int, int], None]) -> None:
-        self.total = 0
-        self._report, self._done = report, 0
+    The bytes of a download that ended early wait in a file of their own. Whoever holds its lock,
+    which the system takes back even from a killed process, goes on with it; where another process
+    holds it, or the system has no such locks, the download begins anew and leaves nothing.
 
-    def update(self, size: int) -> None:
-        self._done = self._done + size
-        self._report(min(self._done, self.total) if self.total else self._done, self.total)
+    Parameters
+    ----------
+    path : Path
+        Where the bytes wait, in the folder of the finished file.
+    sha256 : str
+        Digest of the whole.
+    timeout_s : float
+        Longest silence of the server.
+    report : callable or None
+        See ``progress`` of `fetch_dataset`.
+    """
 
-    def reset(self) -> None:
-        self._done = 0
+    def __init__(
+        self, path: Path, sha256: str, timeout_s: float, report: Callable[[int, int], None] | None
+    ) -> None:
+        self.path, self.sha256, self.timeout_s = path, sha256, timeout_s
+        self._report = report or (lambda done, total: None)
 
-    def close(self) -> None:
-        pass
+    @property
+    def size(self) -> int:
+        """Bytes that wait for the next download."""
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def __call__(self, url: str, output_file: str, _pooch: object) -> None:
+        """Bring the whole file to the place that pooch names, where it checks the digest."""
+        with self._claimed() as stream:
+            if stream is None:
+                with open(output_file, "wb") as own:
+                    self._transfer(url, own)
+                return
+            went_on = self._transfer(url, stream, stream.seek(0, os.SEEK_END))
+            stream.flush()
+            if went_on and _sha256(self.path) != self.sha256:  # of another version, or damaged
+                self._transfer(url, stream)
+                stream.flush()
+            os.replace(self.path, output_file)
+
+    def _transfer(self, url: str, stream: IO[bytes], have: int = 0) -> bool:
+        """Append the rest of the file, or write all of it; return whether it was the rest."""
+        import requests
+
+        wanted = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
+        with requests.get(url, timeout=self.timeout_s, stream=True, headers=wanted) as response:
+            if have and response.status_code == _NO_SUCH_RANGE:
+                return self._transfer(url, stream)
+            response.raise_for_status()
+            total = int(response.headers.get("Content-Length", 0))
+            encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+            part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            went_on = part is not None and int(part[1]) == have > 0 and not encoded
+            if have and response.status_code == _PARTIAL and not went_on:
+                return self._transfer(url, stream)  # not the part that was asked for
+            done = have if went_on else 0
+            stream.seek(done)
+            stream.truncate()
+            total = 0 if encoded or not total else done + total
+            for chunk in response.iter_content(_CHUNK):
+                stream.write(chunk)
+                done += len(chunk)
+                self._report(done, total)
+        return went_on
+
+    @contextmanager
+    def _claimed(self) -> Iterator[IO[bytes] | None]:
+        """Yield the waiting bytes, locked against others; None where they cannot be had."""
+        if fcntl is None:
+            yield None
+            return
+        with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # It may have been another's, and finished and moved away since it was opened.
+                mine = os.path.samestat(os.stat(self.path), os.fstat(stream.fileno()))
+            except OSError:
+                mine = False
+            try:
+                yield stream if mine else None
+            finally:
+                if mine:
+                    stream.flush()
+                    if not os.fstat(stream.fileno()).st_size:
+                        self.path.unlink(missing_ok=True)
 
 
 def _dataset(name: str) -> Dataset:

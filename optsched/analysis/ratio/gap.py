@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +11,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
+from optsched.analysis.ratio.progress import Bar
 from optsched.costs.cost import UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.placement import earliest, put
 from optsched.policies import Scheduler, make_policy, runner_of
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Progress
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import from_starts
@@ -88,6 +92,8 @@ def gap_breakdown(
     seeds: int = 1,
     seed: int = 0,
     time_limit_s: float = 30.0,
+    progress: bool | Callable[[Progress], None] = True,
+    stop: threading.Event | None = None,
 ) -> Gap:
     """Split a policy's total latency beyond the optimum into what caused it.
 
@@ -100,6 +106,11 @@ def gap_breakdown(
         Runs of a policy that draws at random, and the first one's seed.
     time_limit_s : float
         For the optimum; where it is not proved, ``best`` is the best schedule found.
+    progress : bool or callable
+        Whether to show a bar on standard error, where that is a terminal; or what to call with a
+        `Progress` of the search for the optimum.
+    stop : threading.Event, optional
+        When set, the search for the optimum ends, as at the time limit; Ctrl-C ends it too.
 
     Raises
     ------
@@ -128,9 +139,15 @@ def gap_breakdown(
     foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
     if instance.arrival.min() == instance.arrival.max():
         foreseen = knowing
-    result = optimum(
-        truth, time_limit_s=time_limit_s, seed=seed, warm_start=from_starts(starts, truth)
-    )
+    with Bar("optimum", time_limit_s, wanted=progress is True) as bar:
+        result = optimum(
+            truth,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            warm_start=from_starts(starts, truth),
+            progress=progress if callable(progress) else bar.solving,
+            stop=stop,
+        )
     assert result.evaluation is not None
     best = np.asarray(result.evaluation.latency, dtype=np.float64)
     return Gap(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.analysis.compare import best_of_policies
 from optsched.analysis.ratio.exact import optimum
+from optsched.analysis.ratio.progress import Bar, interrupts_noted
 from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import evaluate
@@ -125,6 +126,8 @@ class Study:
     confidence : float
     seed : int
         Of the resampling behind the intervals, and of the policies' first run.
+    unfinished : int
+        Instances without rows, since the work was stopped before they had run.
     """
 
     policies: tuple[str, ...]
@@ -132,6 +135,7 @@ class Study:
     rows: tuple[Ratio, ...]
     confidence: float
     seed: int
+    unfinished: int = 0
 
     def of(self, policy: str) -> list[Ratio]:
         """Return a policy's rows.
@@ -216,6 +220,8 @@ class Study:
             lines.append(
                 f"| {policy} | {value} | {interval} | {worst.low:.4f} | {mean.count}{failed} |"
             )
+        if self.unfinished:
+            lines += ["", f"stopped early: {self.unfinished} instances have not run"]
         return "\n".join(lines)
 
     def _good(self, policy: str) -> list[Ratio]:
@@ -248,7 +254,8 @@ def competitive_ratio(
     time_limit_s: float = 10.0,
     confidence: float = 0.95,
     jobs: int = 1,
-    progress: bool | Callable[[int, int], None] = False,
+    progress: bool | Callable[[int, int], None] = True,
+    stop: threading.Event | None = None,
 ) -> Study:
     """Measure policies against a reference on every instance.
 
@@ -277,14 +284,17 @@ def competitive_ratio(
     jobs : int
         Processes.
     progress : bool or callable
-        Show a bar on standard error (where that is a terminal), or call with the numbers of
-        finished and of all instances.
+        Whether to show a bar on standard error, where that is a terminal; or what to call with
+        the numbers of finished and of all instances.
+    stop : threading.Event, optional
+        When set, no further instance counts, and what has finished is kept. Ctrl-C has the same
+        effect once an instance has finished.
 
     Returns
     -------
     Study
         A policy that loops, raises or names an unknown request has a row with the error, and
-        everything else is kept.
+        everything else is kept. Where the work was stopped, the instances that had finished.
 
     Raises
     ------
@@ -314,34 +324,48 @@ def competitive_ratio(
                 f"reference: instance {k} is in seconds, where no optimum is at hand; use bound, "
                 "h-sf or best-known"
             )
+    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
+    found = _measure(plan, cases, jobs, progress, stop)
+    every = tuple(row for k in sorted(found) for row in found[k])
+    return Study(specs, reference, every, confidence, seed, len(cases) - len(found))
+
+
+def _measure(
+    plan: _Plan,
+    cases: Sequence[Instance],
+    jobs: int,
+    progress: bool | Callable[[int, int], None],
+    stop: threading.Event | None,
+) -> dict[int, list[Ratio]]:
+    """Return the rows of every instance that finished, by its position."""
     from joblib import Parallel, delayed  # type: ignore[import-untyped]
 
-    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
+    tell = progress if callable(progress) else None
     found: dict[int, list[Ratio]] = {}
-    with _reporter(progress, len(cases)) as report:
+    with (
+        interrupts_noted() as interrupted,
+        Bar("ratios", len(cases), wanted=progress is True) as bar,
+    ):
         pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
-        for k, rows in pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases)):
-            found[k] = rows
-            report(len(found), len(cases))
-    every = tuple(row for k in range(len(cases)) for row in found[k])
-    return Study(specs, reference, every, confidence, seed)
-
-
-@contextmanager
-def _reporter(
-    wanted: bool | Callable[[int, int], None], total: int
-) -> Iterator[Callable[[int, int], None]]:
-    """Yield what to call with the numbers of finished and of all instances."""
-    if wanted is not True:
-        yield wanted or (lambda done, of: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("instances", total=total)
-        yield lambda done, of: bar.update(task, completed=done)
+        work = pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases))
+        try:
+            for k, rows in work:
+                if interrupted.is_set():
+                    raise KeyboardInterrupt  # a solve took it for its own end: these are cut short
+                found[k] = rows
+                bar.show(len(found), f"{len(found)} of {len(cases)} instances")
+                if tell is not None:
+                    tell(len(found), len(cases))
+                if stop is not None and stop.is_set():
+                    break
+        except KeyboardInterrupt:
+            if not found:
+                raise
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # joblib's, that results were not asked for
+                work.close()
+    return found
 
 
 @dataclass(frozen=True)

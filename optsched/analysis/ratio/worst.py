@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
+from optsched.analysis.ratio.progress import Bar, interrupts_noted
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.orders import move, serial
 from optsched.policies import Scheduler
@@ -71,7 +73,8 @@ def worst_case(
     seed: int = 0,
     proof_s: float | None = None,
     enough: float = np.inf,
-    progress: Callable[[float, int], None] | None = None,
+    progress: bool | Callable[[float, int], None] | None = True,
+    stop: threading.Event | None = None,
 ) -> WorstCase:
     """Search for an instance in rounds on which a policy is far from the optimum.
 
@@ -97,8 +100,12 @@ def worst_case(
         Seconds of the budget kept for proofs; a third by default.
     enough : float
         The search ends, and the proofs begin, once a quotient is that large.
-    progress : callable, optional
-        Called with the best quotient and the number of instances tried, about once a second.
+    progress : bool or callable
+        Whether to show a bar on standard error, where that is a terminal; or what to call with
+        the best quotient and the number of instances tried, about once a second.
+    stop : threading.Event, optional
+        When set, the search ends: the worst instance so far is solved within a second, and
+        returned. Ctrl-C has the same effect once there is one.
 
     Raises
     ------
@@ -118,80 +125,118 @@ def worst_case(
     rng = np.random.default_rng(seed)
     pool: list[tuple[float, Instance]] = []
     tried, told = 0, begin
+    tell = progress if callable(progress) else None
+
+    def report(best: float) -> None:
+        bar.show(time.perf_counter() - begin, f"ratio {best:.3f}, {tried} instances")
+        if tell is not None:
+            tell(best, tried)
 
     def score(instance: Instance) -> float:
         nonlocal tried, told
         tried += 1
-        if progress is not None and time.perf_counter() - told > 1:
+        if time.perf_counter() - told > 1:
             told = time.perf_counter()
-            progress(pool[0][0] if pool else 1.0, tried)
+            report(pool[0][0] if pool else 1.0)
         try:
             return _mean_tel(instance, policy, seeds) / quick_optimum(instance)[0]
         except LoopError:
             return 0.0  # no latency to compare: another search than this one
 
-    while True:
+    def goes_on() -> bool:
+        return time.perf_counter() < until and not (stop is not None and stop.is_set())
+
+    def climb() -> None:
         draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
         value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
         patience = 0
-        while patience < 150 and value < enough and time.perf_counter() < until:
-            trial = _changed(now, rng)
-            worth = score(trial)
-            patience = 0 if worth > value else patience + 1
-            if worth >= value:
-                now, value = trial, worth
-        pool.append((value, now))
-        pool.sort(key=lambda pair: -pair[0])
-        del pool[8:]
-        if value >= enough or time.perf_counter() >= until:
-            break
-    return _proved(pool, policy, seeds, begin, budget_s, tried)
+        try:
+            while patience < 150 and value < enough and goes_on():
+                trial = _changed(now, rng)
+                worth = score(trial)
+                patience = 0 if worth > value else patience + 1
+                if worth >= value:
+                    now, value = trial, worth
+        finally:  # also when it is interrupted
+            pool.append((value, now))
+            pool.sort(key=lambda pair: -pair[0])
+            del pool[8:]
+
+    deadline = begin + budget_s
+    with (
+        interrupts_noted() as interrupted,
+        Bar("worst case", budget_s, wanted=progress is True) as bar,
+    ):
+        try:
+            climb()
+            while pool[0][0] < enough and goes_on():
+                climb()
+        except KeyboardInterrupt:
+            if not pool:
+                raise
+            interrupted.clear()
+            deadline = begin
+        if stop is not None and stop.is_set():
+            deadline = begin
+        best = _proved(pool, policy, seeds, deadline, report, interrupted)
+    return replace(best, evaluations=tried, wall_s=time.perf_counter() - begin)
 
 
 def _proved(
     pool: list[tuple[float, Instance]],
     policy: str | Scheduler,
     seeds: int,
-    begin: float,
-    budget_s: float,
-    tried: int,
+    deadline: float,
+    report: Callable[[float], None],
+    interrupted: threading.Event,
 ) -> WorstCase:
-    """Solve the best instances, and return the one of the largest ratio that is certain."""
+    """Solve the best instances, and return the one of the largest ratio that is certain.
+
+    The first one always, for a second if the deadline has passed.
+    """
     best: WorstCase | None = None
     name = policy if isinstance(policy, str) else type(policy).__name__
     for k, (value, instance) in enumerate(pool):
-        left = begin + budget_s - time.perf_counter()
-        if best is not None and (left <= 0 or value <= best.low):
+        left = deadline - time.perf_counter()
+        if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
             break
-        tel = _mean_tel(instance, policy, seeds)
-        starts = quick_optimum(instance)[1]
-        result = optimum(
-            instance,
-            time_limit_s=max(1.0, left if k else left * 0.7),
-            warm_start=from_starts(starts, instance),
-        )
-        assert result.objective is not None
-        assert result.schedule is not None
-        low = tel / result.objective
-        high = tel / result.bound if result.bound else float("inf")
-        known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
-        if result.objective == result.bound:
-            known = {"optimum": result.objective}
-        known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
-        found = WorstCase(
-            policy=name,
-            instance=replace(instance, known=known),
-            tel=tel,
-            low=low,
-            high=high,
-            schedule=result.schedule,
-            evaluations=tried,
-            wall_s=time.perf_counter() - begin,
-        )
-        if best is None or found.low > best.low:
-            best = found
+        try:
+            found = _solved(instance, policy, seeds, name, max(1.0, left if k else left * 0.7))
+            if best is None or found.low > best.low:
+                best = found
+            report(best.low)
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            break
     assert best is not None
-    return replace(best, wall_s=time.perf_counter() - begin)
+    return best
+
+
+def _solved(
+    instance: Instance, policy: str | Scheduler, seeds: int, name: str, time_limit_s: float
+) -> WorstCase:
+    """Return what an instance comes to, once its optimum has been looked for."""
+    tel = _mean_tel(instance, policy, seeds)
+    starts = quick_optimum(instance)[1]
+    result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))
+    assert result.objective is not None
+    assert result.schedule is not None
+    low = tel / result.objective
+    known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
+    if result.objective == result.bound:
+        known = {"optimum": result.objective}
+    known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
+    return WorstCase(
+        policy=name,
+        instance=replace(instance, known=known),
+        tel=tel,
+        low=low,
+        high=tel / result.bound if result.bound else float("inf"),
+        schedule=result.schedule,
+        evaluations=0,
+        wall_s=0.0,
+    )
 
 
 def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:

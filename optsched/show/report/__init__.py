@@ -6,7 +6,7 @@ content policy forbids to load anything. Whatever comes from files is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +17,11 @@ PACKAGES = ("jinja2", "plotly")
 
 
 def write_report(
-    files: Sequence[str | Path], path: str | Path, *, cost_model: str | None = None
+    files: Sequence[str | Path],
+    path: str | Path,
+    *,
+    cost_model: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> None:
     """Write a report of files as one HTML file.
 
@@ -31,6 +35,9 @@ def write_report(
         The HTML file.
     cost_model : str, optional
         For schedules in seconds whose files name none that is shipped.
+    progress : callable, optional
+        Called with a line for each policy that is simulated again, since no file keeps its
+        schedule.
 
     Raises
     ------
@@ -47,4 +54,4 @@ def write_report(
     from optsched.show.report.gather import gather
     from optsched.show.report.page import render
 
-    write_bytes(render(gather(files, cost_model)).encode(), path)
+    write_bytes(render(gather(files, cost_model, progress)).encode(), path)

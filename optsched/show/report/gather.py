@@ -43,7 +43,8 @@ class Section:
 
     ``results`` and ``comparisons`` are the files' objects, each with ``file``, and ``verdicts`` by
     what was checked; ``schedules`` are by label, in the order of `MAX_TIMELINES`; ``notes`` say
-    what could not be shown; ``checked`` has certificates by their place.
+    what could not be shown; ``checked`` has certificates by their place; ``tell`` is called with
+    what takes time.
     """
 
     sha256: str
@@ -56,6 +57,7 @@ class Section:
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checked: dict[Path, Verdict] = field(default_factory=dict)
+    tell: Callable[[str], None] | None = None
 
     @property
     def certified(self) -> int | None:
@@ -85,8 +87,19 @@ class Report:
     origins: list[dict[str, Any]]
 
 
-def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report:
+def gather(
+    files: Sequence[str | Path],
+    cost_model: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Report:
     """Read files and have everything in them checked that can be.
+
+    Parameters
+    ----------
+    files, cost_model
+        As `optsched.show.report.write_report`.
+    tell : callable, optional
+        Its ``progress``.
 
     Raises
     ------
@@ -126,6 +139,7 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
     sections: dict[str, Section] = {}
     for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
         sections[digest] = _section(digest, instances.get(digest), read)
+        sections[digest].tell = tell
     for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
         _ADD[form](sections[_digest(form, data)], text, data, cost_model)
     for section in sections.values():
@@ -162,7 +176,10 @@ def _section(
             about = data["instance"]
             section = Section(digest, str(about["name"]))
             section.facts = [("requests", f"{about['requests']:,}")]
-            section.notes.append("the instance's file is not at hand: nothing could be checked")
+            section.notes.append(
+                "the instance's file is not at hand: nothing could be checked "
+                "or drawn; a report of both files shows pictures"
+            )
             return section
     return Section(digest, "unknown", notes=["the instance's file is not at hand"])
 
@@ -218,21 +235,80 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
     verdicts: dict[str, Verdict] = {}
     section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
-    rows = [row for row in data["policies"] if row.get("metrics")]
-    lost = 0
+    rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
+    absent: list[Mapping[str, Any]] = []
     for row in sorted(rows, key=lambda row: row["metrics"].get(TOTAL_LATENCY.name) or 0):
         place = named_file(row.get("schedule"), file)
-        if place is not None:
-            label = str(row["policy"])
-            drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
-            if drawn is not None:
-                verdicts[f"schedule of {label}"] = _replayed(
-                    section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
-                )
-        elif row.get("schedule"):
-            lost += 1
+        if place is None:
+            absent.append(row)
+            continue
+        label = str(row["policy"])
+        drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
+        if drawn is not None:
+            verdicts[f"schedule of {label}"] = _replayed(
+                section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
+            )
+    lost = sum(bool(row.get("schedule")) for row in absent)
     if lost:
         section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
+    if absent and section.instance is not None:
+        _simulate_absent(section, Path(file).name, data, absent, cost, verdicts)
+
+
+def _simulate_absent(
+    section: Section,
+    name: str,
+    data: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    given: str | None,
+    verdicts: dict[str, Verdict],
+) -> None:
+    """Draw policies whose schedules no file keeps: simulated again, if the metrics agree."""
+    from optsched.judge.timeline import timeline
+    from optsched.show.again import NotAgainError, cost_model_again, simulate_again
+
+    instance = section.instance
+    assert instance is not None
+    try:
+        cost = cost_model_again(instance, data, given)
+    except NotAgainError as error:
+        section.notes.append(f"{name}: no schedule is drawn: {error}")
+        return
+    drawn, refused = [], []
+    for k, row in enumerate(rows):
+        if len(section.schedules) >= MAX_DISTRIBUTIONS:
+            section.notes.append(f"{name}: {len(rows) - k} policies were not simulated again, "
+                                 f"since {MAX_DISTRIBUTIONS} schedules are drawn")  # fmt: skip
+            break
+        policy = str(row["policy"])
+        if section.tell is not None:
+            section.tell(f"{name}: policy {policy}")
+        try:
+            again = simulate_again(instance, row, data.get("seed"), cost)
+        except NotAgainError as error:
+            refused.append(f"{policy} ({error})")
+            continue
+        label = _unused(section, policy)
+        section.schedules[label] = timeline(
+            instance, again.schedule, cost, evaluation=again.evaluation
+        )
+        verdicts[f"schedule of {policy}"] = Verdict("verified", "simulated again")
+        drawn.append(policy)
+    if drawn:
+        section.notes.append(
+            f"{name} keeps no schedule of {', '.join(drawn)}: simulated again with seed "
+            f"{data.get('seed')}; every recorded metric agrees"
+        )
+    if refused:
+        section.notes.append(f"{name}: not drawn: {'; '.join(refused)}")
+
+
+def _unused(section: Section, label: str) -> str:
+    """Return a label that no schedule of the section has yet."""
+    unique, k = label, 2
+    while unique in section.schedules:
+        unique, k = f"{label} ({k})", k + 1
+    return unique
 
 
 _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
@@ -291,9 +367,7 @@ def _schedule(
         with Place(file):
             schedule = schedule_from_dict(data, section.instance, folder=file.parent)
     model = cost_model_like(section.instance, cost, known, schedule.cost_model_sha256)
-    unique, k = label, 2
-    while unique in section.schedules:
-        unique, k = f"{label} ({k})", k + 1
+    unique = _unused(section, label)
     try:
         section.schedules[unique] = timeline(section.instance, schedule, model)
     except OptschedError as error:

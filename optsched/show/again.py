@@ -1,0 +1,133 @@
+"""Schedules of a comparison that no file keeps: simulated again, and held against the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.instance import Instance
+from optsched.problem.metrics import TABLE
+from optsched.problem.objective import TOTAL_LATENCY
+
+if TYPE_CHECKING:
+    from optsched.costs.cost import CostModel
+    from optsched.judge.evaluate import Evaluation
+    from optsched.problem.schedule import Schedule
+
+_NAMES_FILES = (".py", "file")
+"""What a specification contains that runs a user's code or reads a file: never done here."""
+
+
+class NotAgainError(InputError):
+    """A schedule that could not be made again; the text says why, without the policy's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """A policy's schedule, made again, of which every recorded metric agrees.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    evaluation : Evaluation
+    """
+
+    schedule: Schedule
+    evaluation: Evaluation
+
+
+def cost_model_again(
+    instance: Instance, data: Mapping[str, Any], given: str | None
+) -> CostModel | None:
+    """Return the cost model under which a comparison was made; None in rounds.
+
+    Parameters
+    ----------
+    instance : Instance
+    data : mapping
+        The comparison file's object.
+    given : str or None
+        The cost model that the caller names, for one that is not shipped.
+
+    Raises
+    ------
+    NotAgainError
+        It is not at hand, or the one given is another.
+    """
+    from optsched.files.sources import cost_model_like
+
+    known = data.get("cost_model")
+    known = known if isinstance(known, Mapping) else {}
+    name = known.get("name")
+    try:
+        cost = cost_model_like(instance, given, known)
+    except OptschedError as error:
+        wanted = "" if name is None else f" (it was made under {name!r}; --cost-model names it)"
+        raise NotAgainError(f"{error}{wanted}") from None
+    if cost is not None and cost.sha256 != known.get("sha256"):
+        raise NotAgainError(f"the cost model {cost.name!r} is not the one recorded, {name!r}")
+    return cost
+
+
+def simulate_again(
+    instance: Instance, row: Mapping[str, Any], seed: object, cost: CostModel | None
+) -> Again:
+    """Run a policy of a comparison again, and check that its recorded metrics agree.
+
+    Policies are deterministic, given the instance (which carries the predictions), the cost
+    model, the specification and the seed. Files may come from anybody: a specification that
+    names a file is refused, since it would execute or read it.
+
+    Parameters
+    ----------
+    instance : Instance
+    row : mapping
+        An entry of the comparison file's ``policies``.
+    seed : int
+        The comparison file's.
+    cost : CostModel or None
+        `cost_model_again`.
+
+    Raises
+    ------
+    NotAgainError
+        A specification that names a file, an instance on which policies run for minutes, a
+        policy that fails, or metrics that differ.
+    """
+    from optsched.judge.evaluate import evaluate
+    from optsched.policies.engine.simulate import quick_to_simulate, simulate
+
+    spec = str(row.get("policy"))
+    if any(word in spec.casefold() for word in _NAMES_FILES):
+        raise NotAgainError("names a user file, which is never executed from here")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise NotAgainError(f"the file records no seed (found {seed!r:.40})")
+    if not quick_to_simulate(instance):
+        raise NotAgainError("outputs are so long that simulating would take minutes")
+    try:
+        schedule = simulate(instance, spec, cost, seed=seed)
+        evaluation = evaluate(instance, schedule, cost)
+    except OptschedError as error:
+        raise NotAgainError(f"simulated again, it fails: {error}") from None
+    differing = _difference(row.get("metrics"), evaluation.metrics)
+    if differing is not None:
+        raise NotAgainError(f"simulated again: {differing}")
+    return Again(schedule, evaluation)
+
+
+def _difference(recorded: object, found: Mapping[str, float | int | None]) -> str | None:
+    """Return the first metric that differs in words, None where all that are recorded agree."""
+    known = recorded if isinstance(recorded, Mapping) else {}
+    for name, metric in TABLE.items():
+        if metric.parameters or (name not in known and name != TOTAL_LATENCY.name):
+            continue  # limits of service are not recorded; an older file has fewer metrics
+        old, new = known.get(name), found[name]
+        if old is None or new is None:
+            same = old is new
+        else:
+            same = isinstance(old, (int, float)) and abs(old - new) <= 1e-9 * max(1.0, abs(new))
+        if not same:
+            return f"{name} {new}, not {old}"
+    return None
