@@ -105,7 +105,9 @@ class _Search:
         self._arrival = instance.release
         self._work = own_work(prompt, output, cost)
         self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
-        self._by_arrival = np.lexsort((np.arange(instance.n), self._arrival))
+        self._arrivals = float(self._arrival.sum())
+        self._index = np.arange(instance.n)
+        self._by_arrival = np.lexsort((self._index, self._arrival))
         self._server = Server(instance, cost, self._by_arrival)
         self._generator = np.random.default_rng(seed)
         self._chosen = _Candidate(np.array(_STARTS[0]), np.ones(instance.n))
@@ -123,14 +125,13 @@ class _Search:
 
     def _attempt(self, candidate: _Candidate) -> bool:
         """Run the rule with a candidate's parameters; return whether it is the best so far."""
-        best, index = self._best, np.arange(len(self._arrival))
+        best, index, arrivals = self._best, self._index, self._arrivals
         weight = candidate.parameters[4]
         rank = np.empty(len(index), dtype=np.int64)
         key = (self._work + weight * self._decode_work) * candidate.factors
         rank[np.lexsort((index, self._arrival, key))] = index
         # The rule's sum of completion times rules candidates out before they are judged.
         least = best.value if best.objective == "tel" else np.inf
-        arrivals = self._arrival.sum()
         brakes = Brakes(*candidate.parameters[:4].tolist())
         total = self._server.run(rank, brakes, (least + arrivals) * (1 + 1e-12))
         if not total - arrivals < least:

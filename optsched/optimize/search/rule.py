@@ -257,7 +257,7 @@ def _serve(
     columns: Columns,
     enough: float,
 ) -> tuple[Columns, _Served]:
-    """Run the rule (module's text) once; return the columns, grown as needed, and what came of it."""
+    """Run the rule (module's text) once; return the columns, grown as needed, and what came out."""
     s = np.zeros(1, _STATE)[0]
     _reset(requests, rank, s)
     n = requests.shape[0]
