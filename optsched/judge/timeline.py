@@ -256,7 +256,7 @@ class Timeline:
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
         instance = self.instance
         compiled: Any = spans.stack
-        columns = Columns(*self._columns, self.batch_start, self.batch_worker)
+        columns = Columns._make((*self._columns, self.batch_start, self.batch_worker))
         during, after = compiled(
             spans.grouped_requests(instance, group), columns, instance.kv_offset, self._restart,
             worker, len(labels), sample,
@@ -330,9 +330,9 @@ def timeline(
 
     restart = schedule.evict_mode == "restart"
     compiled: Any = spans.walk
+    told = Columns._make((*columns, begin, worker))
     found, held = compiled(
-        spans.requests_of(instance), Columns(*columns, begin, worker), end, instance.kv_offset,
-        judged.workers, restart,
+        spans.requests_of(instance), told, end, instance.kv_offset, judged.workers, restart,
     )  # fmt: skip
     order = np.lexsort((found["start"], found["request"]))
     return Timeline(
