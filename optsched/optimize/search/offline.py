@@ -3,8 +3,8 @@
 One compiled rule with free parameters (`optsched.optimize.search.rule`) is run over the whole
 instance, some 10,000 times faster than the requests arrive, and its parameters are searched: first
 a fixed list that has done well, then random changes to the best. They are its two brakes and its
-order: own work (`optsched.policies.runner.own_work`) to which a share of the decode steps' work, and
-for single requests a random factor, may be added.
+order: own work (`optsched.policies.runner.own_work`) to which a share of the decode steps' work,
+and for single requests a random factor, may be added.
 
 Everything is judged by `optsched.evaluate`. The schedules of a few policies, or those given, are
 among the candidates: what comes back is never worse than they are.
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Brakes, Server
-from optsched.policies.runner import own_work
 from optsched.policies.engine.simulate import simulate
+from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance

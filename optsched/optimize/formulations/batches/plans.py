@@ -183,7 +183,7 @@ class Scale(NamedTuple):
 class Claim(NamedTuple):
     """What a method says that it found.
 
-    Parameters
+    Attributes
     ----------
     status : Status
         What it proved; ``OPTIMAL`` makes the bound the objective.
