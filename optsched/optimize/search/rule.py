@@ -26,7 +26,6 @@ from optsched.judge.life import (
     add_prefill,
     advance,
     batch_time,
-    new_requests,
     record,
 )
 from optsched.judge.replay import Limits
@@ -43,6 +42,7 @@ from optsched.policies.engine.common import (
     idle,
     limits_of,
     new_columns,
+    new_requests,
     with_room,
 )
 from optsched.problem.instance import Instance
@@ -92,12 +92,11 @@ class Server:
     """
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
-        self._requests = new_requests(instance.prompt_tokens, instance.output_tokens, _FIELDS)
-        self._requests["arrival"] = instance.release
+        self._requests = new_requests(instance, _FIELDS)
         self._by_arrival = by_arrival
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
-        self._columns = new_columns()
+        self._columns = new_columns(instance)
         self._served = _Served(np.inf, 0, 0)
 
     def run(self, rank: Ints, brakes: Brakes, enough: float) -> float:
@@ -121,7 +120,7 @@ class Server:
     def columns(self) -> tuple[Ints, Ints, Ints]:
         """Return batch_offsets, request and tokens of the last run's schedule."""
         batches = self._columns.batches[: self._served.batches]
-        entries = self._columns.entries[:, : self._served.entries].copy()
+        entries = self._columns.entries[:, : self._served.entries].astype(np.int64)
         return np.append(0, batches["entries"]), entries[REQUEST], entries[TOKENS]
 
 
