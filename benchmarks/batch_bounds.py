@@ -26,6 +26,7 @@ from optsched.bounds import bounds, lower_bound
 from optsched.costs.cost import BatchCost
 from optsched.optimize.search.offline import improve
 from optsched.policies import allows, policies
+from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.workloads.traces import read_trace
 
@@ -60,7 +61,7 @@ def row(rate: float, cost: BatchCost, bound_s: float, search_s: float, seed: int
         wall = time.process_time() - begin
         values[name] = measure(instance, schedule, cost) | {"s": wall}
     begin = time.process_time()
-    schedule, _ = improve(instance, cost, time_limit_s=search_s, seed=seed)
+    schedule, _ = improve(instance, cost, Budget(search_s), seed=seed)
     values["**offline search**"] = measure(instance, schedule, cost) | {
         "s": time.process_time() - begin
     }
@@ -117,7 +118,7 @@ def main() -> None:
         f"{options.seed}; {options.bound_s:g} s per bound, {options.search_s:g} s of search."
     ]
     small = trace(1.0).subset(np.arange(20))  # loads what is compiled
-    improve(small, cost, time_limit_s=1.0)
+    improve(small, cost, Budget(1.0))
     lower_bound(small, cost_model=cost, time_limit_s=2.0)
     for rate in map(float, options.rates.split(",")):
         lines += row(rate, cost, options.bound_s, options.search_s, options.seed)

@@ -16,6 +16,7 @@ from optsched.bounds.busy_time import schedule_prices, tokens_of
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.policies.base import own_work
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
@@ -190,7 +191,7 @@ def check_tiny(seed: int, count: int) -> None:
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                 assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
         try:
-            found, _ = improve(instance, cost, time_limit_s=0.05)
+            found, _ = improve(instance, cost, Budget(0.05))
         except NoIncumbentError:
             continue  # no policy splits prefills as the limits ask for
         reached = evaluate(instance, found, cost).metrics["tel"]
@@ -239,7 +240,7 @@ def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> No
     assert value > 1.01 * quick
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        schedule, _ = improve(instance, cost, time_limit_s=1.0)
+        schedule, _ = improve(instance, cost, Budget(1.0))
         assert evaluate(instance, schedule, cost).metrics["tel"] >= value
 
 
@@ -323,7 +324,7 @@ def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:
             for policy in ("least-work", "mc-sf", "vllm", "sarathi", "fcfs")
         )
         schedule, origin = improve(
-            instance, cost, time_limit_s=10.0, progress=lambda n, v: told.append(v)
+            instance, cost, Budget(10.0, progress=lambda found: told.append(found.incumbent or 0))
         )
         tel = evaluate(instance, schedule, cost).metrics["tel"]
     assert tel < 0.99 * best

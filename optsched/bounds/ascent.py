@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from optsched.bounds.dual import Prices, prices_in_rounds
-from optsched.bounds.timeline import Floats, Model, busy_prices
+from optsched.bounds.timeline import Floats, Ints, Model, busy_prices
 
 _PLAN = (
     (16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1), (1, 0.03),
@@ -82,13 +83,38 @@ def raise_dual(
     return ascent.mean
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _smooth(arrival, output, first_kv, unit, lo, hi, lam, gam, tau, ends, mean):  # type: ignore[no-untyped-def]
-    """Soft minima over starts lo..hi of every request, and the KV use of their mean.
+class _Requests(NamedTuple):
+    """The columns of a `Model`, for compiled code."""
 
-    ``lam`` and ``gam`` are sums of price and of price * time up to each unit. ``ends`` receives
-    the second differences of the KV use, ``mean`` each request's mean start.
+    arrival: Ints
+    output: Ints
+    first_kv: Floats
+    unit: float
+
+
+class _Windows(NamedTuple):
+    """First and last start that is looked at, of every request."""
+
+    lo: Ints
+    hi: Ints
+
+
+class _Sums(NamedTuple):
+    """Sums of price, and of price * time, up to each unit."""
+
+    price: Floats
+    moment: Floats
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
+    """Soft minima over the windows of every request, and the KV use of their mean.
+
+    ``ends`` receives the second differences of the KV use, ``mean`` each request's mean start.
     """
+    arrival, output, first_kv, unit = requests
+    lo, hi = windows
+    lam, gam = sums
     n, size = len(arrival), len(lam)
     widest = 0
     for i in range(n):
@@ -138,8 +164,11 @@ def _smooth(arrival, output, first_kv, unit, lo, hi, lam, gam, tau, ends, mean):
 
 
 @njit(cache=True, nogil=True)
-def _windows(arrival, output, first_kv, unit, reach, lam, gam, margin, lo, hi):  # type: ignore[no-untyped-def]
-    """Exact minima over every start up to ``reach``, and the starts within ``margin`` of them."""
+def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
+    """Exact minima over every start up to ``reach``; as windows the starts within ``margin``."""
+    arrival, output, first_kv, unit = requests
+    lo, hi = windows
+    lam, gam = sums
     total = 0.0
     for i in range(len(arrival)):
         o, q = output[i], first_kv[i] - unit
@@ -193,8 +222,8 @@ class Ascent:
         self.stop = stop
         self.mean = model.arrival.astype(np.float64)
         self._resize(prices, bucket)
-        self.lo = model.arrival.copy()
-        self.hi = model.arrival.copy()
+        self._requests = _Requests(model.arrival, model.output, model.first_kv, float(model.unit))
+        self._windows = _Windows(model.arrival.copy(), model.arrival.copy())
         self.evaluations = 0
         self.trust = 1.0
         self.value = -math.inf
@@ -216,7 +245,7 @@ class Ascent:
         """Return the prices one per unit."""
         return np.repeat(self.price, self.bucket)
 
-    def _sums(self, price: Floats) -> tuple[Floats, Floats]:
+    def _sums(self, price: Floats) -> _Sums:
         lam = np.zeros(self.size)
         gam = np.zeros(self.size)
         dense = np.repeat(price, self.bucket)
@@ -224,30 +253,22 @@ class Ascent:
         gam[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
         lam[self.units + 1 :] = lam[self.units]
         gam[self.units + 1 :] = gam[self.units]
-        return lam, gam
+        return _Sums(lam, gam)
 
     def refresh(self, margin: float, pad: int) -> float:
         """Take as windows the starts near the best ones; return the dual value over all starts."""
-        lam, gam = self._sums(self.price)
-        model = self.model
-        total = _windows(
-            model.arrival, model.output, model.first_kv, float(model.unit), self.reach,
-            lam, gam, margin, self.lo, self.hi,
-        )  # fmt: skip
-        self.lo = np.maximum(self.lo - pad, model.arrival)
-        self.hi = np.minimum(self.hi + pad, self.reach)
+        model, windows = self.model, self._windows
+        total = _minima(self._requests, self.reach, self._sums(self.price), margin, windows)
+        np.maximum(windows.lo - pad, model.arrival, out=windows.lo)
+        np.minimum(windows.hi + pad, self.reach, out=windows.hi)
         self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
         return self.value
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats]:
         """Return the smoothed dual value over the windows and its gradient, shape (buckets,)."""
-        lam, gam = self._sums(price)
-        ends = np.empty(self.size + 2)
-        model = self.model
-        total = _smooth(
-            model.arrival, model.output, model.first_kv, float(model.unit),
-            self.lo, self.hi, lam, gam, tau, ends, self.mean,
-        )  # fmt: skip
+        model, ends = self.model, np.empty(self.size + 2)
+        sums = self._sums(price)
+        total = _smooth(self._requests, self._windows, sums, tau, ends, self.mean)
         use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket

@@ -27,6 +27,7 @@ O(n * pieces), however far apart the pieces are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -109,6 +110,24 @@ def _pieces(prices: Prices) -> tuple[list[int], list[int], list[int]]:
     return begin, [*begin[1:], _NEVER], price
 
 
+class _Requests(NamedTuple):
+    """Arrivals, outputs, and q: what a request holds before its first round. Arrays or lists."""
+
+    arrival: Any
+    output: Any
+    q: Any
+
+
+class _Pieces(NamedTuple):
+    """Begin, end and price of pieces; sums of price, and of price * round, before each."""
+
+    begin: Any
+    end: Any
+    price: Any
+    sums: Any
+    moments: Any
+
+
 def _all_minima(
     instance: Instance, begin: list[int], end: list[int], price: list[int], denominator: int
 ) -> int:
@@ -127,28 +146,27 @@ def _all_minima(
         wrap = (1 << 64) - 1
         columns = [np.array([v & wrap for v in c], dtype=np.uint64) for c in (sums, moments)]
         minima = np.empty(instance.n, dtype=np.int64)
-        _minima(
-            instance.arrival.astype(np.int64), instance.output_tokens, q,
-            np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64),
-            np.array(price, dtype=np.int64), columns[0].view(np.int64),
-            columns[1].view(np.int64), denominator, minima,
-        )  # fmt: skip
+        requests = _Requests(instance.arrival.astype(np.int64), instance.output_tokens, q)
+        numbers = [np.array(c, dtype=np.int64) for c in (begin, end, price)]
+        pieces = _Pieces(*numbers, *(c.view(np.int64) for c in columns))
+        _minima(requests, pieces, denominator, minima)
         return sum(minima.tolist())
     exact = [0] * instance.n
-    _minima.py_func(
-        instance.arrival.tolist(), instance.output_tokens.tolist(), q.tolist(),
-        begin, end, price, sums, moments, denominator, exact,
-    )  # fmt: skip
+    requests = _Requests(instance.arrival.tolist(), instance.output_tokens.tolist(), q.tolist())
+    pieces = _Pieces(begin, end, price, sums, moments)
+    _minima.py_func(requests, pieces, denominator, exact)
     return sum(exact)
 
 
 @njit(cache=True, nogil=True)
-def _minima(arrival, output, q, begin, end, price, sums, moments, denominator, minima):  # type: ignore[no-untyped-def]
+def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-def]
     """Least D f_i of each request, exactly.
 
     Compiled, 64-bit sums wrap; every f that matters fits (see `_all_minima`), and what is right
     modulo 2**64 and fits is right. Called as plain Python on lists, integers have any size.
     """
+    arrival, output, q = requests
+    begin, end, price, sums, moments = pieces
     for i in range(len(arrival)):
         a, o, held = arrival[i], output[i], q[i]
         least = -1

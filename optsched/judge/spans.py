@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
+
+from optsched.judge.life import Floats, Ints, advance, evict, new_requests, record
+from optsched.judge.replay import Columns
+from optsched.problem.instance import Instance
 
 WAITING = 0
 PREFILL = 1
@@ -19,182 +22,229 @@ PAUSED = 3
 EVICTED = 4
 REFILL = 5
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+_NONE = -1
+
+SPAN = record(
+    ("request", np.int64),
+    ("phase", np.int64),
+    ("start", np.float64),
+    ("end", np.float64),
+    ("tokens", np.int64),
+    ("worker", np.int64),  # -1: none
+)
+
+BATCH = record(
+    ("prefill", np.int64),  # tokens
+    ("decode", np.int64),
+    ("refill", np.int64),
+    ("evictions", np.int64),  # before it
+    ("kv", np.int64),  # that its worker holds during it
+    ("kv_left", np.int64),  # and after what finished has left
+)
+
+_FIELDS = (
+    ("lost", np.bool_),  # has been evicted
+    ("free_at", np.float64),  # end of what was last known of it
+    ("phase", np.int64),  # of its open span, or none
+    ("since", np.float64),
+    ("tokens", np.int64),
+)
+"""What `walk` knows of a request beside its life."""
+
+
+def requests_of(instance: Instance) -> Any:
+    """Return the requests before the first batch, for `walk`."""
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, _FIELDS)
+    requests["free_at"] = instance.release
+    requests["phase"] = _NONE
+    return requests
+
+
+def grouped_requests(instance: Instance, group: Ints) -> Any:
+    """Return the requests before the first batch, each with its group, for `stack`."""
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, (("group", np.int64),))
+    requests["group"] = group
+    return requests
 
 
 @njit(cache=True)
-def _put(
-    spans: Floats, k: int, i: int, phase: int, start: float, end: float, tokens: int, worker: int
+def _with_room(spans: Any, needed: int) -> Any:
+    if needed <= spans.shape[0]:
+        return spans
+    wider = np.zeros(2 * spans.shape[0], SPAN)
+    wider[: spans.shape[0]] = spans
+    return wider
+
+
+@njit(cache=True)
+def _write(
+    span: Any, i: int, phase: int, start: float, end: float, tokens: int, worker: int
 ) -> None:
-    spans[k, 0], spans[k, 1], spans[k, 2] = i, phase, start
-    spans[k, 3], spans[k, 4], spans[k, 5] = end, tokens, worker
+    span.request, span.phase, span.start = i, phase, start
+    span.end, span.tokens, span.worker = end, tokens, worker
+
+
+@njit(cache=True)
+def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
+    """Write the open span of a request, if any; return how many spans there are."""
+    if r.phase == _NONE:
+        return used
+    _write(spans[used], i, r.phase, r.since, r.free_at, r.tokens, w)
+    r.phase = _NONE
+    return used + 1
+
+
+@njit(cache=True)
+def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
+    """Write what request i did until it is evicted at t; return how many spans there are."""
+    used = _close(spans, used, r, i, w)
+    if t > r.free_at:
+        _write(spans[used], i, PAUSED, r.free_at, t, 0, w)
+        used += 1
+        r.free_at = t
+    return used
+
+
+@njit(cache=True)
+def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int) -> int:
+    """Write what request i did until it begins a phase at t; return how many spans there are."""
+    used = _close(spans, used, r, i, w)
+    if t > r.free_at:
+        away = PAUSED if r.cached > 0 else EVICTED if r.lost else WAITING
+        _write(spans[used], i, away, r.free_at, t, 0, w if away == PAUSED else -1)
+        used += 1
+    r.phase, r.since, r.tokens = phase, t, 0
+    return used
 
 
 @njit(cache=True)
 def walk(
-    arrival: Floats,
-    prompt: Ints,
-    output: Ints,
-    kv_offset: int,
-    batch_offsets: Ints,
-    request: Ints,
-    tokens: Ints,
-    evicted_offsets: Ints,
-    evicted: Ints,
-    begin: Floats,
-    end: Floats,
-    worker: Ints,
-    workers: int,
-    restart: bool,
+    requests: Any, columns: Columns, end: Floats, kv_offset: int, workers: int, restart: bool
 ) -> Any:
     """Return the spans of every request, in the order in which they end, and what batches hold.
 
+    Parameters
+    ----------
+    requests : ndarray of records
+        As `requests_of` makes them.
+    columns : Columns
+        With the start of every batch.
+    end : ndarray of float64, shape (batches,)
+    kv_offset, workers : int
+    restart : bool
+        Whether an evicted request loses its tokens.
+
     Returns
     -------
-    spans : float64 (k, 6)
-        Request, phase, start, end, tokens, worker (-1: none).
-    batches : int64 (batches, 6)
-        Tokens of prefill, decode and refill; evictions before it; KV held by its worker during
-        the batch, and after what finished has left.
+    spans : ndarray of `SPAN` records
+    batches : ndarray of `BATCH` records
     """
-    n = arrival.shape[0]
-    batches = batch_offsets.shape[0] - 1
-    cached = np.zeros(n, dtype=np.int64)
-    produced = np.zeros(n, dtype=np.int64)
-    decoding = np.zeros(n, dtype=np.bool_)
-    lost = np.zeros(n, dtype=np.bool_)  # has been evicted
-    free_at = arrival.copy()  # end of what was last known of it
-    phase = np.full(n, -1, dtype=np.int64)  # of its open span
-    since = np.zeros(n)
-    count = np.zeros(n, dtype=np.int64)
-    held = np.zeros(workers, dtype=np.int64)
-    spans = np.zeros((4 * n, 6))
+    offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
+    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
+    begin, worker = columns.start, columns.worker
+    held = np.zeros(workers, np.int64)
+    spans = np.zeros(4 * requests.shape[0], SPAN)
     used = 0
-    found = np.zeros((batches, 6), dtype=np.int64)
-    for j in range(batches):
-        w = worker[j]
-        t = begin[j]
+    batches = np.zeros(offsets.shape[0] - 1, BATCH)
+    for j in range(batches.shape[0]):
+        batch, w, t = batches[j], worker[j], begin[j]
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             i = evicted[p]
-            if used + 2 > spans.shape[0]:
-                spans = np.concatenate((spans, np.zeros_like(spans)))
-            if phase[i] >= 0:
-                _put(spans, used, i, phase[i], since[i], free_at[i], count[i], w)
-                used += 1
-                phase[i] = -1
-            if t > free_at[i]:
-                _put(spans, used, i, PAUSED, free_at[i], t, 0, w)
-                used += 1
-                free_at[i] = t
-            held[w] -= cached[i] + kv_offset
-            cached[i] = 0
-            decoding[i] = False
-            lost[i] = True
-            if restart:
-                produced[i] = 0
-            found[j, 3] += 1
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
+            r = requests[i]
+            spans = _with_room(spans, used + 2)
+            used = _evicted(spans, used, r, i, w, t)
+            held[w] -= r.cached + kv_offset
+            evict(r, restart)
+            r.lost = True
+            batch.evictions += 1
+        for p in range(offsets[j], offsets[j + 1]):
+            i, c = request[p], tokens[p]
+            r = requests[i]
+            if r.decoding:
+                phase = DECODE
+                batch.decode += c
+            elif r.lost:
+                phase = REFILL
+                batch.refill += c
+            else:
+                phase = PREFILL
+                batch.prefill += c
+            if r.phase != phase or t > r.free_at:
+                spans = _with_room(spans, used + 2)
+                used = _changed(spans, used, r, i, w, t, phase)
+            r.tokens += c
+            r.free_at = end[j]
+            held[w] += c + (kv_offset if r.cached == 0 else 0)
+            advance(r, c)
+        batch.kv = held[w]
+        for p in range(offsets[j], offsets[j + 1]):
             i = request[p]
-            c = tokens[p]
-            if used + 3 > spans.shape[0]:
-                spans = np.concatenate((spans, np.zeros_like(spans)))
-            now = DECODE if decoding[i] else REFILL if lost[i] else PREFILL
-            found[j, 0 if now == PREFILL else 1 if now == DECODE else 2] += c
-            if phase[i] >= 0 and (phase[i] != now or t > free_at[i]):
-                _put(spans, used, i, phase[i], since[i], free_at[i], count[i], w)
-                used += 1
-                phase[i] = -1
-            if t > free_at[i]:
-                away = PAUSED if cached[i] > 0 else EVICTED if lost[i] else WAITING
-                _put(spans, used, i, away, free_at[i], t, 0, w if away == PAUSED else -1)
-                used += 1
-            if phase[i] < 0:
-                phase[i] = now
-                since[i] = t
-                count[i] = 0
-            count[i] += c
-            free_at[i] = end[j]
-            if cached[i] == 0:
-                held[w] += kv_offset
-            held[w] += c
-            cached[i] += c
-            if cached[i] == prompt[i] + produced[i]:
-                decoding[i] = True
-                produced[i] += 1
-        found[j, 4] = held[w]
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
-            if decoding[i] and produced[i] == output[i]:
-                held[w] -= cached[i] + kv_offset
-                cached[i] = 0
-                _put(spans, used, i, phase[i], since[i], free_at[i], count[i], w)
-                used += 1
-                if used + 1 > spans.shape[0]:
-                    spans = np.concatenate((spans, np.zeros_like(spans)))
-        found[j, 5] = held[w]
-    return spans[:used], found
+            r = requests[i]
+            if r.decoding and r.produced == r.output:
+                spans = _with_room(spans, used + 1)
+                used = _close(spans, used, r, i, w)
+                held[w] -= r.cached + kv_offset
+                r.cached = 0
+        batch.kv_left = held[w]
+    return spans[:used], batches
 
 
 @njit(cache=True)
 def stack(
-    prompt: Ints,
-    output: Ints,
+    requests: Any,
+    columns: Columns,
     kv_offset: int,
-    batch_offsets: Ints,
-    request: Ints,
-    tokens: Ints,
-    evicted_offsets: Ints,
-    evicted: Ints,
-    worker: Ints,
     restart: bool,
     one: int,
-    group: Ints,
     groups: int,
     sample: Ints,
 ) -> Any:
     """Return the KV that groups of requests hold on worker ``one``, at some batches.
 
+    Parameters
+    ----------
+    requests : ndarray of records
+        As `grouped_requests` makes them.
+    columns : Columns
+    kv_offset : int
+    restart : bool
+        Whether an evicted request loses its tokens.
+    one, groups : int
+    sample : ndarray of int64
+        Batches, ascending.
+
     Returns
     -------
     during, after : int64 (samples, groups)
-        KV during each batch of ``sample`` (ascending), and once what finished has left.
+        KV during each batch of the sample, and once what finished has left.
     """
-    n = prompt.shape[0]
-    cached = np.zeros(n, dtype=np.int64)
-    produced = np.zeros(n, dtype=np.int64)
-    decoding = np.zeros(n, dtype=np.bool_)
-    held = np.zeros(groups, dtype=np.int64)
-    during = np.zeros((sample.shape[0], groups), dtype=np.int64)
-    after = np.zeros((sample.shape[0], groups), dtype=np.int64)
+    offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
+    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
+    held = np.zeros(groups, np.int64)
+    during = np.zeros((sample.shape[0], groups), np.int64)
+    after = np.zeros((sample.shape[0], groups), np.int64)
     k = 0
-    for j in range(batch_offsets.shape[0] - 1):
-        mine = worker[j] == one
+    for j in range(offsets.shape[0] - 1):
+        mine = columns.worker[j] == one
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            i = evicted[p]
+            r = requests[evicted[p]]
             if mine:
-                held[group[i]] -= cached[i] + kv_offset
-            cached[i] = 0
-            decoding[i] = False
-            if restart:
-                produced[i] = 0
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
+                held[r.group] -= r.cached + kv_offset
+            evict(r, restart)
+        for p in range(offsets[j], offsets[j + 1]):
+            r = requests[request[p]]
             if mine:
-                held[group[i]] += tokens[p] + (kv_offset if cached[i] == 0 else 0)
-            cached[i] += tokens[p]
-            if cached[i] == prompt[i] + produced[i]:
-                decoding[i] = True
-                produced[i] += 1
+                held[r.group] += tokens[p] + (kv_offset if r.cached == 0 else 0)
+            advance(r, tokens[p])
         taken = k < sample.shape[0] and sample[k] == j
         if taken:
             during[k] = held
-        for p in range(batch_offsets[j], batch_offsets[j + 1]):
-            i = request[p]
-            if decoding[i] and produced[i] == output[i]:
+        for p in range(offsets[j], offsets[j + 1]):
+            r = requests[request[p]]
+            if r.decoding and r.produced == r.output:
                 if mine:
-                    held[group[i]] -= cached[i] + kv_offset
-                cached[i] = 0
+                    held[r.group] -= r.cached + kv_offset
+                r.cached = 0
         if taken:
             after[k] = held
             k += 1

@@ -236,6 +236,7 @@ class Timeline:
             Names of requests, or of groups: the first and last place in order of arrival, from 0.
         """
         from optsched.judge import spans
+        from optsched.judge.replay import Columns
 
         n = self.instance.n
         order = self.by_arrival
@@ -255,9 +256,10 @@ class Timeline:
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
         instance = self.instance
         compiled: Any = spans.stack
+        columns = Columns._make((*self._columns, self.batch_start, self.batch_worker))
         during, after = compiled(
-            instance.prompt_tokens, instance.output_tokens, instance.kv_offset, *self._columns,
-            self.batch_worker, self._restart, worker, group, len(labels), sample,
+            spans.grouped_requests(instance, group), columns, instance.kv_offset, self._restart,
+            worker, len(labels), sample,
         )  # fmt: skip
         place = {int(j): k for k, j in enumerate(sample)}
         out_times: list[float] = []
@@ -324,36 +326,36 @@ def timeline(
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     from optsched.judge import spans
+    from optsched.judge.replay import Columns
 
+    restart = schedule.evict_mode == "restart"
     compiled: Any = spans.walk
+    told = Columns._make((*columns, begin, worker))
     found, held = compiled(
-        instance.release, instance.prompt_tokens, instance.output_tokens,
-        instance.kv_offset, *columns, begin, end, worker, judged.workers,
-        schedule.evict_mode == "restart",
+        spans.requests_of(instance), told, end, instance.kv_offset, judged.workers, restart,
     )  # fmt: skip
-    found = found[np.lexsort((found[:, 2], found[:, 0]))]
-    whole = found[:, [0, 1, 4, 5]].astype(np.int64).T
+    order = np.lexsort((found["start"], found["request"]))
     return Timeline(
         instance=instance,
         evaluation=judged,
-        span_request=whole[0],
-        span_phase=whole[1],
-        span_start=found[:, 2] + first,
-        span_end=found[:, 3] + first,
-        span_tokens=whole[2],
-        span_worker=whole[3],
+        span_request=found["request"][order],
+        span_phase=found["phase"][order],
+        span_start=found["start"][order] + first,
+        span_end=found["end"][order] + first,
+        span_tokens=found["tokens"][order],
+        span_worker=found["worker"][order],
         batch_start=begin + first,
         batch_end=end + first,
         batch_worker=worker,
         batch_requests=np.diff(columns[0]),
-        batch_prefill=held[:, 0],
-        batch_decode=held[:, 1],
-        batch_refill=held[:, 2],
-        batch_evictions=held[:, 3],
-        batch_kv=held[:, 4],
-        batch_kv_left=held[:, 5],
+        batch_prefill=held["prefill"].copy(),
+        batch_decode=held["decode"].copy(),
+        batch_refill=held["refill"].copy(),
+        batch_evictions=held["evictions"].copy(),
+        batch_kv=held["kv"].copy(),
+        batch_kv_left=held["kv_left"].copy(),
         _columns=columns,
-        _restart=schedule.evict_mode == "restart",
+        _restart=restart,
     )
 
 

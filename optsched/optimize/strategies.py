@@ -146,8 +146,7 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
     try:
         schedule, _ = improve(
-            task.instance, task.cost_model, time_limit_s=told.limit_s, seed=seed,
-            stop=told.stop, progress=lambda _, value: told.tell(incumbent=value), known=known,
+            task.instance, task.cost_model, told, seed=seed, known=known,
             policies=() if known else POLICIES, objective=interval.goal.name,
         )  # fmt: skip
     except NoIncumbentError:

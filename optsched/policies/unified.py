@@ -8,6 +8,8 @@ the published effect of evictions is reproduced with them alone (docs/lab/inferm
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from optsched.policies import policy
 from optsched.policies.base import Group, Order, Rules
 
@@ -18,12 +20,18 @@ PREFILL_FIRST: tuple[Group, ...] = ("waiting", "running")
 DECODE_FIRST: tuple[Group, ...] = ("running_decode", "running_prefill", "waiting")
 
 
+class _Options(NamedTuple):
+    """What the user of a scheduler may choose."""
+
+    eviction_free: bool
+    max_running: int | None
+    max_prefill_tokens: int
+    watermark: float
+    evicted_first: bool
+
+
 def _rules(
-    eviction_free: bool,
-    max_running: int | None,
-    max_prefill_tokens: int,
-    watermark: float,
-    evicted_first: bool,
+    options: _Options,
     *,
     groups: tuple[Group, ...],
     hybrid: bool,
@@ -33,14 +41,16 @@ def _rules(
     return Rules(
         order=order,
         groups=groups,
-        requeue="order" if evicted_first or "all" in groups else "back",
-        admission="reserve" if eviction_free else "protect" if watermark else "present",
-        alpha=watermark,
+        requeue="order" if options.evicted_first or "all" in groups else "back",
+        admission=(
+            "reserve" if options.eviction_free else "protect" if options.watermark else "present"
+        ),
+        alpha=options.watermark,
         hybrid=hybrid,
         chunked=chunked,
         max_batch_tokens=TOKENS,
-        max_prefill_tokens=max_prefill_tokens,
-        max_running=max_running,
+        max_prefill_tokens=options.max_prefill_tokens,
+        max_running=options.max_running,
     )
 
 
@@ -64,8 +74,8 @@ def _table_1(
         watermark: float = 0.0,
         evicted_first: bool = False,
     ) -> Rules:
-        options = eviction_free, max_running, max_prefill_tokens, watermark, evicted_first
-        return _rules(*options, groups=groups, hybrid=hybrid, chunked=chunked)
+        options = _Options(eviction_free, max_running, max_prefill_tokens, watermark, evicted_first)
+        return _rules(options, groups=groups, hybrid=hybrid, chunked=chunked)
 
 
 def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False) -> None:
@@ -82,8 +92,8 @@ def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False
         max_prefill_tokens: int = TOKENS,
         watermark: float = 0.0,
     ) -> Rules:
-        options = eviction_free, max_running, max_prefill_tokens, watermark, True
-        return _rules(*options, groups=("all",), hybrid=True, order=order)
+        options = _Options(eviction_free, max_running, max_prefill_tokens, watermark, True)
+        return _rules(options, groups=("all",), hybrid=True, order=order)
 
 
 _table_1(

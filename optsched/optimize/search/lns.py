@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from optsched.bounds.timeline import Ints
+from optsched.judge.life import record
 from optsched.optimize.search.placement import Room, compact, earliest, fill, put
 
 CHUNK = 2000
@@ -30,15 +32,43 @@ _RULES = (
 )  # fmt: skip
 _HOT = 0.15
 """Heat at the beginning, in mean outputs."""
-_KINDS = np.array(
-    [
-        (width, most, rule, noise)
-        for width, most, (rule, noise) in product(
-            (15, 30, 60, 120, 250, 500, 1000), (2, 3, 5, 10), _RULES
-        )
-    ]
+_KINDS = [
+    (width, most, rule, noise, 1.0, 1.0)
+    for width, most, (rule, noise) in product(
+        (15, 30, 60, 120, 250, 500, 1000), (2, 3, 5, 10), _RULES
+    )
+]
+_KIND = record(
+    ("width", np.int64),  # of the neighbourhood
+    ("most", np.int64),  # requests taken out
+    ("rule", np.int64),
+    ("noise", np.float64),
+    ("work", np.float64),  # that steps of this kind took so far, and
+    ("gain", np.float64),  # rounds that they gained
 )
-"""Kinds of step: width of the neighbourhood, most requests taken out, rule, noise."""
+
+_REQUEST = record(
+    ("arrival", np.int64),
+    ("output", np.int64),
+    ("base", np.int64),  # ``base + j`` tokens are held in the j-th round of its run
+    ("deadline", np.int64),
+    ("volume", np.int64),
+)
+_OUT = record(
+    ("request", np.int64),
+    ("start", np.int64),  # before the step
+    ("key", np.float64),  # they are put back in ascending order of it
+)
+"""A request that a step has taken out."""
+
+
+class _Machine(NamedTuple):
+    """Requests as records, and where they are: KV use of every round, and starts."""
+
+    requests: Any
+    capacity: int
+    use: Ints
+    starts: Ints
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -53,108 +83,161 @@ def _random(state):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _steps(  # type: ignore[no-untyped-def]
-    arrival, output, base, deadline, volume, capacity, use, starts,
-    order, late, state, steps, heat, kinds, work_of, gain_of,
-):  # fmt: skip
-    """Make steps; return by how much the sum of starts fell."""
-    n = len(starts)
-    chosen, old = np.empty(_MOST, np.int64), np.empty(_MOST, np.int64)
-    key = np.empty(_MOST)
-    taken = np.zeros(n, np.bool_)
+def _kind(kinds, state):  # type: ignore[no-untyped-def]
+    """Draw a kind of step: most often the better of two, by gain for the work."""
+    a = kinds[int(_random(state) * len(kinds))]
+    if _random(state) > 0.15:
+        b = kinds[int(_random(state) * len(kinds))]
+        if b.gain * a.work > a.gain * b.work:
+            return b
+    return a
+
+
+@njit(cache=True, nogil=True)
+def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-def]
+    """Choose requests near one that waits; return how many. ``marked`` is False everywhere."""
+    n = len(order)
+    width = min(n, kind.width)
+    count = min(width, 2 + int(_random(state) * (kind.most - 1)))
+    size = 0
+    at = int(_random(state) * (n - width + 1))
+    if len(late) > 0 and _random(state) < 0.9:
+        middle = late[int(_random(state) * len(late))]
+        at = min(max(middle - width // 2, 0), n - width)
+        out[0].request = order[middle]
+        marked[order[middle]] = True
+        size = 1
+    for _ in range(3 * count):
+        if size == count:
+            break
+        i = order[at + int(_random(state) * width)]
+        if not marked[i]:
+            marked[i] = True
+            out[size].request = i
+            size += 1
+    for j in range(size):
+        marked[out[j].request] = False
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
+    """Draw the key by which a request is put back."""
+    x = _random(state)
+    if kind.rule == _BY_START:
+        return start + kind.noise * (x - 0.5)
+    if kind.rule == _BY_VOLUME:
+        return r.volume * (1.0 + kind.noise * (x - 0.5))
+    if kind.rule == _BY_END:
+        return start + r.output + kind.noise * (x - 0.5)
+    return x
+
+
+@njit(cache=True, nogil=True)
+def _sort(out, size):  # type: ignore[no-untyped-def]
+    """Sort what was taken out by key, equal ones as they stand."""
+    for j in range(1, size):
+        request, start, key = out[j].request, out[j].start, out[j].key
+        p = j - 1
+        while p >= 0 and out[p].key > key:
+            a, b = out[p], out[p + 1]  # by field: copying records takes longer
+            b.request, b.start, b.key = a.request, a.start, a.key
+            p -= 1
+        out[p + 1].request, out[p + 1].start, out[p + 1].key = request, start, key
+
+
+@njit(cache=True, nogil=True)
+def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignore[no-untyped-def]
+    """Put requests back one by one, as long as their starts can still sum to ``limit`` at most.
+
+    Room has been made from the first start taken out on: earlier starts are seldom possible, and
+    looking for them costs more than it gains (`compact` does now and then).
+
+    Returns
+    -------
+    done, spent, work : int
+        How many are back, the sum of their starts, and rounds looked at.
+    """
     end = len(use) - 1
+    since = out[0].start
+    for j in range(1, size):
+        since = min(since, out[j].start)
+    coming = 0  # the least that the starts of those to come sum to
+    for j in range(size):
+        coming += max(requests[out[j].request].arrival, since)
+    spent = work = 0
+    for j in range(size):
+        i = out[j].request
+        r = requests[i]
+        base, output, low = r.base, r.output, max(r.arrival, since)
+        coming -= low
+        last = min(limit - spent - coming, r.deadline - output, end - output)
+        if last < low:
+            return j, spent, work
+        k = earliest(use, capacity, base, output, low, last)
+        work += (k if k >= 0 else last) - low + output
+        if k < 0 or k > last:
+            return j, spent, work
+        put(use, base, output, k, 1)
+        starts[i] = k
+        spent += k
+    return size, spent, work
+
+
+@njit(cache=True, nogil=True)
+def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
+    """Make steps; return by how much the sum of starts fell.
+
+    Parameters
+    ----------
+    machine : _Machine
+    order : ndarray of int64, shape (n,)
+        The requests by start.
+    late : ndarray of int64
+        Where in the order those are that wait.
+    kinds : ndarray of `_KIND` records
+    state : ndarray of uint64, shape (1,)
+        Of `_random`.
+    steps : int
+    heat : float
+    """
+    requests, capacity, use, starts = machine
+    out = np.zeros(_MOST, _OUT)
+    marked = np.zeros(len(starts), np.bool_)
     fallen = 0
     for _ in range(steps):
-        c = int(_random(state) * len(kinds))
-        if _random(state) > 0.15:
-            d = int(_random(state) * len(kinds))
-            if gain_of[d] * work_of[c] > gain_of[c] * work_of[d]:
-                c = d
-        width = min(n, int(kinds[c, 0]))
-        count = min(width, 2 + int(_random(state) * (kinds[c, 1] - 1)))
-        rule, noise = int(kinds[c, 2]), kinds[c, 3]
-
-        # Take out.
-        size = 0
-        at = int(_random(state) * (n - width + 1))
-        if len(late) > 0 and _random(state) < 0.9:
-            middle = late[int(_random(state) * len(late))]
-            at = min(max(middle - width // 2, 0), n - width)
-            chosen[0] = order[middle]
-            taken[order[middle]] = True
-            size = 1
-        for _ in range(3 * count):
-            if size == count:
-                break
-            i = order[at + int(_random(state) * width)]
-            if not taken[i]:
-                taken[i] = True
-                chosen[size] = i
-                size += 1
-        cost, work, since = 0, 40, starts[chosen[0]]
+        kind = _kind(kinds, state)
+        size = _choose(kind, order, late, marked, out, state)
+        cost, work = 0, 40
         for j in range(size):
-            i = chosen[j]
-            taken[i] = False
-            old[j] = starts[i]
-            put(use, base[i], output[i], starts[i], -1)
-            cost += starts[i]
-            work += 2 * output[i] + 20
-            since = min(since, starts[i])
-            if rule == _BY_START:
-                key[j] = starts[i] + noise * (_random(state) - 0.5)
-            elif rule == _BY_VOLUME:
-                key[j] = volume[i] * (1.0 + noise * (_random(state) - 0.5))
-            elif rule == _BY_END:
-                key[j] = starts[i] + output[i] + noise * (_random(state) - 0.5)
-            else:
-                key[j] = _random(state)
-        for j in range(1, size):
-            k0, i0, o0 = key[j], chosen[j], old[j]
-            p = j - 1
-            while p >= 0 and key[p] > k0:
-                key[p + 1], chosen[p + 1], old[p + 1] = key[p], chosen[p], old[p]
-                p -= 1
-            key[p + 1], chosen[p + 1], old[p + 1] = k0, i0, o0
-
-        # Put back, as long as what is spent and the least that is to come keep the limit. Room
-        # has been made from the first start taken out on: earlier starts are seldom possible,
-        # and looking for them costs more than it gains (`compact` does now and then).
+            i = out[j].request
+            r, start = requests[i], starts[i]
+            base, output = r.base, r.output
+            put(use, base, output, start, -1)
+            out[j].start = start
+            out[j].key = _key(kind, r, start, state)
+            cost += start
+            work += 2 * r.output + 20
+        _sort(out, size)
         limit = cost
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
-        coming = 0
-        for j in range(size):
-            coming += max(arrival[chosen[j]], since)
-        spent, done, kept = 0, 0, True
-        for j in range(size):
-            i = chosen[j]
-            low = max(arrival[i], since)
-            coming -= low
-            last = min(limit - spent - coming, deadline[i] - output[i], end - output[i])
-            k = -1
-            if last >= low:
-                k = earliest(use, capacity, base[i], output[i], low, last)
-                work += (k if k >= 0 else last) - low + output[i]
-            if k < 0 or k > last:
-                kept = False
-                break
-            put(use, base[i], output[i], k, 1)
-            starts[i] = k
-            spent += k
-            done += 1
-        work_of[c] += work
-        if kept:
+        done, spent, looked = _put_back(requests, capacity, use, starts, out, size, limit)
+        kind.work += work + looked
+        if done == size:
             fallen += cost - spent
             if spent < cost:
-                gain_of[c] += cost - spent
+                kind.gain += cost - spent
             continue
         for j in range(done):
-            i = chosen[j]
-            put(use, base[i], output[i], starts[i], -1)
+            i = out[j].request
+            base, output, start = requests[i].base, requests[i].output, starts[i]
+            put(use, base, output, start, -1)
         for j in range(size):
-            i = chosen[j]
-            starts[i] = old[j]
-            put(use, base[i], output[i], old[j], 1)
+            i = out[j].request
+            base, output, start = requests[i].base, requests[i].output, out[j].start
+            starts[i] = start
+            put(use, base, output, start, 1)
     return fallen
 
 
@@ -191,8 +274,12 @@ class Search:
         end = int((self.starts + room.output).max()) + 2 * longest + 1
         self._use = np.zeros(end + 1, dtype=np.int64)
         fill(room.output, room.base, self._use, self.starts)
-        self._work = np.ones(len(_KINDS))
-        self._gain = np.ones(len(_KINDS))
+        requests = np.zeros(len(starts), dtype=_REQUEST)
+        for name in ("arrival", "output", "base", "deadline"):
+            requests[name] = getattr(room, name)
+        requests["volume"] = room.model.instance.volume
+        self._machine = _Machine(requests, room.capacity, self._use, self.starts)
+        self._kinds = np.array(_KINDS, dtype=_KIND)
 
     def run(self, steps: int, heat: float) -> int:
         """Make at most `CHUNK` steps at one heat; return by how much the value fell."""
@@ -201,15 +288,11 @@ class Search:
         order = np.argsort(self.starts, kind="stable")
         late = np.flatnonzero((self.starts > room.arrival)[order])
         steps = min(steps, CHUNK)
-        self.value -= _steps(
-            room.arrival, room.output, room.base, room.deadline, room.model.instance.volume,
-            room.capacity, self._use, self.starts, order, late, self._state, steps, heat,
-            _KINDS, self._work, self._gain,
-        )  # fmt: skip
+        self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
         self.steps += steps
         # Forget slowly: what helps changes as the schedule gets better.
-        self._work = self._work * 0.98 + 1e-3
-        self._gain = self._gain * 0.98 + 1e-4
+        self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
+        self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
         if self.steps % (20 * CHUNK) < steps:
             self.compact(order)
         self._keep()

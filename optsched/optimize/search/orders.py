@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -136,18 +136,46 @@ def backward_serial(
     return total
 
 
+class _Requests(NamedTuple):
+    """The columns of `Jobs`, for compiled code."""
+
+    arrival: Any
+    first_kv: Any
+    output: Any
+    capacity: int
+
+
+class _Run(NamedTuple):
+    """An annealing run: temperatures in rounds, orders to try, the direction of placement."""
+
+    hot: float
+    cold: float
+    steps: int
+    forward: bool
+
+
+class _Reached(NamedTuple):
+    """How far a run is: the sums of ends of the present order and the best one, orders tried."""
+
+    value: int
+    best: int
+    steps: int
+
+
 @njit(cache=True, nogil=True)
 def _anneal_orders(
-    order: Any, best_order: Any, value: int, best: int, hot: float, cold: float, first: int,
-    steps: int, all_steps: int, arrival: Any, first_kv: Any, output: Any, capacity: int,
-    used: Any, starts: Any, best_starts: Any, forward: bool, rng: Any
-) -> Any:  # fmt: skip
-    """Anneal over orders, steps ``first`` to ``first + steps`` of ``all_steps``."""
+    requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
+    used: Any, rng: Any
+) -> _Reached:  # fmt: skip
+    """Try more orders, from ``order`` on, which stays the present one; return how far it is now."""
+    arrival, first_kv, output, capacity = requests
+    value, best, first = reached
+    starts = np.empty_like(best_starts)
     n = order.shape[0]
     arrives = arrival.max() > 0
     trial = order.copy()
     for step in range(first, first + steps):
-        temperature = hot * (cold / hot) ** (step / all_steps)
+        temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
         trial[:] = order
         a = rng.integers(0, n)
         if rng.random() < 0.5:
@@ -161,7 +189,7 @@ def _anneal_orders(
             trial[a], trial[b] = trial[b], trial[a]
         else:
             move(trial, a, b)
-        if forward:
+        if run.forward:
             new = serial(trial, arrival, first_kv, output, capacity, used, starts)
         else:
             worth = 2**62 if arrives else value + int(4 * temperature) + 1
@@ -171,9 +199,8 @@ def _anneal_orders(
             value = new
             if value < best:
                 best = value
-                best_order[:] = order
                 best_starts[:] = starts
-    return value, best
+    return _Reached(value, best, first + steps)
 
 
 class Annealing:
@@ -240,7 +267,7 @@ class Annealing:
             hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
         forward = self._runs % 2 == 1
         self._runs += 1
-        scratch = np.empty(jobs.n, dtype=np.int64)
+        starts = np.empty(jobs.n, dtype=np.int64)
         if fresh:
             noise = self.rng.uniform(0.5, 2.0, jobs.n)
             ready = jobs.arrival + noise * jobs.volume / jobs.capacity * math.sqrt(jobs.n)
@@ -249,30 +276,21 @@ class Annealing:
             order = np.argsort(self.starts, kind="stable")
         else:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
+        requests = _Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
         if forward:
-            value = serial(
-                order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used, scratch
-            )
+            value = serial(order, *requests, self._used, starts)
         else:
-            value = backward_serial(
-                order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used,
-                scratch, 2**62
-            )  # fmt: skip
-        best_order, best_starts = order.copy(), scratch.copy()
-        best = value
-        done = 0
+            value = backward_serial(order, *requests, self._used, starts, 2**62)
+        run, reached = _Run(hot, 0.4, steps, forward), _Reached(value, value, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
-        while done < steps and time.perf_counter() < deadline and not (
+        while reached.steps < steps and time.perf_counter() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
-            more = min(chunk, steps - done)
-            value, best = _anneal_orders(
-                order, best_order, value, best, hot, 0.4, done, more, steps, jobs.arrival,
-                jobs.first_kv, jobs.output, jobs.capacity, self._used, scratch, best_starts,
-                forward, self.rng
-            )  # fmt: skip
-            done += more
-        self.offer(best_starts)
+            more = min(chunk, steps - reached.steps)
+            reached = _anneal_orders(
+                requests, run, reached, more, order, starts, self._used, self.rng
+            )
+        self.offer(starts)
 
 
 def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:

@@ -46,7 +46,7 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import Plan, answer
+from optsched.optimize.formulations.batches.plans import Claim, Plan, answer
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 
@@ -182,10 +182,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         claimed = None if found is None else search.best
     return answer(
         prob,
-        status,
-        plan,
-        search.best if native == "solved" else search.bound,
-        claimed=claimed,
+        Claim(status, plan, search.best if native == "solved" else search.bound, level=claimed),
         native_status=f"{native}, {search.expanded} states expanded",
         build_s=built_s,
         solve_s=solve_s,

@@ -10,6 +10,7 @@ from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.cpsat_model import Model
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.plans import (
+    Claim,
     Plan,
     Scale,
     answer,
@@ -51,10 +52,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         status = Status.FEASIBLE
     return answer(
         prob,
-        status,
-        plan,
-        Scale.units().level(outcomes[0].bound),
-        start=chosen,
+        Claim(status, plan, Scale.units().level(outcomes[0].bound), start=chosen),
         fallback=start,
         room=built.batches,
         native_status=outcomes[-1].native_status,

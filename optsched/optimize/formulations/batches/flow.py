@@ -43,7 +43,14 @@ from optsched.optimize.formulations.batches.network import (
     least_makespan,
     network,
 )
-from optsched.optimize.formulations.batches.plans import Plan, Requests, Scale, answer, max_batches
+from optsched.optimize.formulations.batches.plans import (
+    Claim,
+    Plan,
+    Requests,
+    Scale,
+    answer,
+    max_batches,
+)
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, UNLIMITED, Batch
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
@@ -284,10 +291,7 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
             claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
     return answer(
         prob,
-        raw.status,
-        plan,
-        scale.level(raw.bound),
-        claimed=claimed,
+        Claim(raw.status, plan, scale.level(raw.bound), level=claimed),
         fallback=start,
         room=flow.batches,
         native_status=raw.native_status,

@@ -14,6 +14,7 @@ from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES, problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
+from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError
 
 _BOUND_SHARE = 0.3
@@ -56,15 +57,17 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
         )  # fmt: skip
         bound_s = time.perf_counter() - begin
 
-        def report(_: str, value: float) -> None:
+        def report(found: Progress) -> None:
             if options.progress is not None:
-                options.progress(Progress(time.perf_counter() - begin, value, bound))
+                elapsed_s = time.perf_counter() - begin
+                options.progress(Progress(elapsed_s, found.incumbent, bound))
 
+        left_s = None if limit is None else max(0.0, limit - bound_s)
         try:
             schedule, found_by = improve(
-                task.instance, cost, objective=name, admit=inside, seed=options.seed, stop=stop,
-                time_limit_s=float("inf") if limit is None else max(0.0, limit - bound_s),
-                progress=report, known=[] if options.warm_start is None else [options.warm_start],
+                task.instance, cost, Budget(left_s, stop=stop, progress=report), objective=name,
+                admit=inside, seed=options.seed,
+                known=[] if options.warm_start is None else [options.warm_start],
             )  # fmt: skip
         except NoIncumbentError as error:
             answers.append(Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error)))

@@ -180,14 +180,34 @@ class Scale(NamedTuple):
         return replace(options, progress=told)
 
 
+class Claim(NamedTuple):
+    """What a method says that it found.
+
+    Attributes
+    ----------
+    status : Status
+        What it proved; ``OPTIMAL`` makes the bound the objective.
+    plan : list of Batch, optional
+        The incumbent.
+    bound : number, optional
+        Bound on the first objective's level in the models' unit.
+    start : list of float, optional
+        Starts in seconds since the first arrival, where they are not the earliest.
+    level : int, optional
+        The level that the method gives its incumbent, checked.
+    """
+
+    status: Status
+    plan: Plan | None
+    bound: Fraction | int | None
+    start: list[float] | None = None
+    level: int | None = None
+
+
 def answer(
     prob: Problem,
-    status: Status,
-    plan: Plan | None,
-    bound: Fraction | int | None,
+    claim: Claim,
     *,
-    start: list[float] | None = None,
-    claimed: int | None = None,
     fallback: Plan | None = None,
     room: int | None = None,
     **rest: Any,
@@ -197,21 +217,15 @@ def answer(
     Parameters
     ----------
     prob : Problem
-    status : Status
-        What the method proved; ``OPTIMAL`` makes the bound the objective.
-    plan : list of Batch, optional
-        The incumbent.
-    bound : number, optional
-        Bound on the first objective's level in the models' unit; where nothing was proved, the
-        bound from own work and batches needed competes with it.
-    start : list of float, optional
-        Starts in seconds since the first arrival, where they are not the earliest.
-    claimed : int, optional
-        The level that the method gives its incumbent, checked.
+    claim : Claim
+        What the method found. Where nothing was proved, the bound from own work and batches
+        needed competes with its bound.
     fallback : list of Batch, optional
         The schedule at hand, taken where the method was stopped before a first incumbent.
     room : int, optional
         How many batches the method's model had room for.
+    **rest
+        Further fields of `Answer`.
 
     Raises
     ------
@@ -220,6 +234,7 @@ def answer(
         is said to be no schedule at all.
     """
     name = prob.objectives[0]
+    status, plan, bound, start, claimed = claim
     objective = schedule = None
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:

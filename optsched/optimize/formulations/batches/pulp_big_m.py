@@ -38,7 +38,14 @@ from typing import Any
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
-from optsched.optimize.formulations.batches.plans import Plan, Requests, Scale, answer, max_batches
+from optsched.optimize.formulations.batches.plans import (
+    Claim,
+    Plan,
+    Requests,
+    Scale,
+    answer,
+    max_batches,
+)
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
@@ -407,9 +414,11 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         raw = _by_highs(program, left, start)
     return answer(
         prob,
-        raw.status,
-        None if raw.objective is None else program.plan(),
-        scale.level(raw.bound),
+        Claim(
+            raw.status,
+            None if raw.objective is None else program.plan(),
+            scale.level(raw.bound),
+        ),
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,
