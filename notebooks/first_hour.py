@@ -158,6 +158,9 @@ print("the checker confirms:", verify_certificate(instance, proved.certificate))
 # with a conscience: whoever has waited for six rounds goes first.
 
 # %%
+from optsched.policies import fits_to_the_end
+
+
 class Patient:
     """Shortest predicted output first, but nobody waits beyond six rounds if it can be helped."""
 
@@ -169,19 +172,10 @@ class Patient:
 
         running = list(view.running)
         for i in sorted(view.waiting, key=rank):
-            if not self.fits(view, [*running, i]):
+            if not fits_to_the_end(view, [*running, i]):
                 break
             running.append(i)
         return optsched.Batch({i: view.rest(i) for i in running})
-
-    def fits(self, view: optsched.View, requests: list[int]) -> bool:
-        """Whether KV stays within capacity at every completion."""
-        left = {i: int(view.predicted[i] - view.generated[i]) for i in requests}
-        held = {i: int(view.prompt_tokens[i] + view.generated[i]) for i in requests}
-        return all(
-            sum(held[i] + t for i in requests if left[i] >= t) <= view.kv_capacity
-            for t in left.values()
-        )
 
 
 mine = optsched.evaluate(instance, optsched.simulate(instance, Patient()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from optsched.costs.batch import Sums, batch_time
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import CostModel
 from optsched.policies.base import Windows
 from optsched.problem.errors import LoopError
@@ -120,14 +120,10 @@ class _Run:
             for victim in evicted:
                 if instance.in_rounds:
                     self.produced[victim] = 0
-            kv = sum(self.cached.get(i, 0) for i in row)
-            total, squares = sum(row.values()), sum(c * c for c in row.values())
-            sums = (
-                (total, 0, 0, len(row), total, squares, 0, 0)
-                if fresh
-                else (total, total, kv, 0, 0, 0, 0, 0)
-            )
-            now += batch_time(self.cost.array, Sums(*sums))
+            sums = EMPTY
+            for i, c in row.items():
+                sums = add_prefill(sums, c, 0) if fresh else add_decode(sums, self.cached[i])
+            now += batch_time(self.cost.array, sums)
             self.rows.append(row)
             self.evictions.append(evicted)
             self.places.append(self.workers.index(worker))

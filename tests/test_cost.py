@@ -8,7 +8,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from optsched.costs.batch import COEFFICIENTS, EMPTY, Sums, add_decode, add_prefill, batch_time
+from optsched.costs.batch import (
+    COEFFICIENTS,
+    EMPTY,
+    Sums,
+    add_decode,
+    add_prefill,
+    alone_ms,
+    batch_time,
+    decode_ms,
+    fixed_ms,
+    prefill_ms,
+)
 from optsched.costs.cost import (
     BatchCost,
     UnitCost,
@@ -76,6 +87,39 @@ def test_terms_of_a_phase_count_only_where_the_phase_is():
     # One prefill of 2 tokens: 2 + 1 + square 4 + cross 0 + kv 0 + token 2 + request 1 + base 1.
     assert batch_time(cost, add_prefill(EMPTY, 2, 0)) == 0.011
     assert batch_time(cost, EMPTY) == 0.0
+
+
+def test_the_prices_of_one_request_are_those_of_batches_that_hold_it():
+    # Every coefficient is another power of 2 ms, so that a term left out anywhere shows.
+    cost = BatchCost("x", 1, {name: str(2**k) for k, name in enumerate(COEFFICIENTS)}).array
+
+    def ms(sums: Sums) -> float:
+        return batch_time(cost, sums) * 1000
+
+    # A decode over 7 tokens: token 1 + kv 4 * 7 + request 8; its batch also base 2 + 16.
+    assert decode_ms(cost, 7) == 37
+    assert fixed_ms(cost, True, False) == 18
+    assert ms(add_decode(EMPTY, 7)) == pytest.approx(37 + 18)
+    # 3 tokens over 2: (1 + 256) * 3 + 32 * 9 + 64 * 6 + 128 * 2 + 512; base 2 + 1024.
+    assert prefill_ms(cost, 3, 2) == 2211
+    assert fixed_ms(cost, False, True) == 1026
+    assert ms(add_prefill(EMPTY, 3, 2)) == pytest.approx(2211 + 1026)
+    both = add_prefill(add_decode(EMPTY, 7), 3, 2)
+    assert ms(both) == pytest.approx(37 + 2211 + fixed_ms(cost, True, True))
+    # Alone: a prompt of 3 tokens in one batch, then decodes over 3, 4 and 5.
+    batches = [add_prefill(EMPTY, 3, 0), *(add_decode(EMPTY, m) for m in (3, 4, 5))]
+    assert alone_ms(cost, 3, 4, fixed=True) == pytest.approx(sum(map(ms, batches)))
+    own = prefill_ms(cost, 3) + sum(decode_ms(cost, m) for m in (3, 4, 5))
+    assert alone_ms(cost, 3, 4, fixed=False) == pytest.approx(own)
+
+
+def test_exact_integers_and_columns_are_priced_by_the_same_functions():
+    cost = [0, *range(1, 1 + len(COEFFICIENTS))]  # token 1, base 2, decode_kv 3, ...
+    assert decode_ms(cost, 10**30) == 1 + 4 + 3 * 10**30
+    assert decode_ms(cost, np.array([0, 5])).tolist() == [5, 20]
+    assert alone_ms(cost, np.array([2]), np.array([1]), fixed=False).tolist() == [
+        prefill_ms(cost, 2)
+    ]
 
 
 def test_a_round_takes_one_and_an_empty_batch_none():

@@ -445,8 +445,8 @@ def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
 def test_costs_are_exact_integers_of_the_decimal_text():
     costs = Costs.of(PAPER)
     # 1.6773e-7 ms has the finest digits: units of 1e-11 ms per layer, 32 layers.
-    assert costs.prefill_square == 16773
-    assert costs.token == 191_000_000
+    assert costs["prefill_square"] == 16773
+    assert costs["token"] == 191_000_000
     assert float(costs.unit_s) == pytest.approx(32e-14)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,3 +63,24 @@ def test_a_name_is_given_once() -> None:
     assert registry.add("x", first) is first
     with pytest.raises(ValueError, match="thing 'x' exists twice"):
         registry.add("x", Thing("x"))
+
+
+def test_what_a_decorator_registers_again_takes_the_place_of_what_it_did() -> None:
+    @dataclass(frozen=True)
+    class Made:
+        make: Callable[[], int]
+
+    def cell(value: int) -> Callable[[], int]:
+        """Return a function as a notebook's cell defines it, run with another text each time."""
+
+        def make() -> int:
+            return value
+
+        return make
+
+    registry: Registry[Made] = Registry("thing")
+    registry.add("x", Made(cell(1)))
+    registry.add("x", Made(cell(2)))
+    assert registry.get("x").make() == 2
+    with pytest.raises(ValueError, match="thing 'x' exists twice"):
+        registry.add("x", Made(lambda: 3))

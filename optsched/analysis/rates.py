@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
@@ -37,12 +38,7 @@ def alone_latency(
     s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
     if not isinstance(cost, BatchCost):
         return o
-    prefill = (cost["token"] + cost["prefill_token"] + cost["prefill_square"] * s) * s
-    prefill += cost["base"] + cost["prefill_request"] + cost["prefill_base"]
-    step = cost["token"] + cost["base"] + cost["decode_request"] + cost["decode_base"]
-    read = s * (o - 1) + (o - 1) * (o - 2) / 2  # KV tokens cached before each decode
-    ms = prefill + step * (o - 1) + cost["decode_kv"] * read
-    return np.asarray(cost.layers * ms / 1000.0)
+    return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=True) / 1000.0)
 
 
 def full_rate(

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
 from optsched.bounds.machine import srpt_completions
+from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -136,7 +137,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     ends = np.cumsum(steps)
     k = np.arange(len(owner)) - np.repeat(ends - steps, steps) + 2.0
     after = prompt[owner] + k - 1  # cached after the token
-    decode = token + cost["decode_request"] + cost["decode_kv"] * (after - 1)
+    decode = decode_ms(cost.array, after - 1)
     refill = token_prefill * after + cost["prefill_request"]
     held = (after + offset) / capacity
     with_share = np.minimum(decode + (base + decode_base) * held, refill + base * held)

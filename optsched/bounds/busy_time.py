@@ -70,6 +70,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
 from optsched.bounds.machine import shortest_first
+from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -154,14 +155,9 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
         most = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
         share = np.where(most > 0, own * share / np.where(most > 0, most, 1.0), 0.0)
 
-    def decode_work(cached: Floats) -> Floats:
-        return token + cost["decode_request"] + cost["decode_kv"] * cached
-
-    def refill_work(cached: Floats) -> Floats:
-        return refill_token * (cached + 1) + cost["prefill_request"]
-
     held = (prompt + 1 + offset) / room
-    step, again = decode_work(prompt), refill_work(prompt)
+    step = decode_ms(cost.array, prompt)
+    again = refill_token * (prompt + 1) + cost["prefill_request"]
     slopes = min(cost["decode_kv"], refill_token)
     paid_slope = min(cost["decode_kv"] + decode / room, refill_token + base / room)
     return Tokens(

@@ -205,12 +205,12 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 
 def _show_model(cost: BatchCost) -> None:
-    from optsched.costs.model_file import UNITS
+    from optsched.costs.batch import TERMS
 
     print(f"\n{cost.name}: {cost.layers} layers, KV capacity {cost.kv_capacity_tokens} tokens")
     show_table(
         ("coefficient", "value", "unit"),
-        [(key, text, UNITS[key]) for key, text in cost.coefficients.items()],
+        [(key, text, TERMS[key]) for key, text in cost.coefficients.items()],
         text_columns=(0, 1, 2),
     )
     limits = ", ".join(f"{key} {value:g}" for key, value in sorted(cost.valid.items()))

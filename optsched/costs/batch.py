@@ -1,32 +1,60 @@
 """What a batch holds, as sums, and how long that takes: the one place that prices a batch.
 
-Every function is plain Python that numba compiles as it stands (`optsched.judge.life`), so that
-the judge, the schedulers' engines and the searches share one formula with the interpreter. A
-further term of the cost model is a coefficient, a field of `Sums`, its line in `add_decode` or
-`add_prefill`, and its line in `batch_time`.
+With c tokens processed and m KV tokens cached before the batch, per request, a batch takes, in
+milliseconds (Kim et al. 2024, section 3.2)::
+
+    layers * ( token * sum c + base
+             + [decode]  ( decode_kv * sum m + decode_request * #decode + decode_base )
+             + [prefill] ( prefill_square * sum c^2 + prefill_cross * sum c m
+                         + prefill_kv * sum m + prefill_token * sum c
+                         + prefill_request * #prefill + prefill_base ) )
+
+Every function is plain Python. numba compiles the first ones as they stand
+(`optsched.judge.life`), so that the judge, the schedulers' engines and the searches share one
+formula with the interpreter. The last ones price a single request from the same coefficients, for
+those who need no batch: in floats, exact integers or whole columns.
+
+A further term of the cost model is edited in this file alone: its line in `TERMS`, a field of
+`Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`, and in `decode_ms` and
+`alone_ms` or `prefill_ms` and `alone_ms`. Bounds whose proofs read coefficients by name refuse
+the new one until it is added to their features.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-COEFFICIENTS = (
-    "token",
-    "base",
-    "decode_kv",
-    "decode_request",
-    "decode_base",
-    "prefill_square",
-    "prefill_cross",
-    "prefill_kv",
-    "prefill_token",
-    "prefill_request",
-    "prefill_base",
-)
-"""Coefficients of a batch's time in the order of `BatchCost.array`, after ``layers``."""
+TERMS = {
+    "token": "ms per token processed in the batch",
+    "base": "ms per batch",
+    "decode_kv": "ms per KV token cached before the batch, over the decode requests",
+    "decode_request": "ms per decode request",
+    "decode_base": "ms per batch that decodes",
+    "prefill_square": "ms per squared token, per prefill request",
+    "prefill_cross": "ms per token times cached KV token, per prefill request",
+    "prefill_kv": "ms per KV token cached before the batch, over the prefill requests",
+    "prefill_token": "ms per prefill token, beside `token`",
+    "prefill_request": "ms per prefill request",
+    "prefill_base": "ms per batch that prefills",
+}
+"""Coefficients of a batch's time, each with what a layer takes for it, in words."""
+
+COEFFICIENTS = tuple(TERMS)
+"""Their names in the order of `BatchCost.array`, after ``layers``."""
+
+LAYERS = 0
+(
+    TOKEN, BASE, DECODE_KV, DECODE_REQUEST, DECODE_BASE, PREFILL_SQUARE, PREFILL_CROSS, PREFILL_KV,
+    PREFILL_TOKEN, PREFILL_REQUEST, PREFILL_BASE,
+) = range(1, 1 + len(TERMS))  # fmt: skip
+"""Places in `BatchCost.array`: ``layers`` stands before the coefficients."""
+
+Coefficients = NDArray[np.float64] | Sequence[int]
+"""`BatchCost.array`, or exact integers in the same places."""
 
 
 class Sums(NamedTuple):
@@ -89,24 +117,86 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
 
     Parameters
     ----------
-    cost : ndarray of float64, shape (12,)
+    cost : ndarray of float64, shape (1 + coefficients,)
         `BatchCost.array` or `UnitCost.array`.
     sums : Sums
     """
     if sums.tokens == 0:
         return 0.0
-    if cost[0] == 0.0:
+    if cost[LAYERS] == 0.0:
         return 1.0
-    ms = cost[1] * sums.tokens + cost[2]
+    ms = cost[TOKEN] * sums.tokens + cost[BASE]
     if sums.decode_requests > 0:
-        ms += cost[3] * sums.decode_kv + cost[4] * sums.decode_requests + cost[5]
+        ms += (
+            cost[DECODE_KV] * sums.decode_kv
+            + cost[DECODE_REQUEST] * sums.decode_requests
+            + cost[DECODE_BASE]
+        )
     if sums.prefill_requests > 0:
         ms += (
-            cost[6] * sums.prefill_square
-            + cost[7] * sums.prefill_cross
-            + cost[8] * sums.prefill_kv
-            + cost[9] * sums.prefill_tokens
-            + cost[10] * sums.prefill_requests
-            + cost[11]
+            cost[PREFILL_SQUARE] * sums.prefill_square
+            + cost[PREFILL_CROSS] * sums.prefill_cross
+            + cost[PREFILL_KV] * sums.prefill_kv
+            + cost[PREFILL_TOKEN] * sums.prefill_tokens
+            + cost[PREFILL_REQUEST] * sums.prefill_requests
+            + cost[PREFILL_BASE]
         )
-    return float(cost[0] * ms / 1000.0)
+    return float(cost[LAYERS] * ms / 1000.0)
+
+
+# One request, in milliseconds per layer
+
+
+def decode_ms(cost: Coefficients, m: Any) -> Any:
+    """Return what a request adds to a batch in which it decodes over m cached tokens.
+
+    Parameters
+    ----------
+    cost : ndarray of float64 or sequence of int
+    m : int, or ndarray for many requests
+    """
+    return cost[TOKEN] + cost[DECODE_REQUEST] + cost[DECODE_KV] * m
+
+
+def prefill_ms(cost: Coefficients, c: Any, m: Any = 0) -> Any:
+    """Return what a request adds to a batch in which it prefills c tokens over m cached ones.
+
+    Parameters
+    ----------
+    cost : ndarray of float64 or sequence of int
+    c, m : int, or ndarray for many requests
+    """
+    return (
+        (cost[TOKEN] + cost[PREFILL_TOKEN]) * c
+        + cost[PREFILL_SQUARE] * c * c
+        + cost[PREFILL_CROSS] * c * m
+        + cost[PREFILL_KV] * m
+        + cost[PREFILL_REQUEST]
+    )
+
+
+def fixed_ms(cost: Coefficients, decodes: bool, prefills: bool) -> Any:
+    """Return what a batch takes whatever its requests, by the phases that it holds."""
+    return cost[BASE] + cost[DECODE_BASE] * decodes + cost[PREFILL_BASE] * prefills
+
+
+def alone_ms(cost: Coefficients, s: Any, o: Any, *, fixed: bool) -> Any:
+    """Return what a request takes in all its batches, served whole and never evicted.
+
+    One batch prefills its s tokens, and o - 1 batches decode, the k-th over s + k - 1 tokens.
+
+    Parameters
+    ----------
+    cost : ndarray of float64 or sequence of int
+    s, o : float or int, or ndarray for many requests
+        Prompt and output tokens.
+    fixed : bool
+        Whether the fixed costs of these batches count, as if it were alone on the machine, or
+        only what it adds to batches that are there anyway.
+    """
+    base, decode_base, prefill_base = (cost[k] * fixed for k in (BASE, DECODE_BASE, PREFILL_BASE))
+    prefill = (cost[TOKEN] + cost[PREFILL_TOKEN] + cost[PREFILL_SQUARE] * s) * s
+    prefill += base + cost[PREFILL_REQUEST] + prefill_base
+    step = cost[TOKEN] + base + cost[DECODE_REQUEST] + decode_base
+    read = s * (o - 1) + (o - 1) * (o - 2) / 2  # sum of the KV tokens cached before each decode
+    return prefill + step * (o - 1) + cost[DECODE_KV] * read

@@ -49,16 +49,9 @@ class UnitCost:
 
 @dataclass(frozen=True, eq=False)
 class BatchCost:
-    """Batch time as a linear model of what a batch holds (003, section 3.2).
+    """Batch time as a linear model of what a batch holds (Kim et al. 2024, section 3.2).
 
-    With c tokens processed and m KV tokens cached before the batch, per request, in
-    milliseconds::
-
-        layers * ( token * sum c + base
-                 + [decode]  ( decode_kv * sum m + decode_request * #decode + decode_base )
-                 + [prefill] ( prefill_square * sum c^2 + prefill_cross * sum c m
-                             + prefill_kv * sum m + prefill_token * sum c
-                             + prefill_request * #prefill + prefill_base ) )
+    `optsched.costs.batch` writes it out, and says what each coefficient multiplies.
 
     Parameters
     ----------
@@ -121,7 +114,7 @@ class BatchCost:
 
     @cached_property
     def array(self) -> NDArray[np.float64]:
-        """``layers`` and the coefficients in ms per layer, shape (12,), for `batch_time`."""
+        """``layers`` and the coefficients in ms per layer, for `batch_time`."""
         values = [float(self.layers)] + [float(self.coefficients.get(k, 0)) for k in COEFFICIENTS]
         array = np.array(values, dtype=np.float64)
         array.setflags(write=False)

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost
-
-UNITS = {
-    "token": "ms per token processed in the batch",
-    "base": "ms per batch",
-    "decode_kv": "ms per KV token cached before the batch, over the decode requests",
-    "decode_request": "ms per decode request",
-    "decode_base": "ms per batch that decodes",
-    "prefill_square": "ms per squared token, per prefill request",
-    "prefill_cross": "ms per token times cached KV token, per prefill request",
-    "prefill_kv": "ms per KV token cached before the batch, over the prefill requests",
-    "prefill_token": "ms per prefill token, beside `token`",
-    "prefill_request": "ms per prefill request",
-    "prefill_base": "ms per batch that prefills",
-}
 
 
 def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
@@ -37,9 +23,9 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
     if model.kv_capacity_tokens is not None:
         lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
     lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
-    for key in COEFFICIENTS:
+    for key, unit in TERMS.items():
         if key in model.coefficients:
-            lines.append(f"{key} = {_decimal(model.coefficients[key])} # {UNITS[key]}")
+            lines.append(f"{key} = {_decimal(model.coefficients[key])} # {unit}")
     if model.valid:
         lines += ["", "[valid]"]
         lines += [f"{key} = {value:.15g}" for key, value in sorted(model.valid.items())]

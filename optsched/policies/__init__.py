@@ -9,16 +9,23 @@ A file of this package defines policies with `policy`; nothing else needs editin
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import TypeVar
 
 from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
+from optsched.policies.helpers import (
+    admit,
+    decode_all,
+    evict_until_fits,
+    fits,
+    fits_to_the_end,
+    kv_after,
+)
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
+from optsched.problem.registry import Registry
 from optsched.problem.specs import (
     Parameter,
     convert_all,
@@ -31,9 +38,13 @@ from optsched.workloads.predict import check_predictor
 
 __all__ = [
     "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Runner", "Scheduler", "View", "Windows",
-    "allows", "is_clairvoyant", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
+    "admit", "allows", "decode_all", "evict_until_fits", "fits", "fits_to_the_end",
+    "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
     "runner_of",
 ]  # fmt: skip
+
+
+Make = TypeVar("Make", bound=Callable[..., Scheduler])
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class PolicyInfo:
     ----------
     name, summary : str
     make : callable
-        Builds the `Rules`, the `Windows` or the policy object from keyword parameters.
+        Builds the `Runner` or the object with ``batch(view)`` from keyword parameters.
     clairvoyant : bool
         Whether it uses output lengths: the true ones, unless the instance carries predictions.
     paper : str
@@ -69,41 +80,32 @@ class PolicyInfo:
         return parameters_of(self.make)
 
 
-_REGISTRY: dict[str, PolicyInfo] = {}
+_REGISTRY: Registry[PolicyInfo] = Registry("policy", __name__)
 
 
 def policy(
     name: str, summary: str, *, clairvoyant: bool = False, paper: str = ""
-) -> Callable[[Callable[..., Scheduler]], Callable[..., Scheduler]]:
+) -> Callable[[Make], Make]:
     """Register the decorated function as the maker of policy ``name`` (see the module's text)."""
 
-    def register(make: Callable[..., Scheduler]) -> Callable[..., Scheduler]:
-        _REGISTRY[name] = PolicyInfo(name, summary, make, clairvoyant, paper)
+    def register(make: Make) -> Make:
+        _REGISTRY.add(name, PolicyInfo(name, summary, make, clairvoyant, paper))
         return make
 
     return register
 
 
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        if module.ispkg:
-            continue  # the engine, which loads numba
-        importlib.import_module(f"{__name__}.{module.name}")
-
-
 def policies() -> dict[str, PolicyInfo]:
     """Return every registered policy by name, sorted."""
-    _discover()
-    return dict(sorted(_REGISTRY.items()))
+    return _REGISTRY.all()
 
 
 def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     """Return the policy of a specification: ``name:key=value,...`` or ``file.py:NAME:...``.
 
-    ``NAME`` is a class with ``batch(view)``, a function that returns such an object, `Rules` or
-    `Windows`, or one of these two itself. An attribute ``clairvoyant`` of the object says whether
-    it uses output lengths (`Policy`).
+    ``NAME`` is a class with ``batch(view)``, a function that returns such an object or a `Runner`
+    (`Rules`, `Windows`, or one with a loop of its own), or a `Runner` itself. An attribute
+    ``clairvoyant`` of the object says whether it uses output lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
     ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``.
@@ -115,9 +117,7 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
         that makes no policy.
     """
     name, texts = parse_spec(spec)
-    info = _from_file(name) if is_file(name) else policies().get(name)
-    if info is None:
-        raise InputError(f"policy {name!r} is unknown; known are {', '.join(policies())}")
+    info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
     predictor = _predictor(spec, texts)
     own = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     values = convert_all(own, info.parameters, f"policy {name!r}")
@@ -193,18 +193,17 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 def _from_file(name: str) -> PolicyInfo:
     """Load a user's policy: a class with ``batch(view)``, a function, or a scheduler as data."""
-    found = load_attribute(name, "policy", (Rules, Windows))
-    if isinstance(found, (Rules, Windows)):
-        return PolicyInfo(name, "a user's rules", lambda: found)
+    found = load_attribute(name, "policy", (Rules, Windows, Runner))
+    if isinstance(found, Runner):
+        guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
+        return PolicyInfo(name, "a user's rules", lambda: found, clairvoyant=guess, assumed=guess)
     summary = (inspect.getdoc(found) or "a user's policy").partition("\n")[0]
     return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
 
 
 def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
     """Check what a user's file made; return the information with what it says of itself."""
-    if isinstance(made, (Rules, Windows)):
-        return info
-    if not callable(getattr(made, "batch", None)):
+    if not isinstance(made, Runner) and not callable(getattr(made, "batch", None)):
         raise InputError(
             f"policy {spec!r}: makes {made!r:.80}; Rules, Windows, or an object with batch(view), "
             "is right"

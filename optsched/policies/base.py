@@ -120,5 +120,5 @@ class Policy(Protocol):
         """Return what the next batch processes."""
 
 
-Scheduler = Rules | Windows | Policy
-"""What can be simulated."""
+Scheduler = Runner | Policy
+"""What can be simulated: `Rules`, `Windows`, another `Runner`, or an object with ``batch``."""

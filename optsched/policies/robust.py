@@ -8,6 +8,7 @@ In rounds and, with a cost model, in seconds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from optsched.policies import policy
 from optsched.policies.base import Rules
@@ -115,10 +116,7 @@ def a_l() -> Rules:
 )
 def a_switch() -> Rules:
     """The smaller of the two bounds; l and u are the ends of the intervals' hull."""
-    narrow, wide = a_min(), a_l()
-    assert isinstance(narrow, Rules)
-    assert isinstance(wide, Rules)
-    return Rules(**(vars(narrow) | {"wide": wide, "wide_below": ALPHA_STAR}))
+    return replace(a_min(), wide=a_l(), wide_below=ALPHA_STAR)
 
 
 @policy(

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
@@ -127,11 +128,7 @@ def own_work(
     s, o = prompt.astype(np.float64), output.astype(np.float64)
     if not isinstance(cost, BatchCost):
         return s * o + o * (o + 1) / 2
-    prefill = (cost["token"] + cost["prefill_token"] + cost["prefill_square"] * s) * s
-    step = cost["token"] + cost["decode_request"]
-    read = s * (o - 1) + (o - 1) * (o - 2) / 2
-    ms = prefill + cost["prefill_request"] + step * (o - 1) + cost["decode_kv"] * read
-    return np.asarray(cost.layers * ms / 1000.0)
+    return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
 def waiting_rank(

@@ -26,6 +26,12 @@ def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
             yield import_module(info.name)
 
 
+def _maker_of(value: object) -> object:
+    """Return what tells the function that makes a value from others, or else the value itself."""
+    make = getattr(value, "make", None)
+    return (make.__module__, make.__qualname__) if make is not None else id(value)
+
+
 class Registry(Generic[T]):
     """Values by name. The modules of a package are imported when one is first asked for.
 
@@ -59,13 +65,18 @@ class Registry(Generic[T]):
     def add(self, name: str, value: T) -> T:
         """Add a value and return it.
 
+        What a decorator registers again, as a file loaded again or a notebook's cell run again
+        does, takes the place of what it registered before.
+
         Raises
         ------
         ValueError
             Another value has the name.
         """
-        if self._values.setdefault(name, value) is not value:
+        known = self._values.get(name, value)
+        if known is not value and _maker_of(known) != _maker_of(value):
             raise ValueError(f"{self._what} {name!r} exists twice")
+        self._values[name] = value
         return value
 
     def all(self) -> dict[str, T]:

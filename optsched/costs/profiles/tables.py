@@ -55,8 +55,8 @@ class Table:
     name : str
     operator : ndarray of str, shape (rows,)
         The operator that each row measures; errors are reported for each.
-    features : ndarray, shape (rows, 11)
-        What multiplies each of `optsched.costs.cost.COEFFICIENTS`.
+    features : ndarray, shape (rows, coefficients)
+        What multiplies each of `optsched.costs.batch.COEFFICIENTS`.
     measured_ms : ndarray, shape (rows,)
         Per layer, or per whole batch.
     terms : tuple of str

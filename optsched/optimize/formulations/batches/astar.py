@@ -106,7 +106,7 @@ def _tables(net: Network) -> Any:
         arcs=ints(arcs),
         limits=ints([*limits, *[_NONE] * 4]),
         node=ints(node),
-        fixed=ints([c.base, c.decode_base, c.prefill_base, _swap(net)]),
+        fixed=ints([c["base"], c["decode_base"], c["prefill_base"], _swap(net)]),
         weights=ints([w for w, _, _ in weights]),
         most=ints([rest for _, *rest in weights]),
         makespan=makespan,
@@ -132,7 +132,7 @@ def _swap(net: Network) -> int:
     if prob.chunked:
         return 0
     penalties = [c.prefill(s + k) - c.decode(s + k - 1) for s, o in net.sizes for k in range(1, o)]
-    spared = c.decode_base + (0 if prob.hybrid else c.base)
+    spared = c["decode_base"] + (0 if prob.hybrid else c["base"])
     return max(0, min(min(penalties, default=0), spared))
 
 

@@ -27,16 +27,18 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
 from optsched.optimize.formulations.batches.problem import ENDS, SPANS, UNLIMITED, Batch, Problem
-from optsched.problem.errors import UsageError
 
 _CUTS = 5
 _TERMS = {
-    "prefill_square", "prefill_cross", "prefill_kv", "prefill_token", "prefill_request",
-    "prefill_base",
+    "token", "base", "prefill_square", "prefill_cross", "prefill_kv", "prefill_token",
+    "prefill_request", "prefill_base",
+    *(name for name in COEFFICIENTS if name.startswith("decode")),
 }  # fmt: skip
+"""Coefficients that a model with chunks has. A decode's are all in `Costs.decode`."""
 
 
 class Model:
@@ -193,17 +195,15 @@ class Model:
     def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
         """Return `Costs.prefill` as an expression, term by term; all are 0 without a prefill."""
         c = self.prob.costs
-        unknown = [name for name in c.named() if name.startswith("prefill") and name not in _TERMS]
-        if unknown:
-            raise UsageError(f"method: cpsat has no term for {unknown[0]} in chunks")
-        work = (c.token + c.prefill_token) * tokens + c.prefill_request * prefills
-        for factor, other in ((c.prefill_square, tokens), (c.prefill_cross, kv)):
+        c.refuse_unknown(_TERMS, "cpsat with chunks")
+        work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
+        for factor, other in ((c["prefill_square"], tokens), (c["prefill_cross"], kv)):
             if factor:
                 product = self.model.new_int_var(0, most * most, "")
                 self.model.add_multiplication_equality(product, [tokens, other])
                 work += factor * product
-        if c.prefill_kv:
-            work += c.prefill_kv * self._if(prefills, kv, most, "")
+        if c["prefill_kv"]:
+            work += c["prefill_kv"] * self._if(prefills, kv, most, "")
         return work
 
     def _if(self, literal: Any, value: Any, most: int, name: str) -> Any:
@@ -284,9 +284,9 @@ class Model:
         most += self.batches * c.fixed(True, True)
         self.horizon = max(prob.arrival) + most
         length = [
-            c.base * self.used[j]
-            + c.decode_base * self.decodes[j]
-            + c.prefill_base * self.prefills[j]
+            c["base"] * self.used[j]
+            + c["decode_base"] * self.decodes[j]
+            + c["prefill_base"] * self.prefills[j]
             + sum(self.work[i][j] for i in self.requests)
             for j in self.steps
         ]

@@ -137,7 +137,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
     used = range(len(arcs), batches * width, width)
     rows.add(((k, 1) for k in used), lower=needed)
     rows.add(((k + 2, 1) for k in used), lower=prefills)
-    cost = [arc.work for arc in arcs] + [c.base, c.decode_base, c.prefill_base]
+    cost = [arc.work for arc in arcs] + [c["base"], c["decode_base"], c["prefill_base"]]
     high = None
     if prob.cutoff is not None:
         high = math.ceil(prob.cutoff) - 1

@@ -24,7 +24,7 @@ units of time: `Problem.level`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
@@ -55,76 +55,75 @@ _ARRIVAL_S = Fraction(1, 10**12)
 
 @dataclass(frozen=True)
 class Costs:
-    """Coefficients of a batch's time as integers; see `BatchCost` for what each multiplies.
+    """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    A new coefficient is added here, in `decode`, `prefill` or `fixed`. `cpsat` with chunks and
-    `pulp-bigm` write the coefficients out as terms and refuse those that they do not know.
+    A method that writes coefficients out as terms of its own calls `refuse_unknown`.
+
+    Parameters
+    ----------
+    values : tuple of int
+        The coefficients at their places in `BatchCost.array`, whose first entry is not used.
+    unit_s : Fraction
+        Seconds of a unit.
     """
 
-    token: int
-    base: int
-    decode_kv: int
-    decode_request: int
-    decode_base: int
-    prefill_square: int
-    prefill_cross: int
-    prefill_kv: int
-    prefill_token: int
-    prefill_request: int
-    prefill_base: int
+    values: tuple[int, ...]
     unit_s: Fraction
 
     @classmethod
     def of(cls, model: BatchCost) -> Costs:
         """Return a cost model exactly: in whole units of layers / 10^k milliseconds."""
-        parts = {name: Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS}
-        whole = math.lcm(*(part.denominator for part in parts.values()))
-        ints = {name: int(part * whole) for name, part in parts.items()}
-        common = math.gcd(*ints.values())
-        return cls(
-            **{name: value // common for name, value in ints.items()},
-            unit_s=Fraction(model.layers * common, 1000 * whole),
-        )
+        parts = [Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS]
+        whole = math.lcm(*(part.denominator for part in parts))
+        ints = [int(part * whole) for part in parts]
+        common = math.gcd(*ints)
+        values = (0, *(value // common for value in ints))
+        return cls(values, Fraction(model.layers * common, 1000 * whole))
+
+    def __getitem__(self, coefficient: str) -> int:
+        """Return a coefficient."""
+        return self.values[1 + COEFFICIENTS.index(coefficient)]
 
     def decode(self, kv: int) -> int:
         """Own work of decoding with ``kv`` tokens cached before."""
-        return self.token + self.decode_request + self.decode_kv * kv
+        return int(decode_ms(self.values, kv))
 
     def prefill(self, tokens: int, kv: int = 0) -> int:
         """Own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
-        return (
-            (self.token + self.prefill_token) * tokens
-            + self.prefill_square * tokens * tokens
-            + self.prefill_cross * tokens * kv
-            + self.prefill_kv * kv
-            + self.prefill_request
-        )
+        return int(prefill_ms(self.values, tokens, kv))
 
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
         """Less than the own work of prefilling ``tokens`` in so many batches or more.
 
-        In chunks of one token the squares shrink to the tokens.
+        In chunks of one token the squares shrink to the tokens. Other terms are left out, as
+        coefficients are not negative.
         """
-        each = self.token + self.prefill_token + self.prefill_square
-        return each * tokens + self.prefill_request * batches
+        each = self["token"] + self["prefill_token"] + self["prefill_square"]
+        return each * tokens + self["prefill_request"] * batches
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Cost of a batch whatever its requests."""
-        return self.base + self.decode_base * decodes + self.prefill_base * prefills
+        return int(fixed_ms(self.values, decodes, prefills))
 
-    def named(self) -> list[str]:
-        """Return the names of the coefficients that are not 0."""
-        return [name for name in COEFFICIENTS if getattr(self, name)]
+    def refuse_unknown(self, known: Collection[str], method: str) -> None:
+        """Refuse a coefficient for which a method has no term.
+
+        Raises
+        ------
+        UsageError
+            A coefficient that is not 0 and not among those known.
+        """
+        for name, value in zip(COEFFICIENTS, self.values[1:], strict=True):
+            if value and name not in known:
+                raise UsageError(f"method: {method} has no term for {name} of the cost model")
 
     def finer(self, factor: int) -> Costs:
         """Return the costs in a unit ``factor`` times as short."""
-        ints = {name: getattr(self, name) * factor for name in COEFFICIENTS}
-        return Costs(**ints, unit_s=self.unit_s / factor)
+        return Costs(tuple(value * factor for value in self.values), self.unit_s / factor)
 
     def coarser(self, factor: int) -> Costs:
         """Return the costs in a unit ``factor`` times as long, rounded down."""
-        ints = {name: getattr(self, name) // factor for name in COEFFICIENTS}
-        return Costs(**ints, unit_s=self.unit_s * factor)
+        return Costs(tuple(value // factor for value in self.values), self.unit_s * factor)
 
 
 class Batch(NamedTuple):

@@ -62,9 +62,9 @@ _INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 _TERMS = {
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square", "prefill_kv",
-    "prefill_token", "prefill_request", "prefill_base",
+    "prefill_token", "prefill_request", "prefill_base", "prefill_cross",
 }  # fmt: skip
-"""Coefficients that the program has: without chunks it need not know those of a prefill's KV."""
+"""Coefficients that the program knows; `prefill_cross` is 0 without chunks, and refused with."""
 
 Rows = Iterator[tuple[str, Any]]
 """Constraints with their names."""
@@ -78,14 +78,12 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
-        for name in set(prob.costs.named()) - _TERMS:
-            if name != "prefill_cross":
-                raise UsageError(f"method: pulp-bigm has no term for {name} of the cost model")
-            if prob.chunked:
-                raise UsageError(
-                    "method: pulp-bigm cannot do chunks under a cost model with prefill_cross, a "
-                    "product of two decisions; cpsat can"
-                )
+        prob.costs.refuse_unknown(_TERMS, "pulp-bigm")
+        if prob.chunked and prob.costs["prefill_cross"]:
+            raise UsageError(
+                "method: pulp-bigm cannot do chunks under a cost model with prefill_cross, a "
+                "product of two decisions; cpsat can"
+            )
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
@@ -147,15 +145,15 @@ class Program:
         c, prob = self.prob.costs, self.prob
         terms = []
         for j in self.steps:
-            terms += [c.base * self["u", j], c.decode_base * self["hd", j]]
-            terms.append(c.prefill_base * self["hp", j])
+            terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
+            terms.append(c["prefill_base"] * self["hp", j])
             for i in range(prob.n):
                 tokens, decodes, works = self["c", i, j], self["dg", i, j], self["cz", i, j]
                 terms += [
-                    (c.token + c.prefill_token) * tokens - c.prefill_token * decodes,
-                    c.decode_request * decodes + c.prefill_request * (works - decodes),
-                    c.decode_kv * self["w", i, j] + c.prefill_square * self["q", i, j],
-                    c.prefill_kv * self["z", i, j],
+                    (c["token"] + c["prefill_token"]) * tokens - c["prefill_token"] * decodes,
+                    c["decode_request"] * decodes + c["prefill_request"] * (works - decodes),
+                    c["decode_kv"] * self["w", i, j] + c["prefill_square"] * self["q", i, j],
+                    c["prefill_kv"] * self["z", i, j],
                 ]
         unit = float(c.unit_s * 1000)
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
@@ -232,13 +230,13 @@ class Program:
         s, _, top, most = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
-        if costs.decode_kv:
+        if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
-        if costs.prefill_kv and self.prob.chunked:
+        if costs["prefill_kv"] and self.prob.chunked:
             gone = 1 - prefills + self["e", i, j]
             yield "kv_prefill", self["z", i, j] >= before - top * gone
-        if not costs.prefill_square:
+        if not costs["prefill_square"]:
             return
         points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
         if len(points) > _MAX_TANGENTS:

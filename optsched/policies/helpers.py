@@ -1,0 +1,132 @@
+"""What most policies with ``batch(view)`` do: decode everybody, evict until it fits, admit some.
+
+Tokens are as in `Batch`: tokens to process, by request. No function changes what it is given. The
+policy ``fcfs`` in seconds is::
+
+    def batch(self, view: View) -> Batch:
+        tokens, evicted = evict_until_fits(view, decode_all(view))
+        line = sorted(view.waiting, key=lambda i: (view.arrival[i], i))
+        return Batch(admit(view, tokens, line, evicted), evicted)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from optsched.policies.base import View
+
+
+def decode_all(view: View) -> dict[int, int]:
+    """Return a token for every running request that decodes, in the order of ``view.running``.
+
+    Where ``max_batch_tokens`` is less than these are, the last ones pause. Requests whose prefill
+    was begun and not ended are left out; only a policy that splits prefills has any.
+    """
+    decoding = [i for i in view.running if view.decoding[i]]
+    return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)
+
+
+def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> int:
+    """Return the KV tokens that are held at the end of a batch, before any of it is freed.
+
+    Running requests hold theirs whether the batch processes them or not, unless they are evicted.
+    """
+    stay = [i for i in view.running if i not in evicted]
+    begun = sum(i not in stay for i in tokens)
+    return view.held(stay) + sum(tokens.values()) + view.kv_offset * begun
+
+
+def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> bool:
+    """Return whether a batch keeps the KV capacity, the instance's limits and its phases apart.
+
+    Parameters
+    ----------
+    view : View
+    tokens : mapping of int to int
+        Tokens to process, by request.
+    evicted : sequence of int
+        Running requests that are evicted before.
+    """
+    limits = view.limits
+    decodes = [i for i in tokens if view.decoding[i] and i not in evicted]
+    prefilled = sum(tokens.values()) - len(decodes)
+    holding = {*view.running, *tokens}.difference(set(evicted).difference(tokens))
+    return (
+        kv_after(view, tokens, evicted) <= view.kv_capacity
+        and sum(tokens.values()) <= (limits.max_batch_tokens or math.inf)
+        and prefilled <= (limits.max_prefill_tokens or math.inf)
+        and len(holding) <= (limits.max_running or math.inf)
+        and (view.hybrid or not decodes or not prefilled)
+    )
+
+
+def evict_until_fits(
+    view: View, tokens: Mapping[int, int], order: Iterable[int] | None = None
+) -> tuple[dict[int, int], list[int]]:
+    """Return the batch without those that must be evicted for its KV, and these.
+
+    Parameters
+    ----------
+    view : View
+    tokens : mapping of int to int
+        Tokens to process, by request.
+    order : iterable of int, optional
+        Running requests that may be evicted, the last first; default: ``view.running``, so that
+        the latest arrival goes first.
+
+    Returns
+    -------
+    tokens : dict of int to int
+    evicted : list of int
+        In the order of eviction.
+    """
+    left = list(view.running if order is None else order)
+    kept, evicted = dict(tokens), list[int]()
+    while left and kv_after(view, kept, evicted) > view.kv_capacity:
+        evicted.append(left.pop())
+        kept.pop(evicted[-1], None)
+    return kept, evicted
+
+
+def admit(
+    view: View, tokens: Mapping[int, int], line: Iterable[int], evicted: Sequence[int] = ()
+) -> dict[int, int]:
+    """Return the batch with whole prefills of those in line, up to the first that does not fit.
+
+    Parameters
+    ----------
+    view : View
+    tokens : mapping of int to int
+        Tokens to process, by request.
+    line : iterable of int
+        Waiting requests, the first first: ``view.waiting``, or sorted.
+    evicted : sequence of int
+        Running requests that are evicted before.
+    """
+    joined = dict(tokens)
+    for i in line:
+        if not fits(view, {**joined, i: view.rest(i)}, evicted):
+            break
+        joined[i] = view.rest(i)
+    return joined
+
+
+def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
+    """Return whether KV stays within capacity until all of them are done, one token a batch.
+
+    KV is largest in the batches in which a request produces its last token, so only these are
+    looked at, by ``view.remaining`` (Jaillet et al. 2025, inequality (5)).
+
+    Parameters
+    ----------
+    view : View
+    requests : iterable of int
+        Those that would run, running or waiting, from this batch on.
+    """
+    left = {i: math.ceil(view.remaining[i]) for i in requests}
+    size = {i: view.rest(i) + int(view.cached[i]) - 1 + view.kv_offset for i in left}
+    return all(
+        sum(size[i] + batch for i in left if left[i] >= batch) <= view.kv_capacity
+        for batch in set(left.values())
+    )
