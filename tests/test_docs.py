@@ -47,9 +47,7 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 result = CliRunner().invoke(app, words)
                 assert result.exit_code == status, (words, result.stdout, result.stderr)
                 line = missing_line(printed, result.output)
-                assert line is None, (
-                    f"{name(page)} shows {line!r}; {words} printed\n{result.output}"
-                )
+                assert line is None, f"{name(page)} shows {line!r}; found\n{result.output}"
 
 
 def test_the_readme_has_blocks_of_both_kinds() -> None:

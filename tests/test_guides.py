@@ -79,7 +79,7 @@ def test_a_guide_can_be_followed(page: Path, tmp_path: Path) -> None:
                 cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
             )  # fmt: skip
             output = result.stdout + result.stderr
-            assert result.returncode == status, (program, words, output)
+            assert result.returncode == status, f"{program} {words} printed\n{output}"
             line = missing_line(printed, output)
             assert line is None, f"{name(page)} shows {line!r}; {words} printed\n{output}"
             ran.append(" ".join([program, *words[:2]]))
