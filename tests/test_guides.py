@@ -38,15 +38,17 @@ def changed(text: str, change: str) -> str:
     ValueError
         What the change takes away or keeps does not stand there, or stands there twice.
     """
+    lines = text.splitlines()
     for place in re.split(r"^@@.*\n", change, flags=re.MULTILINE):
-        lines = [(line[:1] or " ", line[1:]) for line in place.splitlines()]
-        before = "\n" + "".join(f"{line}\n" for mark, line in lines if mark in " -")
-        after = "\n" + "".join(f"{line}\n" for mark, line in lines if mark in " +")
-        found = ("\n" + text).count(before)
-        if found != 1:
-            raise ValueError(f"found {found} times; expected once:{before}")
-        text = ("\n" + text).replace(before, after)[1:]
-    return text
+        marked = [(line[:1] or " ", line[1:]) for line in place.splitlines()]
+        before = [line for mark, line in marked if mark in " -"]
+        after = [line for mark, line in marked if mark in " +"]
+        size = len(before)
+        found = [k for k in range(len(lines)) if lines[k : k + size] == before]
+        if len(found) != 1:
+            raise ValueError("\n".join([f"found {len(found)} times; expected once:", *before]))
+        lines[found[0] : found[0] + size] = after
+    return "\n".join(lines) + "\n"
 
 
 def write(block: Block, folder: Path) -> None:
