@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 
-.PHONY: demo docs notebooks test test-slow bench check clean
+.PHONY: demo docs notebooks test test-slow bench check clean recompile
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
@@ -35,6 +35,10 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
+
+# numba does not notice that a compiled function in another file has changed.
+recompile:
+	find optsched tests \( -name '*.nbi' -o -name '*.nbc' \) -delete
 
 clean:
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache build dist

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+OBJECTIVES = ("tel", "makespan")
+
 
 def brute_force_tel(instance) -> tuple[int, list[int]]:
-    """Return the least total latency of an instance in rounds and starts that reach it.
+    """Return the least total latency of an instance in rounds and starts that reach it."""
+    return brute_force(instance, "tel")
+
+
+def brute_force(instance, objective: str) -> tuple[int, list[int]]:
+    """Return the least value of an objective of `OBJECTIVES` and starts that reach it.
 
     Every start of every request from its arrival up to max(arrival) + sum(outputs) is tried, in
-    order of index, dropping a partial choice once a round breaks a rule or the latencies so far
-    plus the outputs still to come reach the best known.
+    order of index, dropping a partial choice once a round breaks a rule or the value so far (for
+    the total latency with the outputs still to come) reaches the best known.
     """
     arrival = [int(v) for v in instance.arrival]
     prompt = [int(v) for v in instance.prompt_tokens]
@@ -25,7 +32,13 @@ def brute_force_tel(instance) -> tuple[int, list[int]]:
     prefills = [0] * (end + 2)
     prefill_tokens = [0] * (end + 2)
     starts = [0] * n
-    best: list = [sum(output) * n + sum(end - a for a in arrival) + 1, []]
+    best: list = [sum(output) * n + sum(end - a for a in arrival) + max(arrival) + 1, []]
+
+    def value(i: int, start: int, so_far: int) -> int:
+        """Return the objective of requests 0..i, of which the last starts now."""
+        if objective == "tel":
+            return so_far + start + output[i] - arrival[i]
+        return max(so_far, start + output[i])  # the makespan
 
     def change(i: int, start: int, sign: int) -> None:
         for j in range(1, output[i] + 1):
@@ -55,8 +68,9 @@ def brute_force_tel(instance) -> tuple[int, list[int]]:
         return True
 
     def choices(i: int, so_far: int) -> Iterator[int]:
+        to_come = sum(output[i + 1 :]) if objective == "tel" else 0
         for start in range(arrival[i], end - output[i] + 1):
-            if so_far + start + output[i] - arrival[i] + sum(output[i + 1 :]) >= best[0]:
+            if value(i, start, so_far) + to_come >= best[0]:
                 return
             yield start
 
@@ -68,7 +82,7 @@ def brute_force_tel(instance) -> tuple[int, list[int]]:
             change(i, start, 1)
             if allowed(i, start):
                 starts[i] = start
-                search(i + 1, so_far + start + output[i] - arrival[i])
+                search(i + 1, value(i, start, so_far))
             change(i, start, -1)
 
     search(0, 0)

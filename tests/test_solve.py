@@ -21,6 +21,7 @@ from optsched.optimize.formulations import (
     Formulation,
     Method,
     Task,
+    automatic,
     check_method,
     demands,
     get,
@@ -438,6 +439,18 @@ def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
         assert "highs" in package.get("hindsight").methods
     finally:
         package._registry.cache_clear()
+
+
+def test_auto_takes_a_method_that_can_where_the_usual_choice_cannot():
+    usual, able = (Method(name, None, (name,)) for name in ("tel", "makespan"))
+    model = Formulation(
+        "toy", "", "round", "tel", {"usual": usual, "able": able}, choose=lambda task: "usual"
+    )
+    instance = Instance([0], [1], [1], kv_capacity=2)
+    assert automatic(model, Task(instance, objective=("tel",))) == "usual"
+    assert automatic(model, Task(instance, objective=("makespan",))) == "able"
+    # Where none can, the usual one says why.
+    assert automatic(model, Task(instance, objective=("tps",))) == "usual"
 
 
 def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> None:

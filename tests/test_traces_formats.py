@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -317,13 +318,14 @@ def test_only_named_columns_take_names_and_units(tmp_path, format):
     refused(words, format, tmp_path / "any", columns=COLUMNS)
 
 
-def test_every_format_of_the_contract_is_there():
-    shown = " ".join(CliRunner().invoke(app, ("import", "--help")).stdout.split())
-    assert ", ".join(trace_formats()) in shown
-    assert list(trace_formats()) == [
-        "azure", "burstgpt", "csv", "lmsys", "mooncake", "sharegpt", "vidur", "vllm"
-    ]  # fmt: skip
-    assert all(trace_formats().values())
+def test_every_format_has_a_line_and_stands_in_the_help_and_in_the_documentation():
+    formats = trace_formats()
+    shown = CliRunner().invoke(app, ("import", "--help")).stdout
+    assert ", ".join(formats) in re.sub(r"[\s│|]+", " ", shown)
+    text = (Path(__file__).resolve().parent.parent / "docs" / "traces.md").read_text("utf-8")
+    table = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| ["))
+    assert sorted(re.findall(r"`(\w+)`", table)) == list(formats)
+    assert all(formats.values())
 
 
 def test_the_mooncake_conversations():

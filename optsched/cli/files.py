@@ -6,7 +6,9 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer.core import TyperArgument, TyperCommand
 
 from optsched.cli.options import (
     CostModelName,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 Out = Annotated[str | None, option("-o --out", "FILE", "Default: standard output.")]
 GENERATORS = "jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed, infermax-mix."
-TRACES = "azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur, vllm."
 
 
 def generate(
@@ -48,8 +49,21 @@ def generate(
     _write(instance, out)
 
 
+class ImportCommand(TyperCommand):
+    """The command ``import``, whose help lists the formats that the registry finds."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; only now are the formats loaded."""
+        from optsched.workloads.traces import trace_formats
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
+                parameter.help = f"{', '.join(trace_formats())}."
+        super().format_help(ctx, formatter)
+
+
 def import_trace(
-    format_name: Annotated[str, argument("FORMAT", TRACES)],
+    format_name: Annotated[str, argument("FORMAT", "")],
     file: Annotated[str, argument("FILE", "The trace.")],
     offset: Annotated[int, option("--offset", "N", "Rows to skip.", callback=at_least_0)] = 0,
     limit: Annotated[

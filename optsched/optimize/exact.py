@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import float_noise
-from optsched.optimize.formulations import Answer, Formulation, Method, Task, check_method, get
+from optsched.optimize.formulations import (
+    Answer,
+    Formulation,
+    Method,
+    Task,
+    automatic,
+    check_method,
+    get,
+)
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
 from optsched.problem.budget import Budget
@@ -72,7 +80,7 @@ def choose(
     goals = model.default_objective if objective is None else objective
     objectives = parse_objectives(goals, known, f"formulation {model.name}")
     task = Task(instance, cost, objectives, extras or {})
-    name = model.choose(task) if method == "auto" else method
+    name = automatic(model, task) if method == "auto" else method
     return Exact(model, name, check_method(model, name, task), task)
 
 

@@ -19,6 +19,7 @@ from optsched.optimize.formulations.base import (
     Formulation,
     Method,
     Task,
+    automatic,
     check_method,
     demands,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Formulation",
     "Method",
     "Task",
+    "automatic",
     "check_method",
     "demands",
     "formulations",

@@ -151,6 +151,20 @@ def demands(instance: Instance) -> frozenset[str]:
     return frozenset(wanted)
 
 
+def automatic(formulation: Formulation, task: Task) -> str:
+    """Return the method that ``auto`` stands for: the formulation's choice, or one that can.
+
+    A formulation chooses by size among the methods for its usual objectives. Where its choice
+    cannot do the task, as with an objective that was added later, the first that can is taken.
+    """
+    chosen = formulation.choose(task)
+    methods = formulation.methods
+    if not _lacks(formulation, methods[chosen], task):
+        return chosen
+    able = (name for name in sorted(methods) if not _lacks(formulation, methods[name], task))
+    return next(able, chosen)
+
+
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:
     """Return the method if it can do the task.
 
