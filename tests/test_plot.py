@@ -191,7 +191,7 @@ def test_tpot_in_seconds_is_in_milliseconds_per_token() -> None:
     (line,) = ax.get_lines()
     assert line.get_xdata()[-1] == pytest.approx(1000 * np.nanmax(found.evaluation.tpot))
     assert len(line.get_xdata()) <= 2001
-    with pytest.raises(ValueError, match="one of latency, ttft, tpot is right"):
+    with pytest.raises(ValueError, match="expected one of latency, ttft, tpot"):
         plot.plot_distribution({}, "speed", ax=new_axes())
 
 
@@ -346,7 +346,7 @@ def test_a_wrong_kind_or_file_is_one_line(
 
 def test_an_unknown_suffix_is_an_error_before_work(folder: Path) -> None:
     text = run("plot", folder / "best.json", "-o", folder / "x.gif", status=2)
-    assert "a name ending in .png, .svg, .pdf is right" in text
+    assert "expected a name ending in .png, .svg, .pdf" in text
 
 
 def test_a_schedule_of_an_unknown_instance_asks_for_it(tmp_path: Path) -> None:
