@@ -597,9 +597,9 @@ def test_the_command_names_failed_trials(
     assert command(*words, "--in-process") == 1
     assert "no trial succeeded: RuntimeError" in capsys.readouterr().err
     assert command(*words, "--memory-limit", "much") == 2
-    assert "--memory-limit: 'much'; an amount" in capsys.readouterr().err
+    assert "--memory-limit: found 'much'; expected an amount" in capsys.readouterr().err
     assert command(*words, "--memory-limit", "1GiB", "--in-process") == 2
-    assert "--isolate is right" in capsys.readouterr().err
+    assert "expected --isolate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

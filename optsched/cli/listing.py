@@ -1,4 +1,4 @@
-"""What there is to choose from: policies, formulations, methods, models and schemas."""
+"""The commands that list policies, formulations, methods and models, and print schemas."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def policies() -> None:
         rows.append((name, lengths, info.summary, parameters, info.paper))
     headers = ("policy", "lengths", "summary", "parameters", "source")
     show_table(headers, rows, text_columns=range(5))
-    print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
+    print("\nclairvoyant: uses true output lengths unless the instance has predictions")
     print("my_policy.py:Class runs a policy of your own")
 
 
 def formulations() -> None:
-    """List the mathematical models."""
+    """List the formulations: mathematical models of scheduling."""
     from optsched.optimize.formulations import formulations as registry
 
     rows = [(name, f.time_unit, f.summary) for name, f in sorted(registry().items())]
@@ -36,7 +36,7 @@ def formulations() -> None:
 
 
 def methods() -> None:
-    """List the ways to solve each formulation."""
+    """List the methods that solve each formulation."""
     from optsched.optimize.formulations import formulations as registry
 
     rows = []
@@ -63,7 +63,8 @@ def models() -> None:
 
 def schema(
     name: Annotated[
-        str, argument("NAME", "instance, schedule, result, comparison or certificate.")
+        str,
+        argument("NAME", "The format: instance, schedule, result, comparison or certificate."),
     ],
 ) -> None:
     """Print the JSON Schema of a file format."""
