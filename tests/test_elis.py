@@ -130,7 +130,7 @@ def test_stretching_keeps_the_pattern_and_sets_the_rate() -> None:
     assert moved.arrival.tolist() == pytest.approx([2, 4, 10])  # 3 requests in 10 s
     with pytest.raises(InputError, match="found only 0"):
         at_rate(seconds([0, 0], [1, 1], [1, 1]), 1.0)
-    with pytest.raises(InputError, match="expected .second."):
+    with pytest.raises(InputError, match=r"expected .second."):
         at_rate(Instance([1], [1], [1], 10), 1.0)
     for rate in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(InputError, match="rate: "):
