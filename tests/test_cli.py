@@ -269,7 +269,7 @@ def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> No
     words = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs")
     assert (words.exit_code, words.stderr) == (3, "")
     assert words.stdout.count("none exists") == 1
-    assert "together" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
+    assert "expected both" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
 
 
 def test_bound_is_below_the_optimum(run, instance: Path) -> None:

@@ -369,7 +369,7 @@ def test_the_command_line_lists_and_fetches(server: Server, cache: Path, tmp_pat
     listed = run("list")
     assert listed.exit_code == 0
     assert re.search(rf"^{NAME} .* no$", listed.stdout, re.MULTILINE)
-    assert "burstgpt-1: its sha256 is as others report it" in listed.stdout
+    assert "burstgpt-1: its sha256 is one that others report" in listed.stdout
     fetched = run("fetch", NAME)
     assert (fetched.exit_code, fetched.stdout) == (0, f"{cache / FILE}\n")
     assert fetched.stderr == "CC-BY-4.0; cite Patel et al., Splitwise, ISCA 2024; format azure\n"

@@ -174,7 +174,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             f"{comparison.best_known_origin}"
         )
     if comparison.predictor == "oracle":
-        print("predictor: oracle (the instance has no predictions)")
+        print("predictor: oracle (the instance carries no predictions)")
     for row in comparison.rows:
         for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
             print(f"{row.policy}: {note}")

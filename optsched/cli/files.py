@@ -37,7 +37,7 @@ GENERATORS = (
     "The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed or "
     "infermax-mix."
 )
-TRACES = "The format: azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur or vllm."
+TRACES = "The format, one of azure, burstgpt, csv, lmsys, mooncake, sharegpt, vidur, vllm."
 
 
 def generate(

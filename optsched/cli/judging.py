@@ -80,7 +80,7 @@ def simulate(
     if info.predictor is not None:
         print(f"\npredictor: {info.predictor} (the policy's own)")
     elif not instance.has_predictions:
-        print("\npredictor: oracle (the instance has no predictions)")
+        print("\npredictor: oracle (the instance carries no predictions)")
     note = lengths_note(made, info, instance)
     if note is not None:
         print(f"{policy} {note}")

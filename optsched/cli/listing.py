@@ -23,7 +23,7 @@ def policies() -> None:
         rows.append((name, lengths, info.summary, parameters, info.paper))
     headers = ("policy", "lengths", "summary", "parameters", "source")
     show_table(headers, rows, text_columns=range(5))
-    print("\nclairvoyant: uses true output lengths unless the instance has predictions")
+    print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
     print("my_policy.py:Class runs a policy of your own")
 
 
