@@ -326,11 +326,15 @@ def test_every_format_has_its_pictures(folder: Path, source: str, kind: str | No
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("best.json", ["--kind", "progress"], "for a schedule; expected one of gantt, states, kv, batches"),
+        ("best.json", ["--kind", "progress"], "for a schedule; expected one of gantt, states, kv"),
         ("result.json", ["--kind", "x"], "for this result; expected one of progress, gantt"),
-        ("comparison.json", ["--kind", "kv"], "for a comparison; expected one of policies, latency"),
+        (
+            "comparison.json",
+            ["--kind", "kv"],
+            "for a comparison; expected one of policies, latency",
+        ),
         ("certificate.json", ["--kind", "kv"], "for a certificate; expected one of prices"),
-        ("csp", ["--kind", "kv"], "for experiment infermax-csp; expected one of makespan"),
+        ("csp", ["--kind", "kv"], "experiment infermax-csp; expected one of makespan"),
         ("all", [], "results.sqlite"),
         ("nothing.json", [], "no such file"),
         ("best.json", ["--instance", "tiny-seconds"], "that instance is right"),
