@@ -17,12 +17,13 @@
 # # When should a request be evicted?
 #
 # A server admits requests while their KV fits. KV grows with every token, and at some point does
-# not fit any more. Then somebody is *evicted*: its KV is dropped, and its prompt with all tokens
+# not fit any more. Then a request is *evicted*: its KV is dropped, and its prompt with all tokens
 # produced so far is prefilled again later. Is that a failure, to be avoided by reserving memory, or
 # a tool?
 #
-# *The Effect of Scheduling and Preemption on the Efficiency of LLM Inference Serving* (InferMax,
-# 003) asks an optimizer. So do we, with proofs, and then look at what the answer depends on.
+# Kim et al. ask an optimizer (*The Effect of Scheduling and Preemption on the Efficiency of LLM
+# Inference Serving*, 2024, which introduces InferMax). We do the same with proofs, and then look at
+# what the answer depends on.
 
 # %%
 import warnings
@@ -37,10 +38,10 @@ warnings.filterwarnings("ignore", message="cost model .* is used outside its ran
 # %% [markdown]
 # ## Four requests, proved
 #
-# The paper's case: four equal requests of I prompt and 4 output tokens, all at once, and memory for
-# two of them, or for one that has grown. Batches take as long as the published coefficients for an
-# A100 say. The optimal order of batches, evictions included, comes from an exact search over
-# states.
+# The paper's case has four equal requests of I prompt tokens and 4 output tokens, which arrive
+# together. Memory suffices for the prompts of two requests, or for one request until its end. The
+# published coefficients for an A100 say how long batches take. An exact search over states finds
+# the optimal order of batches, evictions included.
 
 # %%
 paper = "llama2-7b-a100-infermax-paper"
@@ -77,14 +78,14 @@ for column, (title, result) in zip(
     column[0].set_title(title)
 
 # %% [markdown]
-# With 16 tokens of prompt, the optimum evicts twice. The reason is in the cost of a batch: it has a
-# fixed part, paid whether one request decodes or four. Evicting somebody lets another prompt in, so
-# that more requests share each batch; the price is the refill.
+# With 16 tokens of prompt, the optimum evicts twice. The reason is the cost of a batch. It has a
+# fixed part, whether one request decodes or four. Evicting a request lets another prompt in, so
+# that more requests share each batch. The price is the refill.
 #
 # ## Where it stops paying
 #
-# The refill grows with I, faster than linearly. The gain, fewer batches, does not. So there is a
-# crossover:
+# The cost of a refill grows with I, faster than linearly. The gain, which is fewer batches, does
+# not grow. So there is a crossover:
 
 # %%
 prompts = (1, 4, 16, 32, 64, 128, 512)
@@ -109,8 +110,8 @@ ax.set_xscale("log", base=2);
 
 # %% [markdown]
 # Evicting saves a quarter of the time at I = 1 and nothing from I = 64 on. The paper puts the
-# crossover at 128. With its own coefficients it can be computed by hand: recomputing a request of I
-# + 1 tokens must cost less than one more decode batch,
+# crossover at 128. With the paper's own coefficients it can be computed by hand. Recomputing a
+# request of I + 1 tokens must cost less than one more decode batch:
 #
 # $$(\text{token} - \text{decode kv})\, I + \text{prefill square}\,(I + 1)^2
 # < \text{base} + \text{decode base}$$
@@ -134,9 +135,10 @@ assert [row["evictions"] > 0 for row in rows] == [prompt <= crossover for prompt
 # %% [markdown]
 # ## What the answer depends on
 #
-# On the fixed part of a batch, and there the published coefficients are doubtful: 0.065 ms a layer,
-# where the weights of a layer alone take 0.2 ms to read, and no profile shows a layer below 0.28
-# ms. With a model fitted to the public profiles evicting pays for longer prompts:
+# The answer depends on the fixed part of a batch, and there the published coefficients are
+# doubtful. They say 0.065 ms per layer. But reading the weights of a layer alone takes 0.2 ms, and
+# no profile shows a layer below 0.28 ms. With a model fitted to the public profiles, evicting pays
+# for longer prompts:
 
 # %%
 measured = "llama2-7b-a100-vidur-fit"
@@ -150,10 +152,10 @@ for prompt in (64, 128):
 # %% [markdown]
 # ## A server's worth of requests
 #
-# An optimum of 512 requests is out of reach, but schedulers are quick to run. vLLM as it is evicts
-# the latest arrival when memory is short; its eviction-free variant admits a request only if
-# everybody's peak fits. 512 requests of 32 + 32 tokens, with memory from a hundred tokens to a
-# hundred thousand:
+# The optimum for 512 requests is out of reach, but schedulers are quick to run. vLLM evicts the
+# latest arrival when memory is short. Its eviction-free variant admits a request only if the peaks
+# of all requests fit. We run both on 512 requests of 32 + 32 tokens, with memory from a hundred
+# tokens to a hundred thousand:
 
 # %%
 policies = {"evicting": "vllm", "eviction-free": "vllm:eviction_free=true"}
@@ -190,10 +192,11 @@ ax.set(xlabel="KV capacity [tokens]", ylabel="tokens per second, eviction-free o
 ax.set_xscale("log");
 
 # %% [markdown]
-# Three regimes. With memory for a handful of requests, reserving leaves most of it empty most of
-# the time, and evicting wins. With memory for dozens, evictions come in hundreds, each a prefill
-# for nothing, and reserving wins by up to half. With memory for all there is nothing to decide.
-# Where the regimes meet depends, again, on the fixed part of a batch.
+# There are three regimes. With memory for a handful of requests, reserving leaves most of it empty
+# most of the time, and evicting wins. With memory for dozens of requests, there are hundreds of
+# evictions, each of which wastes a prefill, and reserving wins by up to half. With memory for all
+# requests there is nothing to decide. Where the regimes meet depends, again, on the fixed part of a
+# batch.
 
 # %%
 ratio = {
@@ -210,7 +213,7 @@ for model in (paper, measured):
 # %% [markdown]
 # ## What is best for those who wait
 #
-# Throughput is one thing. Reserving makes requests wait for their first token, and spares them
+# Throughput is not everything. Reserving makes requests wait for their first token, and spares them
 # pauses afterwards:
 
 # %%
@@ -226,6 +229,7 @@ for name, spec in policies.items():
     )
 
 # %% [markdown]
-# So when should a request be evicted? When refilling it costs less than the batches that its memory
-# saves: short inputs, little memory, a large fixed cost per batch. A scheduler could compute that
-# from its own cost model, one comparison per eviction. None of the published ones does.
+# So when should a request be evicted? It should if refilling it costs less than the batches that
+# its memory saves. That is the case for short inputs, little memory and a large fixed cost per
+# batch. A scheduler could compute this from its own cost model, by one comparison per eviction.
+# None of the published schedulers does.

@@ -21,8 +21,8 @@
 # *scheduler* decides which. Schedulers are compared with each other all the time. This notebook
 # asks the other question: **how good could the schedule have been?**
 #
-# It takes eight requests from a table to a proved optimum, sees where a scheduler loses, writes one
-# of its own, and ends with milliseconds on a GPU.
+# It takes eight requests from a table to a proved optimum. Then it shows where a scheduler loses
+# time, writes a new scheduler, and ends with seconds on a GPU.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,10 +33,10 @@ from optsched.show.plot import plot_comparison, plot_gantt, plot_kv
 # %% [markdown]
 # ## Eight requests
 #
-# Instances are columns. Here time passes in **rounds**: a batch takes one round and gives every
-# request in it one token. While it runs, a request holds its prompt and all tokens that it has
-# produced, so it grows by one token a round and frees everything when it completes. There is room
-# for 30 tokens.
+# An instance is a table of columns. Here time passes in **rounds**: a batch takes one round and
+# gives every request in it one token. While a request runs, it holds its prompt and all tokens that
+# it has produced. So it grows by one token per round, and frees all its memory when it completes.
+# There is room for 30 tokens.
 
 # %%
 instance = optsched.Instance(
@@ -51,10 +51,10 @@ instance
 # %% [markdown]
 # ## A scheduler at work
 #
-# MC-SF (Jaillet et al.) goes through the waiting requests from the shortest output to the longest,
-# and starts those that fit *until they complete*. `simulate` runs it; it returns decisions only.
-# Times and memory come from `evaluate`, the judge, which replays every batch and checks every
-# limit.
+# MC-SF (Jaillet et al. 2025) goes through the waiting requests from the shortest output to the
+# longest, and starts those that fit *until they complete*. `simulate` runs it, and returns its
+# decisions. Times and memory come from `evaluate`, the judge, which replays every batch and checks
+# every limit.
 
 # %%
 schedule = optsched.simulate(instance, "mc-sf")
@@ -66,8 +66,8 @@ print("total latency:", greedy.metrics["tel"], "rounds; largest KV:", greedy.met
 assert greedy.metrics["tel"] == 73
 
 # %% [markdown]
-# Total latency, the sum over requests from arrival to last token, is what we compare. A picture of
-# the schedule, a row per request, and of the memory it fills:
+# We compare total latency: the time from arrival to last token, summed over requests. The figure
+# shows the schedule, with a row for each request, and the memory that it fills:
 
 # %%
 line = optsched.timeline(instance, schedule)
@@ -78,8 +78,8 @@ plot_kv(line, ax=bottom);
 # %% [markdown]
 # ## The best there is
 #
-# `solve` finds the optimum *in hindsight*: all arrivals and lengths known. No scheduler needs to
-# reach it, but none can beat it, and that is proved.
+# `solve` finds the optimum *in hindsight*, when all arrivals and lengths are known. A scheduler may
+# be unable to reach it, but none can beat it, and that is proved.
 
 # %%
 best = optsched.solve(instance)
@@ -93,9 +93,9 @@ plot_gantt(line, ax=top)
 plot_kv(line, ax=bottom);
 
 # %% [markdown]
-# Request 0 was first to arrive and is the last to start, in round 13. It is the largest: while it
-# ran, nearly everybody else would wait for its memory. It is served 13 rounds late, and most of the
-# other seven do not wait at all.
+# Request 0 is the first to arrive and the last to start, in round 13. It is the largest request:
+# while it ran, nearly all others would have to wait for its memory. It waits for 13 rounds, and
+# most of the other seven requests do not wait at all.
 
 # %%
 assert best.schedule.starts[0] == 13
@@ -105,9 +105,9 @@ assert best.objective == 67
 # %% [markdown]
 # ## Schedulers side by side
 #
-# `compare` runs any number of them beside the optimum. Ratios are to the best schedule known and to
-# the bound; with a proved optimum they are equal. vLLM's schedule pauses running requests, which
-# the round model's optimum may not do, so it gets no ratio.
+# `compare` runs any number of schedulers and compares them with the optimum. Ratios are to the best
+# schedule known and to the bound. With a proved optimum they are equal. vLLM's schedule pauses
+# running requests, which schedules of the round model may not do. So it gets no ratio.
 
 # %%
 comparison = optsched.compare(instance, ["mc-sf", "mc-benchmark", "sarathi", "vllm"])
@@ -122,8 +122,8 @@ plot_comparison(
 );
 
 # %% [markdown]
-# MC-SF is 9 % off, and MC-Benchmark, which takes requests in order of arrival, 25 %. For different
-# reasons:
+# MC-SF is 9 % off the optimum. MC-Benchmark, which takes requests in order of arrival, is 25 % off.
+# The reasons differ:
 
 # %%
 from optsched.analysis.ratio import gap_breakdown
@@ -135,14 +135,14 @@ assert gap_breakdown(instance, "mc-sf").parts()["foresight"] == 73 - 67
 assert gap_breakdown(instance, "mc-benchmark").parts()["order"] == 84 - 67
 
 # %% [markdown]
-# MC-SF's 6 rounds are *foresight*: its order is right, it only could not know who would come.
-# MC-Benchmark's 17 are its *order*; knowing the future would not help it. So the first is the price
-# of being online, and the second is a mistake.
+# MC-SF loses 6 rounds for lack of *foresight*: its order is right, but it cannot know which
+# requests will come. MC-Benchmark loses 17 rounds by its *order*, and knowing the future would not
+# help it. So the first loss is the price of being online, and the second is a mistake.
 #
 # ## A proof that one can hand over
 #
-# "None is better" is a claim about all schedules. A certificate holds what an independent checker
-# needs to confirm it in exact integers, without any solver.
+# "No schedule is better" is a claim about all schedules. A certificate has all that an independent
+# checker needs to confirm the claim in exact integers, without any solver.
 
 # %%
 from optsched.bounds.certificate import verify_certificate
@@ -154,8 +154,8 @@ print("the checker confirms:", verify_certificate(instance, proved.certificate))
 # %% [markdown]
 # ## A scheduler of one's own
 #
-# A policy sees what a server sees before each batch, and answers whom to run. This one is MC-SF
-# with a conscience: whoever has waited for six rounds goes first.
+# Before each batch a policy sees what a server sees, and answers which requests to run. This policy
+# is MC-SF with one more rule: a request that has waited for six rounds goes first.
 
 # %%
 from optsched.policies import fits_to_the_end
@@ -185,14 +185,15 @@ for name, judged in (("mc-sf", greedy), ("mine", mine)):
 assert 67 <= mine.metrics["tel"] < greedy.metrics["tel"]
 
 # %% [markdown]
-# On these eight requests it is better on both counts; one example proves nothing, and the notebook
-# `gap` looks at many. The judge would have stopped it, with the batch and the request, if it had
-# broken a limit.
+# On these eight requests the new policy is better in both. One example proves nothing, and the
+# notebook `gap` looks at many. If the policy had broken a limit, the judge would have stopped it
+# with an error that names the batch and the request.
 #
 # ## Seconds
 #
-# On a GPU a batch takes as long as it takes. A cost model, fitted to published profiles of an A100,
-# says how long. Schedulers then do what servers do: hybrid batches, chunked prefills, evictions.
+# On a GPU, batches differ in how long they take. A cost model, fitted to published profiles of an
+# A100, says how long. Schedulers then do what servers do: hybrid batches, chunked prefills and
+# evictions.
 
 # %%
 gpu = "llama2-7b-a100-infermax"
@@ -211,8 +212,8 @@ evaluations = {row.policy: optsched.evaluate(chat, row.schedule, gpu) for row in
 plot_distribution(evaluations, "latency");
 
 # %% [markdown]
-# Here the optimum is not proved, so the truth lies in an interval: each scheduler is between
-# `ratio_to_best_known` and `ratio_to_bound` times the optimum.
+# Here the optimum is not proved, so that ratios are intervals. The total latency of each scheduler
+# is between `ratio_to_best_known` and `ratio_to_bound` times the optimum.
 
 # %%
 for row in served.rows:
@@ -224,5 +225,5 @@ for row in served.rows:
 #
 # - `gap`: where does the gap come from, over many instances?
 # - `eviction`: when should a request be evicted?
-# - `unknown_lengths`: and when nobody knows how long an answer will be?
-# - `price_of_memory`: your trace, your GPU.
+# - `unknown_lengths`: what can be done when the lengths of answers are not known?
+# - `price_of_memory`: what is memory worth for your trace on your GPU?

@@ -16,10 +16,11 @@
 # %% [markdown]
 # # Where does the gap come from?
 #
-# Jaillet et al. (*Online Scheduling for LLM Inference with KV Cache Constraints*, 002) propose
-# MC-SF: shortest output first, as long as memory suffices to the end. They report that on synthetic
-# instances of about 50 requests its total latency is 1.005 times the optimum when all requests come
-# at once, with 114 of 200 instances optimal, and 1.047 times with Poisson arrivals.
+# Jaillet et al. (*Online Scheduling for LLM Inference with KV Cache Constraints*, 2025) propose
+# MC-SF. It starts the request with the shortest output first, as long as the memory suffices until
+# all running requests have ended. They report its total latency on synthetic instances of about 50
+# requests. It is 1.005 times the optimum when all requests come at once, with 114 of 200 instances
+# optimal. With Poisson arrivals it is 1.047 times the optimum.
 #
 # We draw instances as the paper describes, measure the same ratio with **certified** optima, and
 # then ask what the remaining distance consists of.
@@ -36,7 +37,7 @@ from optsched.show.plot import plot_ratios
 # ## Small instances, exact ratios
 #
 # A dozen requests are solved to proved optimality in well under a second. Prompts are 1 to 5
-# tokens, outputs as long as memory allows, M between 30 and 50.
+# tokens, outputs are as long as memory allows, and M is between 30 and 50.
 
 # %%
 at_once = [optsched.generate("jaillet-model-1", seed=seed, n=12) for seed in range(10)]
@@ -51,7 +52,7 @@ print("Poisson arrivals\n" + second.table())
 # %%
 ratios = [row.low for row in first.rows if row.policy == "mc-sf"]
 assert all(row.low == row.high for row in first.rows)  # every optimum is proved
-plot_ratios(ratios, published={"002: mean": 1.005});
+plot_ratios(ratios, published={"Jaillet et al. 2025: mean": 1.005});
 
 # %% [markdown]
 # MC-SF is not within half a percent of the optimum here, and hardly ever optimal. Smaller instances
@@ -64,10 +65,10 @@ assert np.mean(ratios) > 1.02
 # %% [markdown]
 # ## The paper's size, certified intervals
 #
-# At 50 requests a proof takes longer than a notebook should. But the truth can be enclosed: a
-# schedule that somebody found is an upper bound on the optimum, a certificate a lower one, and the
-# ratio lies between. Five seconds for each of two instances of 40 to 60 requests (a minute on a
-# quiet machine closes the interval to about 2 %):
+# At 50 requests a proof takes longer than a notebook should. But the ratio can be enclosed. Any
+# schedule gives an upper bound on the optimum, and a certificate proves a lower bound. We spend
+# five seconds on each of two instances of 40 to 60 requests. (A minute on a quiet machine closes
+# the interval to about 2 %.)
 
 # %%
 rows = []
@@ -81,20 +82,21 @@ for seed in (1, 2):
 assert all(1.005 < low <= high for low, high in rows)
 
 # %% [markdown]
-# The lower end alone is a fact that needs no solver: a schedule of that value exists, and the judge
-# accepted it. MC-SF is some percent from the optimum on both, and `optsched experiment
-# jaillet-model-1` asks the same of as many instances as one likes. The published 1.005 does not
-# follow from the text: either the optima behind it were not optimal, or the instances were drawn in
-# a way that the text leaves out.
+# The lower end of the interval needs no solver's word: a schedule of that value exists, and the
+# judge accepted it. MC-SF is some percent from the optimum on both instances. `optsched experiment
+# jaillet-model-1` measures as many instances as one likes. The published 1.005 does not follow from
+# the text. Either the optima behind it were not optimal, or the instances were drawn in a way that
+# the text leaves out.
 
 # %% [markdown]
 # ## What the gap is made of
 #
-# `gap_breakdown` splits a policy's loss, request by request and exactly:
+# `gap_breakdown` splits a policy's loss against the optimum exactly, request by request:
 #
-# - **predictions**: the policy as it is, less the same with true lengths (nothing here);
-# - **foresight**: that, less the same *order* when all arrivals are known;
-# - **order**: the rest: what the order itself, and what is admitted in it, cost.
+# - **predictions** is the latency under the policy minus that with true lengths. It is 0 here.
+# - **foresight** is what remains, minus the latency in the same *order* when all arrivals are
+#   known.
+# - **order** is the rest. It is due to the order itself, and to when requests are admitted in it.
 
 # %%
 names = ("predictions", "foresight", "order")
@@ -120,10 +122,10 @@ for case, parts in shares.items():
     print(case, dict(zip(names, np.round(parts, 1).tolist(), strict=True)))
 
 # %% [markdown]
-# With everything at 0 there is nothing to foresee, and the loss is the order: shortest output
-# first, and stopping at the first that does not fit. With arrivals a part of MC-SF's loss is
-# foresight, which no online policy can avoid entirely. MC-Benchmark's is its order, nearly all of
-# it.
+# If all requests arrive at 0, there is nothing to foresee. The loss then comes from the order,
+# which is shortest output first, and from stopping at the first request that does not fit. With
+# arrivals over time, a part of MC-SF's loss is foresight, which no online policy can avoid
+# entirely. Nearly all of MC-Benchmark's loss comes from its order.
 
 # %%
 assert shares["mc-sf, all at 0"][1] == 0 < shares["mc-sf, all at 0"][2]
@@ -133,17 +135,17 @@ assert shares["mc-benchmark, Poisson"][2] > 5 * shares["mc-sf, Poisson"][2]
 # %% [markdown]
 # ## A better order
 #
-# If the order is what is wrong with everything at 0, what is a better one? Over a run a request
-# occupies $v = s\,o + o(o+1)/2$ token-rounds of memory. A full machine of capacity M works off M
-# token-rounds a round, so it is close to one machine with jobs of length v, for which shortest
-# first is optimal. That is the policy `least-work`.
+# If the order causes the loss, what is a better order? During its run a request occupies $v = s\,o
+# + o(o+1)/2$ token-rounds of memory. A full machine of capacity M works off M token-rounds in each
+# round. It is close to one machine with jobs of length v, for which shortest first is optimal. This
+# is the policy `least-work`.
 
 # %%
 print(first.paired("least-work", "mc-sf"))
 
 # %% [markdown]
-# With prompts of at most 5 tokens, volume and output rank alike, and there is little to win. With
-# prompts as in conversations there is a lot:
+# With prompts of at most 5 tokens, volume and output give nearly the same order, so that there is
+# little to gain. With prompts as in conversations there is a lot to gain:
 
 # %%
 chats = optsched.generate("lognormal", seed=0, n=2000, kv_capacity=16492, time_unit="round")
@@ -157,9 +159,9 @@ assert tels["mc-sf"] > 1.15 * tels["least-work"]
 # %% [markdown]
 # ## How bad can it get?
 #
-# 002 proves that no deterministic online policy has a constant ratio: an adversary waits until the
-# policy starts a long request, and then sends short ones that do not fit beside it. A search over
-# instances of ten requests found one where MC-SF needs nine times the optimum:
+# Jaillet et al. prove that no deterministic online policy has a constant ratio. Their adversary
+# waits until the policy starts a long request, and then sends short ones that do not fit beside it.
+# A search over instances of ten requests found one where MC-SF needs nine times the optimum:
 
 # %%
 worst = optsched.read_instance("worst-mc-sf-online")
@@ -179,10 +181,10 @@ plot_gantt(optsched.timeline(worst, optimum.schedule), ax=bottom)
 bottom.set_title("optimum");
 
 # %% [markdown]
-# The long request begins at once, since nobody else is there. The optimum in hindsight starts it
-# one round later: then request 1, with a prompt of 97 tokens, just fits beside it, and so do all
-# the others, whose prompts are smaller by as much as it has grown.
+# MC-SF starts the long request at once, since no other request is there. The optimum in hindsight
+# starts it one round later. Then request 1, with a prompt of 97 tokens, just fits beside it. So do
+# all the others, since their prompts are smaller by as much as the long request has grown.
 #
-# So: most of a gap is the *order* and what is admitted in it, and a better order (memory times time
-# instead of time) closes much of it where prompts differ. What is left with arrivals is the
-# *future*, and that is not the scheduler's fault.
+# Most of a gap thus comes from the *order*, and from when requests are admitted in it. A better
+# order, by memory times time instead of time, closes much of the gap where prompts differ. The rest
+# comes from the *future*, which a scheduler cannot know.

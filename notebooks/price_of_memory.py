@@ -17,12 +17,12 @@
 # # My trace, my GPU: what is a token of memory worth?
 #
 # You have a log of requests and a GPU. Would more memory for the KV cache help, or a better
-# scheduler, or neither? This notebook goes from two CSV files, a trace and a profile, to a price:
-# what one more token of KV would save, second by second.
+# scheduler, or neither? This notebook starts from two CSV files, a trace and a profile. It ends
+# with a price: what one more token of KV would save, second by second.
 #
-# Both files are made up here, so that it runs anywhere; put yours in their place. With the
-# environment variable `OPTSCHED_DATA` set to a folder that holds Azure's conversation trace
-# (`azure/AzureLLMInferenceTrace_conv.csv`), the first 700 requests of that are the trace.
+# Both files are made up here, so that the notebook runs anywhere. Put your own files in their
+# place. If the environment variable `OPTSCHED_DATA` names a folder with Azure's conversation trace
+# (`azure/AzureLLMInferenceTrace_conv.csv`), the first 700 requests of that trace are used.
 
 # %%
 import csv
@@ -43,8 +43,8 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## A trace
 #
-# Three columns: when a request came, and its tokens. Ours is two minutes of chats at five a second,
-# with a rush in the middle.
+# A trace has three columns: when a request came, and its prompt and output tokens. Ours has two
+# minutes of chats at about four per second, and a rush in the middle.
 
 # %%
 generator = np.random.default_rng(7)
@@ -70,10 +70,10 @@ else:
 # %% [markdown]
 # ## A profile
 #
-# How long does a batch take on this GPU? Run some, and write down prompt size, batch size, the time
-# of the prefill and the time per token afterwards. (Here a shipped model plays the GPU, with 3 % of
-# noise.) `fit` turns the table into a cost model, and says how well it predicts the fifth that it
-# did not see.
+# How long does a batch take on this GPU? Run some batches, and write down prompt size, batch size,
+# the time of the prefill and the time per token afterwards. (Here a shipped cost model with 3 % of
+# noise stands in for the GPU.) `fit` turns the table into a cost model, and says how well it
+# predicts the fifth of the rows that it did not see.
 
 # %%
 stand_in = "llama2-7b-a100-vidur-fit"
@@ -111,8 +111,8 @@ for part in fitted.operators:
 plot_fit(fitted);
 
 # %% [markdown]
-# And how much KV fits? The card is shared: 20 GiB are ours, 90 % of them usable, less 12.6 GiB of
-# weights, at 512 KiB a token.
+# How much KV fits? The card is shared, and 20 GiB are ours, of which 90 % are usable. The weights
+# take 12.6 GiB, and each token takes 512 KiB.
 
 # %%
 from optsched.costs.hardware import architecture, kv_capacity
@@ -128,7 +128,8 @@ trace
 # %% [markdown]
 # ## What a scheduler would do
 #
-# Four schedulers on this trace and this GPU, beside a bound that none can beat.
+# We run four schedulers on this trace and this GPU, and compare them with a bound that no schedule
+# can beat.
 
 # %%
 policies = ["vllm", "sarathi", "fcfs", "least-work"]
@@ -179,16 +180,16 @@ print(
 )
 
 # %% [markdown]
-# On the made-up trace least work is even slower with four times the memory than with 1.5 times:
-# everybody is admitted at once, and the larger batch slows down each of them. More is not always
-# better.
+# On the made-up trace least work is even slower with four times the memory than with 1.5 times. All
+# requests are admitted at once, and the larger batch slows down each of them. More memory is not
+# always better.
 #
 # ## When is memory scarce?
 #
-# A sweep says what memory is worth on the whole. A *price* says when. In rounds of 50 ms the total
-# latency has a dual: a price for every round, such that no schedule of a machine with $d_t$ more
-# tokens in round $t$ saves more than $\sum_t \lambda_t d_t$ against the bound. The bound itself
-# comes with the prices.
+# A sweep says what memory is worth as a whole. A *price* says when it is worth something. In rounds
+# of 50 ms, total latency has a dual with a price $\lambda_t$ for every round $t$. If a machine has
+# $d_t$ more tokens in round $t$, none of its schedules saves more than $\sum_t \lambda_t d_t$
+# against the bound. The bound itself comes with the prices.
 
 # %%
 from optsched.bounds import shadow_prices
@@ -201,9 +202,9 @@ ax = plot_shadow_prices(prices)
 ax.set_ylabel("rounds of latency saved by one token");
 
 # %% [markdown]
-# Where the price is zero memory is free: nobody would be faster for having more. Where a queue is
-# served it is not, and the longer the queue, the more a token is worth. Summed up, the price of one
-# token of KV for the whole trace:
+# Where the price is zero, memory is free: more of it would make no request faster. Where there is a
+# queue, memory has a price, and the longer the queue, the more a token is worth. The sum is the
+# price of one token of KV for the whole trace:
 
 # %%
 starts, price = prices.T
@@ -214,8 +215,8 @@ print(f"priced above zero in {lengths[price > 0].sum() / lengths.sum():.0%} of t
 assert (price >= 0).all()
 
 # %% [markdown]
-# What would 10 % more be worth, at most? The same prices prove a bound for the larger machine; the
-# difference is the most that the extra memory can take off the bound.
+# What could 10 % more memory be worth? The same prices prove a bound for the larger machine. The
+# difference is the most that the additional memory can take off the bound.
 
 # %%
 proof, bound = best_prices(rounds, time_limit_s=5)
@@ -225,6 +226,6 @@ print("and none below", dual_value(larger, proof), "with 10 % more")
 assert dual_value(larger, proof) <= bound
 
 # %% [markdown]
-# So memory and order are two answers to the same queue, and the prices say when there is one. Where
-# they are zero, neither matters. In a rush both do, and the better order is to be had without a
+# So memory and order are two answers to the same queue, and the prices say when there is a queue.
+# Where the prices are zero, neither matters. In a rush both matter, and the better order needs no
 # purchase.

@@ -16,12 +16,14 @@
 # %% [markdown]
 # # Scheduling without knowing lengths
 #
-# Shortest first is a good rule, and a server cannot follow it: how long an answer will be is known
-# when it is finished. Three papers take three ways out. **TRAIL** (000) predicts what is left of
-# each answer after every token. **ELIS** (004) predicts again once per window of tokens. Chen, Ye
-# and Zhou (001) ask for an interval only, and prove what can be done with it.
+# Shortest first is a good rule, but a server cannot follow it: the length of an answer is known
+# only when it is finished. Three papers take three ways out. **TRAIL** (Shahout et al. 2024)
+# predicts after every token how much of the answer is left. **ELIS** (Choi et al. 2025) predicts
+# again once per window of tokens. Chen, Ye and Zhou (2025) need only an interval for each length,
+# and prove what can be done with it.
 #
-# We put all three on the same requests, ask how much knowing is worth, and how much error it bears.
+# We run all three on the same requests. We ask how much it is worth to know lengths, and how much
+# error in predictions the policies tolerate.
 
 # %%
 import warnings
@@ -37,8 +39,9 @@ warnings.filterwarnings("ignore", message="cost model .* is used outside its ran
 # %% [markdown]
 # ## The workload
 #
-# 600 chats with the published statistics of LMSYS-Chat-1M, 20 a second, on a GPU fitted to profiles
-# of an A100 with a 7B model. 16 places in a batch, and 4,000 tokens of KV.
+# The requests are 600 chats with the published statistics of LMSYS-Chat-1M, at 20 per second. The
+# GPU is a cost model fitted to profiles of an A100 with a 7B model. There are 16 places in a batch,
+# and 4,000 tokens of KV.
 
 # %%
 gpu = "llama2-7b-a100-vidur-fit"
@@ -58,9 +61,9 @@ def serve(policy: str, predictor: str | None = None, seed: int = 0) -> optsched.
 # %% [markdown]
 # ## What knowing is worth
 #
-# First with the truth. `vllm-fcfs` does not look at lengths; `vllm-sjf` takes the shortest of those
-# that wait; `trail` also preempts a running request for a shorter one, during the first 80 % of its
-# run; `isrtf` is ELIS, which re-sorts every 50 tokens.
+# First the policies see the true lengths. `vllm-fcfs` does not look at them. `vllm-sjf` takes the
+# shortest of the waiting requests. `trail` also preempts a running request for a shorter one,
+# during the first 80 % of its run. `isrtf` is ELIS, which sorts the requests again every 50 tokens.
 
 # %%
 places = "max_running=16"
@@ -83,9 +86,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained"
 plot_distribution(known, "latency", ax=left)
 plot_distribution(known, "ttft", ax=right);
 # %% [markdown]
-# Knowing lengths helps the mean and hurts the tail: somebody has to be last, and with lengths known
-# it is the longest. Preempting shortens the time to the first token further; each preemption costs
-# a refill, and on this workload they cost more latency than they save.
+# Knowing lengths helps the mean and hurts the tail: a request has to be last, and with known
+# lengths it is the longest. Preempting shortens the time to the first token further. But each
+# preemption costs a refill, and on this workload preemptions cost more latency than they save.
 
 # %%
 mean = {name: judged.metrics["mean_latency"] for name, judged in known.items()}
@@ -94,8 +97,9 @@ assert known["TRAIL"].metrics["mean_ttft"] < known["shortest first"].metrics["me
 assert known["first come"].metrics["p99_latency"] < known["shortest first"].metrics["p99_latency"]
 
 # %% [markdown]
-# C, the share of a run during which TRAIL may preempt, trades the two. C = 0 never preempts for a
-# shorter request, C = 1 always may (SRPT):
+# C is the share of a run during which TRAIL may preempt. It trades mean latency against time to
+# first token. With C = 0 a shorter request never preempts a running one, and with C = 1 it always
+# may (SRPT):
 
 # %%
 rows = []
@@ -108,8 +112,8 @@ assert rows[0]["mean latency"] < rows[-1]["mean latency"]
 ax = plot_lines(rows, "C", ["mean latency", "mean TTFT"])
 ax.set(xlabel="C", ylabel="[s]", ylim=(0, None));
 # %% [markdown]
-# Here C = 0.2 has the best of both: the latency of C = 0, and less than half of its time to the first
-# token.
+# Here C = 0.2 has the best of both: the latency of C = 0, and less than half of its time to the
+# first token.
 
 # %%
 assert rows[1]["mean latency"] < 1.05 * rows[0]["mean latency"]
@@ -118,10 +122,10 @@ assert rows[1]["mean TTFT"] < 0.5 * rows[0]["mean TTFT"]
 # %% [markdown]
 # ## How much error it bears
 #
-# Now with predictions: the truth plus a normal error of a given mean size. The median output is a
-# few dozen tokens, so an error of 60 is more noise than signal for half of the requests. MC-SF
-# joins in: it does not only order by predictions, it *relies* on them, admitting requests whose
-# predicted peaks just fit.
+# Now the policies see predictions, which are the truth plus a normal error of a given mean size.
+# The median output is a few dozen tokens. For half of the requests an error of 60 is therefore more
+# noise than signal. We add MC-SF, which does more than order by predictions. It *relies* on them,
+# since it admits requests whose predicted peaks just fit.
 
 # %%
 contenders = {**policies, "MC-SF": "mc-sf"}
@@ -136,9 +140,9 @@ ax = plot_lines(noise, "error", "mean latency", series="policy")
 ax.set(xlabel="mean absolute error of the prediction [tokens]", ylabel="mean latency [s]")
 ax.set_yscale("log");
 # %% [markdown]
-# Those that only *order* by a prediction hardly notice: even a poor guess tells short from long.
-# MC-SF, best of all with the truth, falls apart: a prediction that is short by a few tokens makes
-# memory overflow, and it then clears everybody.
+# The policies that only *order* by a prediction hardly suffer, since even a poor prediction tells
+# short from long. MC-SF is the best of all with the truth, but it breaks down with errors. If a
+# prediction is too short by a few tokens, memory overflows, and MC-SF then evicts all requests.
 
 # %%
 at = {(row["error"], row["policy"]): row["mean latency"] for row in noise}
@@ -148,8 +152,8 @@ for name in ("shortest first", "TRAIL", "ELIS"):
     assert at[30, name] < 1.25 * at[0, name]
 
 # %% [markdown]
-# The cure is not a better predictor but a margin: plan with more tokens than predicted, about twice
-# the mean error (002 suggests it in section 6).
+# The cure is not a better predictor but a margin. MC-SF plans with more tokens than predicted, by
+# about twice the mean error. Jaillet et al. (2025) suggest such a margin in section 6.
 
 # %%
 for margin in (0, 30, 60, 120):
@@ -164,8 +168,8 @@ assert at["margin", 60] < at["margin", 120] < at["margin", 0]
 # ## Predicting again
 #
 # TRAIL reads a prediction off the model's own embeddings after every token, and refines it with a
-# Bayesian filter over ten bins. The predictor `trail` does that with a synthetic classifier. What a
-# request is told while it runs, for four requests:
+# Bayesian filter over ten bins. The predictor `trail` does that with a synthetic classifier. The
+# figure shows the predictions for four requests while they run:
 
 # %%
 from optsched.workloads.predict import forecast_of, predict
@@ -194,12 +198,13 @@ for name, judged in informed.items():
 assert informed["TRAIL, refined"].metrics["mean_latency"] < mean["first come"]
 
 # %% [markdown]
-# Predictions this good order nearly as well as the truth. That the refined ones are no better than
-# the first is no contradiction to the paper: what counts for an order is who is short, and that is
-# mostly known at the start.
+# Predictions this good order requests nearly as well as the truth. Refined predictions are no
+# better here than first ones. This does not contradict the paper: the order depends on which
+# requests are short, and that is mostly known at the start.
 #
-# ELIS decides once per window of K tokens. Shorter windows follow the predictions more closely, in
-# longer ones a newcomer waits for the end. On this workload the two hardly show:
+# ELIS decides once per window of K tokens. Shorter windows follow the predictions more closely. In
+# longer windows a new request waits for the end of the window. On this workload both effects are
+# small:
 
 # %%
 for tokens in (10, 50, 200):
@@ -209,10 +214,11 @@ for tokens in (10, 50, 200):
 # %% [markdown]
 # ## Only an interval
 #
-# Suppose all that is known is that an output lies between l and u. Paper 001 has two attitudes:
-# **A_max** takes everything to be u, and never overflows; **A_min** takes everything to be l,
-# admits more, and evicts whoever grows too long. With outputs that are either l or u, a third,
-# **A_l**, lets everybody try l tokens first. The yardstick, H-SF, knows the truth.
+# Suppose that an output is known only to lie between l and u. Chen, Ye and Zhou (2025) propose two
+# policies. **A_max** takes every output to be u, and never overflows. **A_min** takes every output
+# to be l, admits more requests, and evicts those that grow too long. If all outputs are either l or
+# u, there is a third one: **A_l** lets every request try l tokens first. The yardstick is H-SF,
+# which knows the true lengths.
 
 # %%
 from optsched.analysis.ratio.families import two_point
@@ -251,10 +257,10 @@ assert ratio[round(2 / 24, 3), "a-max"] > 2  # reserving costs most there
 assert ratio[round(20 / 24, 3), "a-l"] > ratio[round(20 / 24, 3), "a-min"]
 
 # %% [markdown]
-# Reserving for the worst is the most expensive attitude wherever the interval is wide. Trying and
-# evicting is cheap when the try is short. (A ratio below 1 is no mistake: H-SF knows the truth and
-# is no optimum.) Where the two bounds cross, at alpha = 0.38, the policy `a-switch` changes from
-# one to the other.
+# Reserving for the worst case costs most wherever the interval is wide. Trying and evicting is
+# cheap when the try is short. (A ratio below 1 is no mistake: H-SF knows the true lengths, but is
+# not optimal.) The two bounds cross at alpha = 0.38, where the policy `a-switch` changes from one
+# policy to the other.
 #
-# So: rank by whatever prediction there is, plan memory with a margin, and where only an interval is
-# known, start with its lower end.
+# In short: order by whatever prediction there is, and plan memory with a margin. If only an
+# interval is known, start with its lower end.

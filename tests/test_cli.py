@@ -269,7 +269,7 @@ def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> No
     words = run("solve", instance, "--below", str(optimum / tel), "--than", "fcfs")
     assert (words.exit_code, words.stderr) == (3, "")
     assert words.stdout.count("none exists") == 1
-    assert "together" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
+    assert "expected both" in one_line_error(run("solve", instance, "--below", "0.9"), 2)
 
 
 def test_bound_is_below_the_optimum(run, instance: Path) -> None:
@@ -672,7 +672,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "five.json", "--threads", "0"), "threads"),
         (("solve", "five.json", "--mip-rel-gap", "-1"), "--mip-rel-gap"),
         (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
-        (("solve", "five.json", "--nothing"), "`optsched solve --help` says what is right"),
+        (("solve", "five.json", "--nothing"), "`optsched solve --help` says what is expected"),
         (("solve",), "Missing argument 'INSTANCE'; `optsched solve --help`"),
         (("solve", "seconds.json", "--formulation", "hindsight", "--cost-model", MODEL), "rounds"),
         (("solve", "seconds.json", "--formulation", "hindsight"), "import --rounds"),
@@ -692,7 +692,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "no.toml"), "no.toml"),
         (("simulate", "seconds.json", "--policy", "vllm", "--cost-model", "bad.toml"), "unit"),
         (("verify", "five.json", "missing.json"), "missing.json"),
-        (("nothing",), "No such command 'nothing'; `optsched --help` says what is right"),
+        (("nothing",), "No such command 'nothing'; `optsched --help` says what is expected"),
         (("bound", "five.json", "--method", "srpt", "--certificate-out", "c.json"), "certificate"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_sweep_is_every_combination_with_the_last_factor_fastest() -> None:
     ]  # fmt: skip
     nested = sweep(a=[1, 2], b=[3, 4], nest=("b",))(parameters, 0)
     assert [(row["a"], row["b"]) for row in nested] == [(1, 3), (2, 3), (1, 4), (2, 4)]
-    with pytest.raises(InputError, match="name: 'q' is unknown; known are p"):
+    with pytest.raises(InputError, match="name: found 'q'; expected one of p"):
         list(sweep(name="name", known={"name": ["p"]})({"name": ["q"]}, 0))
 
 
@@ -178,12 +178,12 @@ def test_results_say_what_they_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "options", "message"),
     [
-        ("infermax", {}, {}, "experiment 'infermax' is unknown"),
-        ("infermax-memory", {"colour": "red"}, {}, "parameter 'colour' is unknown; known are"),
-        ("infermax-memory", {"requests": "x"}, {}, "requests: 'x'; an integer is right"),
-        ("infermax-memory", {"kv_capacity": "10"}, {}, "leave no trial"),
-        ("infermax-memory", {}, {"trials": 0}, "trials: 0"),
-        ("infermax-memory", {}, {"jobs": 0}, "jobs: 0"),
+        ("infermax", {}, {}, "experiment: found 'infermax'; expected one of"),
+        ("infermax-memory", {"colour": "red"}, {}, "found parameter 'colour'; expected"),
+        ("infermax-memory", {"requests": "x"}, {}, "requests: found 'x'; expected an integer"),
+        ("infermax-memory", {"kv_capacity": "10"}, {}, "found no trial"),
+        ("infermax-memory", {}, {"trials": 0}, "trials: found 0"),
+        ("infermax-memory", {}, {"jobs": 0}, "jobs: found 0"),
         ("infermax-memory", {}, {"engine": "moon"}, "local or dask"),
     ],
 )
@@ -290,10 +290,13 @@ def test_command_lists_and_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("infermax-memory", "--set", "prompt=one"), "experiment infermax-memory: prompt: 'one'"),
+        (
+            ("infermax-memory", "--set", "prompt=one"),
+            "experiment infermax-memory: prompt: found 'one'",
+        ),
         (("trail-c", "--set", "c=2", "--trials", "1"), "no trial succeeded: .*c"),
         (("jaillet-table-1", "--set", "rate=0", "--trials", "1"), "no trial succeeded: "),
-        (("elis-jct", "--set", "models=foo"), "models: 'foo' is unknown; known are "),
+        (("elis-jct", "--set", "models=foo"), "models: found 'foo'; expected one of "),
     ],
 )
 def test_settings_that_leave_no_result_are_bad_input(words: tuple[str, ...], said: str) -> None:

@@ -191,7 +191,7 @@ def test_tpot_in_seconds_is_in_milliseconds_per_token() -> None:
     (line,) = ax.get_lines()
     assert line.get_xdata()[-1] == pytest.approx(1000 * np.nanmax(found.evaluation.tpot))
     assert len(line.get_xdata()) <= 2001
-    with pytest.raises(ValueError, match="one of latency, ttft, tpot is right"):
+    with pytest.raises(ValueError, match="expected one of latency, ttft, tpot"):
         plot.plot_distribution({}, "speed", ax=new_axes())
 
 
@@ -326,11 +326,15 @@ def test_every_format_has_its_pictures(folder: Path, source: str, kind: str | No
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("best.json", ["--kind", "progress"], "for a schedule one of gantt, states, kv, batches"),
-        ("result.json", ["--kind", "x"], "for this result one of progress, gantt"),
-        ("comparison.json", ["--kind", "kv"], "for a comparison one of policies, latency"),
-        ("certificate.json", ["--kind", "kv"], "for a certificate one of prices"),
-        ("csp", ["--kind", "kv"], "for experiment infermax-csp one of makespan"),
+        ("best.json", ["--kind", "progress"], "for a schedule; expected one of gantt, states, kv"),
+        ("result.json", ["--kind", "x"], "for this result; expected one of progress, gantt"),
+        (
+            "comparison.json",
+            ["--kind", "kv"],
+            "for a comparison; expected one of policies, latency",
+        ),
+        ("certificate.json", ["--kind", "kv"], "for a certificate; expected one of prices"),
+        ("csp", ["--kind", "kv"], "experiment infermax-csp; expected one of makespan"),
         ("all", [], "results.sqlite"),
         ("nothing.json", [], "no such file"),
         ("best.json", ["--instance", "tiny-seconds"], "that instance is right"),
@@ -346,7 +350,7 @@ def test_a_wrong_kind_or_file_is_one_line(
 
 def test_an_unknown_suffix_is_an_error_before_work(folder: Path) -> None:
     text = run("plot", folder / "best.json", "-o", folder / "x.gif", status=2)
-    assert "a name ending in .png, .svg, .pdf is right" in text
+    assert "expected a name ending in .png, .svg, .pdf" in text
 
 
 def test_a_schedule_of_an_unknown_instance_asks_for_it(tmp_path: Path) -> None:

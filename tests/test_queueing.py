@@ -380,47 +380,47 @@ def test_refinement_helps() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: mean_response_time(PERFECT, rate=0.8, c=1.1), "c: 1.1; 0 <= C <= 1 is right"),
-        (lambda: mean_response_time(PERFECT, rate=0.8, c=-0.1), "c: -0.1"),
-        (lambda: mean_response_time(PERFECT, rate=0.8, c=math.nan), "c: nan"),
-        (lambda: mean_response_time(PERFECT, rate=1.0, c=1), "rate: 1.0 is a load of 1; above 0"),
-        (lambda: mean_memory(PERFECT, rate=0.0, c=1), "rate: 0.0 is a load of 0"),
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=1.1), "c: found 1.1; expected 0 <= C"),
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=-0.1), "c: found -0.1"),
+        (lambda: mean_response_time(PERFECT, rate=0.8, c=math.nan), "c: found nan"),
+        (lambda: mean_response_time(PERFECT, rate=1.0, c=1), "found 1.0, a load of 1; expected"),
+        (lambda: mean_memory(PERFECT, rate=0.0, c=1), "rate: found 0.0, a load of 0"),
         (lambda: mean_memory(perfect(exponential(2.0)), rate=0.7, c=1), "below 0.5"),
-        (lambda: mean_response_time(PERFECT, rate=math.nan, c=1), "rate: nan"),
-        (lambda: response_time(-1, 1, PERFECT, rate=0.5, c=1), "x: finite numbers > 0"),
-        (lambda: response_time(1, [1, math.inf], PERFECT, rate=0.5, c=1), "r: finite numbers > 0"),
-        (lambda: weibull(0.1), "shape: 0.1; 0.3 <= shape <= 20"),
-        (lambda: exponential(0.0), "mean: 0.0; a number > 0"),
-        (lambda: perfect(exponential(), step=0.5), "step: 0.5"),
-        (lambda: joint(lambda x, r: 2 * np.exp(-x - r)), "integrates to 2; 1 is right"),
-        (lambda: joint(lambda x, r: -np.exp(-x - r)), "numbers >= 0 are right"),
+        (lambda: mean_response_time(PERFECT, rate=math.nan, c=1), "rate: found nan"),
+        (lambda: response_time(-1, 1, PERFECT, rate=0.5, c=1), "x: found -1; expected finite"),
+        (lambda: response_time(1, [1, math.inf], PERFECT, rate=0.5, c=1), "r: found inf; expected"),
+        (lambda: weibull(0.1), "shape: found 0.1; expected 0.3 <= shape <= 20"),
+        (lambda: exponential(0.0), "mean: found 0.0; expected a number > 0"),
+        (lambda: perfect(exponential(), step=0.5), "step: found 0.5"),
+        (lambda: joint(lambda x, r: 2 * np.exp(-x - r)), "an integral of 2; expected 1"),
+        (lambda: joint(lambda x, r: -np.exp(-x - r)), "found -.*; expected finite numbers >= 0"),
         (lambda: joint(lambda x, r: np.exp(-x - r) * math.nan), "finite numbers"),
-        (lambda: joint(lambda x, r: np.exp(-x)), "one value each is right"),
+        (lambda: joint(lambda x, r: np.exp(-x)), "expected one value for each"),
         (lambda: joint(lambda x, r: 0 * x * r), r"0 at all points from exp\(-40\)"),
         (
             lambda: perfect(Sizes(lambda x: 1e3 * (abs(x - 1) < 5e-4), exponential().sample)),
-            "a smaller step where it is narrow",
+            "a smaller step where the density is narrow",
         ),
-        (lambda: joint(lambda x, r: np.exp(-r) / (1 + x) ** 2), r"E\[X\^2\] is infinite"),
+        (lambda: joint(lambda x, r: np.exp(-r) / (1 + x) ** 2), r"E\[X\^2\] to be infinite"),
         (
             lambda: joint(lambda x, r: np.exp(-x) * (np.abs(r - x) < 1e-3) / 2e-3),
-            "a smaller step than 0.05 where the density is narrow",
+            "a step below 0.05 where the density is narrow",
         ),
         (
             lambda: perfect(exponential(), support=(2, 1)),
-            r"support: \(2, 1\); 0 <= smallest < largest",
+            r"support: found \(2, 1\); expected 0 <= smallest < largest",
         ),
         (
             lambda: joint(lambda x, r: np.exp(-x - r), support=((0, 1), (0, 9))),
-            "integrates to 0.632",
+            "an integral of 0.632",
         ),
-        (lambda: learned([0.5, 0.5], 1.5), "hit: 1.5"),
-        (lambda: learned([0.5, 0.6], 0.5), "shares: sums to 1.1; 1 is right"),
-        (lambda: refined_jobs([1.0], [1, 2], [0.5, 0.6], np.eye(2)), "initial: sums to 1.1"),
-        (lambda: refined_jobs([1.0], [1, 2], [1, 0], np.eye(3)), r"steps: shape \(3, 3\)"),
-        (lambda: refined_jobs([1.0], [1, 2], [2, -1], np.eye(2)), "initial: numbers >= 0"),
-        (lambda: refined_jobs([1.0], [math.nan], [1], [[1]]), "shares, values: two lists"),
-        (lambda: refined_response_time(learned([1.0], 0), rate=1.2), "rate: 1.2 is a load of 1.2"),
+        (lambda: learned([0.5, 0.5], 1.5), "hit: found 1.5"),
+        (lambda: learned([0.5, 0.6], 0.5), "shares: found a sum of 1.1; expected 1"),
+        (lambda: refined_jobs([1.0], [1, 2], [0.5, 0.6], np.eye(2)), "initial: found a sum of 1.1"),
+        (lambda: refined_jobs([1.0], [1, 2], [1, 0], np.eye(3)), r"steps: found shape \(3, 3\)"),
+        (lambda: refined_jobs([1.0], [1, 2], [2, -1], np.eye(2)), "initial: found -1; expected"),
+        (lambda: refined_jobs([1.0], [math.nan], [1], [[1]]), "expected two flat lists"),
+        (lambda: refined_response_time(learned([1.0], 0), rate=1.2), "found 1.2, a load of 1.2"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(make: Callable[[], object], message: str) -> None:
@@ -432,16 +432,16 @@ def test_bad_input_is_one_line(make: Callable[[], object], message: str) -> None
 @pytest.mark.parametrize(
     ("jobs", "options", "message"),
     [
-        (NOISY, {"rate": 1.5}, "rate: 1.5 is a load of 1.5"),
-        (NOISY, {"c": 2}, "c: 2; 0 <= C <= 1"),
-        (NOISY, {"arrivals": 10}, "arrivals, replications: 10, 3; at least 100 and 3"),
-        (NOISY, {"replications": 2}, "at least 100 and 3 are right"),
+        (NOISY, {"rate": 1.5}, "rate: found 1.5, a load of 1.5"),
+        (NOISY, {"c": 2}, "c: found 2; expected 0 <= C <= 1"),
+        (NOISY, {"arrivals": 10}, "found 10, 3; expected at least 100 and 3"),
+        (NOISY, {"replications": 2}, "expected at least 100 and 3"),
         (independent(1.0), {}, "no draw to simulate them"),
-        (joint(lambda x, r: np.exp(-x - r), lambda g, n: np.ones(n)), {}, "draw: a pair"),
+        (joint(lambda x, r: np.exp(-x - r), lambda g, n: np.ones(n)), {}, "expected a pair"),
         (
             joint(lambda x, r: np.exp(-x - r), lambda g, n: (np.ones(n), np.zeros(n))),
             {},
-            "draw: predictions; 100 finite numbers > 0",
+            "draw: found 0 among predictions; expected numbers > 0",
         ),
     ],
 )
@@ -475,8 +475,8 @@ def test_the_experiments_hold_formulas_against_simulation() -> None:
 
 def test_an_experiments_bad_values_are_one_line() -> None:
     with pytest.raises(
-        InputError, match="predictions: 'good' is unknown; known are perfect, exponential"
+        InputError, match="predictions: found 'good'; expected one of perfect, exponential"
     ):
         run_experiment("trail-lemma-1", {"predictions": "good"})
     row = run_experiment("trail-lemma-1", {"load": [1.5]}, trials=1).rows[0]
-    assert row["error"].startswith("rate: 1.5 is a load of 1.5")
+    assert row["error"].startswith("rate: found 1.5, a load of 1.5")

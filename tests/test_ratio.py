@@ -125,7 +125,7 @@ def test_in_seconds_ratios_are_to_h_sf_or_a_bound() -> None:
     assert study.of("mc-sf")[0].low == pytest.approx(1.0)
     bound = competitive_ratio("mc-sf", [instance], "bound", cost_model=model).rows[0]
     assert bound.low == 1 < bound.high
-    with pytest.raises(UsageError, match="instance 0 is in seconds"):
+    with pytest.raises(UsageError, match="found instance 0 in seconds"):
         competitive_ratio("mc-sf", [instance], cost_model=model)
 
 
@@ -154,11 +154,11 @@ def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("mc-sf", []), "empty"),
-        (([], [small(0)]), "empty"),
-        (("mc-sf", [small(0)], "best"), "reference: 'best'"),
+        (("mc-sf", []), "expected at least one of each"),
+        (([], [small(0)]), "expected at least one of each"),
+        (("mc-sf", [small(0)], "best"), "reference: found 'best'"),
         (("mc-fs", [small(0)]), "policy 'mc-fs' is unknown"),
-        ((["mc-sf", "mc-sf"], [small(0)]), "given twice"),
+        ((["mc-sf", "mc-sf"], [small(0)]), "found one twice"),
     ],
 )
 def test_a_bad_study_is_refused(arguments, text: str) -> None:
@@ -170,7 +170,7 @@ def test_a_bad_study_is_refused(arguments, text: str) -> None:
 
 def test_a_policy_that_is_not_there_is_refused() -> None:
     study = competitive_ratio("mc-sf", [small(0)], "h-sf")
-    with pytest.raises(InputError, match="there are mc-sf"):
+    with pytest.raises(InputError, match="expected one of mc-sf"):
         study.mean("fcfs")
 
 
@@ -353,7 +353,7 @@ def test_a_family_may_be_a_function_and_policies_may_be_objects() -> None:
 
 
 def test_a_bad_search_is_refused() -> None:
-    with pytest.raises(InputError, match="family 'x' is unknown; known are"):
+    with pytest.raises(InputError, match="family: found 'x'; expected one of"):
         worst_case("mc-sf", "x", 1)
     with pytest.raises(InputError, match="budget_s"):
         worst_case("mc-sf", "online", 0)

@@ -380,7 +380,7 @@ def test_bad_input_is_one_line(answers: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps(bad))
     assert "before its arrival" in run("report", tmp_path / "bad.json", "-o", out, status=5)
     assert not out.exists()
-    with pytest.raises(UsageError, match="no file is given"):
+    with pytest.raises(UsageError, match="found no file"):
         gather.gather([])
 
 

@@ -319,7 +319,7 @@ def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
         if done == 2:
             cluster.close()
 
-    with refused("the cluster does not go on"):
+    with refused("the cluster has failed"):
         run_experiment(
             SURVIVAL, {"size": 8, "nap": 0.05}, out=tmp_path, engine="dask",
             scheduler=cluster.scheduler_address, progress=close,
@@ -330,7 +330,7 @@ def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
 @needs_dask
 def test_no_dask_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optsched.experiments.engines._CONNECT_S", 0.5)
-    with refused("no Dask scheduler answers at", UsageError):
+    with refused("found no Dask scheduler at", UsageError):
         go(size=2, engine="dask", scheduler="tcp://127.0.0.1:9")
 
 
@@ -353,7 +353,7 @@ def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
     )
     last = result.stderr.strip().splitlines()[-1]
     assert "InputError" in last
-    assert "the same command goes on once there is space on the disk" in last
+    assert "the same command goes on once the disk has space" in last
     rest = go(tmp_path / "out", size=60)
     assert 0 < rest.resumed < 60
     assert same(tmp_path / "whole", tmp_path / "out")
@@ -384,9 +384,9 @@ def test_a_full_disk_is_one_line_and_the_rest_runs_when_there_is_space(
                 while True:
                     file.write(b"x" * 4096)
 
-    with refused("goes on once there is space on the disk"):
+    with refused("goes on once the disk has space"):
         run_experiment(SURVIVAL, {"size": 30}, out=small_disk / "out", progress=fill)
-    with refused(r"no space|space on the disk"):
+    with refused(r"no space|the disk has space"):
         go(small_disk / "new", size=2)
     filler.unlink()
     assert 10 <= go(small_disk / "out", size=30).resumed < 30
@@ -400,19 +400,19 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
-    with refused("holds trials with size = 2, this asks for 3; another --out"):
+    with refused(r"found trials with size = 2; expected 3 \(use another --out"):
         run_experiment(SURVIVAL, {"size": 3}, out=tmp_path)
-    with refused("holds trials with seed = 0, this asks for 5"):
+    with refused("found trials with seed = 0; expected 5"):
         run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, seed=5)
-    with refused("holds trials of survival, this asks for other"):
+    with refused("found trials of survival; expected other"):
         run_experiment(replace(SURVIVAL, name="other"), {"size": 2}, out=tmp_path)
     monkeypatch.setattr("optsched.experiments.runner.code_version", lambda: "0.2.0+abc")
-    with refused(rf"run by optsched {re.escape(code_version())}, this is 0\.2\.0\+abc; that"):
+    with refused(rf"of optsched {re.escape(code_version())}; expected 0\.2\.0\+abc \(use that"):
         run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     # Nothing was lost by asking; --fresh forgets it all.
     assert run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, resume=False).ran == 2
     monkeypatch.undo()
-    with refused("run by optsched"):
+    with refused("found trials of optsched"):
         run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     assert run_experiment(SURVIVAL, {"size": 3}, out=tmp_path, resume=False).ran == 3
 
@@ -437,7 +437,7 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
 def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:
     run_experiment(SURVIVAL, {"size": 2}, out=tmp_path)
     other = replace(SURVIVAL, trials=lambda p, s: ({**t, "nap": 1} for t in survival.trials(p, s)))
-    with refused("trial 0 is another one now than when it ran"):
+    with refused("found trial 0 stored with other contents"):
         run_experiment(other, {"size": 2}, out=tmp_path)
 
 
@@ -489,27 +489,27 @@ def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> Non
     with sqlite3.connect(tmp_path / "next" / "results.sqlite") as connection:
         connection.execute("PRAGMA user_version=2")
     connection.close()
-    no_store("a store of version 2, this optsched writes version 1", tmp_path / "next")
+    no_store("a store of version 2; expected version 1", tmp_path / "next")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "results.sqlite").write_text("no database, but long enough " * 99)
-    no_store("is no SQLite database", tmp_path / "text")
+    no_store("found no SQLite database", tmp_path / "text")
     run_experiment(SURVIVAL, {"size": 60}, out=tmp_path / "damaged")
     file = tmp_path / "damaged" / "results.sqlite"
     content = file.read_bytes()
     assert len(content) > 12288
     file.write_bytes(content[:4096] + bytes(8192) + content[12288:])
-    no_store("is damaged", tmp_path / "damaged")
+    no_store("found damage", tmp_path / "damaged")
     file.write_bytes(content[:5000])
-    no_store("is damaged", tmp_path / "damaged")
+    no_store("found damage", tmp_path / "damaged")
 
 
 def test_folders_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with refused("file: is a file; a folder is right"):
+    with refused("file: found a file; expected a folder"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file")
     with refused("file/below: cannot be made"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file" / "below")
-    with refused("no experiment's folder"):
+    with refused("expected the folder of an experiment"):
         load(tmp_path)
 
 
@@ -523,9 +523,9 @@ def test_a_folder_that_is_read_only_is_refused_in_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"jobs": 2000}, "jobs: 2000; 1 to 1024"),
-        ({"scheduler": "tcp://here:1"}, "is for the engine dask, not local"),
-        ({"memory_limit": 0}, "memory_limit: 0"),
+        ({"jobs": 2000}, "jobs: found 2000; expected 1 to 1024"),
+        ({"scheduler": "tcp://here:1"}, "with the engine local; expected the engine dask"),
+        ({"memory_limit": 0}, "memory_limit: found 0"),
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, Any], words: str) -> None:
@@ -538,7 +538,7 @@ def test_functions_of_a_script_run_only_in_it() -> None:
         return {}
 
     run.__module__ = "__main__"
-    with refused("in a module that they can import, not in a script", UsageError):
+    with refused("expected it in a module that other processes can import", UsageError):
         run_experiment(replace(SURVIVAL, run=run), {"size": 1}, jobs=2)
     assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
 
@@ -563,7 +563,7 @@ def test_amounts_of_memory() -> None:
     assert memory_text(4 * 1024**3) == "4 GiB"
     assert memory_text(1000) == "1000 bytes"
     for text in ("", "GiB", "four", "-1GiB", "0", "nan", "inf GiB", "4 apples"):
-        with refused("an amount such as 4GiB or 500MB is right"):
+        with refused("expected an amount such as 4GiB or 500MB"):
             memory_bytes(text)
 
 
@@ -597,9 +597,9 @@ def test_the_command_names_failed_trials(
     assert command(*words, "--in-process") == 1
     assert "no trial succeeded: RuntimeError" in capsys.readouterr().err
     assert command(*words, "--memory-limit", "much") == 2
-    assert "--memory-limit: 'much'; an amount" in capsys.readouterr().err
+    assert "--memory-limit: found 'much'; expected an amount" in capsys.readouterr().err
     assert command(*words, "--memory-limit", "1GiB", "--in-process") == 2
-    assert "--isolate is right" in capsys.readouterr().err
+    assert "expected --isolate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -108,6 +108,6 @@ def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
     run("trace", "tiny-seconds", schedule, "-o", out)
     assert json.loads(out.read_text())["traceEvents"]
     text = run("trace", "tiny-seconds", schedule, "-o", tmp_path / "t.txt", status=2)
-    assert "a name ending in .json or .json.gz is right" in text
+    assert "expected a name ending in .json or .json.gz" in text
     text = run("trace", "tiny", schedule, "-o", out, status=2)
     assert "is another instance's; 'tiny' has" in text

@@ -372,8 +372,8 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         "R) draws Poisson arrivals of R requests a second",
     ]
     for words, error in (
-        (("--rate", "0"), "--rate: 0.0; a number > 0 is right"),
-        (("--sample", "0"), "--sample: 0; a number >= 1 is right"),
+        (("--rate", "0"), "--rate: found 0.0; expected a number > 0"),
+        (("--sample", "0"), "--sample: found 0; expected a number >= 1"),
         (("--column", "arrival"), "--column: 'arrival'; key=value is right"),
         (("--column", "arrival=x", "--column", "arrival=y"), "--column: 'arrival' is given twice"),
         (("--unit", "day"), "unit: 'day'; one of s, ms, us, ns, datetime is right"),

@@ -1,1 +1,1 @@
-"""Policies beside the optimum: comparisons, competitive ratios, theory and queueing."""
+"""Analysis of policies: comparison with the optimum, competitive ratios, theory and queueing."""

@@ -1,4 +1,4 @@
-"""Every policy on one instance, beside the best schedule known and a bound that none can beat."""
+"""Compare policies on one instance with the best schedule known and with a bound."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ from optsched.problem.objective import TOTAL_LATENCY
 __all__ = ["SOLVER_STARTS", "Comparison", "PolicyRow", "best_of_policies", "compare"]
 
 SOLVER_STARTS = 200_000
-"""Start times over all requests up to which `compare` asks the hindsight program for the bound."""
+"""Max number of start times, over all requests, for which `compare` solves the hindsight program.
+
+Beyond it the program is too large to be worth its time.
+"""
 
 _BOUND_SHARE = 0.6
-"""Part of the time limit that bounds may search for; the rest is for better schedules."""
+"""The share of the time limit that bounds may use. The rest is for better schedules."""
 
 
 def compare(
@@ -61,32 +64,35 @@ def compare(
     Parameters
     ----------
     instance : Instance
+        The instance on which every policy runs.
     policies : iterable of str, optional
-        Policy specifications; all that the instance allows if left out. A policy that is asked
-        for and forbidden, or that loops, gets a row without metrics that says why.
+        Policy specifications. By default all policies run that the instance allows. A policy that
+        is asked for and not allowed, or that loops, gets a row without metrics that says why.
     cost_model : BatchCost, str or path, optional
-        For an instance in seconds.
+        The cost model, its name or its file. An instance in seconds needs one.
     bound : bool
-        Whether to look for a bound and a better schedule: in rounds the hindsight program on
-        small instances, in seconds the offline search; the largest of `optsched.bounds` always.
+        Whether to look for a bound and a better schedule after the policies. The bounds of
+        `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
+        the hindsight program, and instances in seconds get an offline search.
     time_limit_s : float
-        Seconds for bounds that search, the solver (in rounds) and the offline search (in
-        seconds), after the policies.
+        Seconds for the bounds that search, the solver (in rounds) and the offline search (in
+        seconds), all together. The policies' own time is not limited.
     slo_ttft, slo_tpot : float, optional
-        Objectives of service for the judge.
+        Limits of TTFT and TPOT in the instance's time unit, for the metric ``slo_goodput``.
     seed : int
+        Seed of random policies and of the searches.
     progress : callable, optional
         Called as ``progress("policy", spec)`` and ``progress("solve", Progress)``.
     stop : threading.Event, optional
-        When set, no further policy starts and the solver ends; what there is is kept. Ctrl-C
-        has the same effect.
+        When it is set, no further policy starts and the solver ends. The answer holds everything
+        that was found until then. Ctrl-C has the same effect.
     keep_schedules : bool
-        Whether rows keep their schedules; if not, only the best one is kept (a long trace takes
-        some 70 MB a schedule).
+        Whether rows keep their schedules. Otherwise only the best schedule is kept. A schedule of
+        a long trace takes some 70 MB.
     measured : Measured or path, optional
-        Times that a real server took for these requests, in seconds: a row more, its ratios with
-        the bound as if the cost model and the KV capacity were the server's. It is never the
-        best known value, since no schedule proves it.
+        Times in seconds that a real server took for these requests. They become a row of their
+        own, whose ratios hold if the cost model and the KV capacity are those of the server. They
+        never become the best known value, since no schedule proves them.
 
     Returns
     -------
@@ -95,17 +101,19 @@ def compare(
     Raises
     ------
     InputError, UsageError
-        A specification that cannot be read, or a cost model that does not fit.
+        A specification cannot be read, the list of policies is empty, the cost model does not fit
+        the instance, or the measured times do not.
     ViolationError
-        The judge rejects a policy's schedule.
+        A policy's schedule is not valid.
     SolverError
         A bound contradicts a schedule that it covers.
 
     Notes
     -----
-    Ratios are given only inside the model that best known value and bound belong to. In rounds
-    these are uninterrupted runs and restarts; in seconds, everything on one worker. Where the
-    optimum is not proved, the ratio to the optimum lies between the two ratios given.
+    Ratios are given only for schedules inside the model of the best known value and the bound. In
+    rounds, this is the model of uninterrupted runs and restarts. In seconds, it has every schedule
+    of one worker. Where the optimum is not proved, the ratio to the optimum lies between the two
+    ratios given.
     """
     cost = cost_for(instance, cost_model)
     if measured is not None and not isinstance(measured, Measured):
@@ -158,7 +166,10 @@ def compare(
 
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
-    """Improve both ends beyond the policies; return why there is no optimum, where it cannot be."""
+    """Improve both ends of the interval beyond the policies.
+
+    Returns notes that say why there is no optimum, where there can be none.
+    """
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
         prove(interval, budget.part(_BOUND_SHARE), seed=seed)
@@ -169,7 +180,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     if not interval.closed and _worth_solving(instance):
         try:
             _solve(interval, seed)
-        except InfeasibleError as error:  # policies that split prefills can do more
+        except InfeasibleError as error:  # a policy that splits prefills may still have a schedule
             return (f"no optimum in the round model, which splits no prefill: {error}",)
     return ()
 
@@ -180,7 +191,7 @@ def _worth_solving(instance: Instance) -> bool:
 
 
 def _solve(interval: Interval, seed: int) -> None:
-    """Improve both ends by the hindsight program, from the best policy's schedule on."""
+    """Improve both ends by the hindsight program, which starts from the best policy's schedule."""
     exact = choose(interval.task.instance, "hindsight")
     origin = f"{exact.model.name} ({exact.name})"
     best, budget = interval.incumbent, interval.budget
@@ -199,20 +210,23 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
         return allowed_policies(instance)
     specs = list(asked)
     if not specs:
-        raise UsageError("policies: the list is empty; leave it out to run all that are allowed")
+        raise UsageError(
+            "policies: found an empty list; expected at least one, or none given to run all that "
+            "are allowed"
+        )
     for spec in specs:
         make_policy(spec)  # a typo is an error before anything runs
     return specs
 
 
 def _load_engine(specs: Iterable[str]) -> None:
-    """Load what the policies run on, so that none's clock sees it being compiled or loaded."""
+    """Load and compile what the policies run on, so that no policy's wall time includes it."""
     for spec in ("fcfs", *specs):
         runner_of(make_policy(spec)[0]).warm_up()
 
 
 def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | None]) -> PolicyRow:
-    """Run a policy, and let the interval know its schedule if it is of the bound's model."""
+    """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
     instance, cost = interval.task.instance, interval.task.cost_model
     made, info = make_policy(spec)
     note = lengths_note(made, info, instance) if info.assumed else None
@@ -250,7 +264,7 @@ def _measured_row(
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
     times = Times(instance, latency, ttft, tpot, slo_ttft, slo_tpot)
-    note = "its ratios hold if the cost model and the KV capacity are its server's"
+    note = "its ratios hold if the cost model and the KV capacity are those of the server"
     return PolicyRow(
         measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True
     )
@@ -261,7 +275,7 @@ def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) 
     if tel is None:
         return row
     if row.measured and bound is not None and tel < bound:
-        note = "it beats the bound: the cost model or the KV capacity is not its server's"
+        note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
     return replace(
         row,
@@ -277,10 +291,31 @@ def best_of_policies(
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> PolicyRow | None:
-    """Return the policy with the least total latency inside the bound's model, or None.
+    """Return the policy with the smallest total latency inside the bound's model, or None.
 
-    Every policy that the instance allows runs, as `optsched.optimize.strategies.run_policies`
-    says.
+    Policies run as `optsched.optimize.strategies.run_policies` runs them.
+
+    Parameters
+    ----------
+    instance : Instance
+        The instance on which all policies run that it allows.
+    cost_model : CostModel, str or path, optional
+        The cost model, its name or its file. An instance in seconds needs one.
+    time_limit_s : float
+        Seconds after which no further policy starts.
+    seed : int
+        Seed of random policies.
+
+    Returns
+    -------
+    PolicyRow or None
+        The best policy with its metrics and its schedule. None if no policy has a schedule inside
+        the bound's model.
+
+    Raises
+    ------
+    InputError, UsageError
+        The cost model cannot be read, or does not fit the instance.
     """
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
     run_policies(interval, Budget(time_limit_s), seed=seed)

@@ -1,4 +1,4 @@
-"""Policies side by side: a row for each, beside the best known value and a bound."""
+"""A comparison of policies: a row for each, with the best known value and a bound."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ class PolicyRow:
     Parameters
     ----------
     policy : str
-        Specification as given.
+        The policy's specification as given.
     clairvoyant : bool
-        Whether it sees true output lengths, because the instance carries no predictions.
+        Whether it sees true output lengths, because the instance has no predictions.
     metrics : dict or None
-        `Evaluation.metrics`; None when there is no schedule.
+        `Evaluation.metrics`, or None when there is no schedule.
     inside : bool
-        Whether best known value and bound hold for the schedule, so that ratios mean something.
+        Whether the best known value and the bound apply to the schedule. Only then do ratios mean
+        something.
     ratio_to_best_known, ratio_to_bound : float or None
+        Total latency over the best known value and over the bound. None where one of the two is
+        unknown, or the schedule is outside the bound's model.
     wall_s : float or None
-        Seconds for the decisions, without judging them.
+        Seconds that the decisions took, without their evaluation.
     notes : tuple of str
-        Features that the instance switches off, and why there is no ratio.
+        Which features the instance switches off, and why there is no ratio.
     error : str or None
-        Why there is no schedule: a loop, or features that the instance forbids.
+        Why there is no schedule: the policy loops, or needs features that the instance forbids.
     schedule : Schedule or None
+        The policy's schedule, where it is kept.
     measured : bool
-        Whether these are a real server's times and not a policy's.
+        Whether the row holds times measured on a real server instead of a policy's.
     """
 
     policy: str
@@ -58,13 +62,13 @@ class PolicyRow:
 
     @property
     def tel(self) -> float | None:
-        """Total latency of a schedule inside the bound's model, else None."""
+        """Total latency if the schedule is inside the bound's model, otherwise None."""
         return (
             self.metrics[TOTAL_LATENCY.name] if self.metrics is not None and self.inside else None
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row of the comparison file."""
+        """Return the row as an object of the comparison file."""
         return {
             "policy": self.policy,
             "clairvoyant": self.clairvoyant,
@@ -80,26 +84,33 @@ class PolicyRow:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Policies judged side by side; total latency (``tel``) is what ratios compare.
+    """Policies evaluated on one instance. Ratios compare their total latencies (``tel``).
 
     Parameters
     ----------
     instance : Instance
+        The instance on which all policies ran.
     rows : tuple of PolicyRow
-        In the order asked for.
-    best_known, bound : float or None
-        Smallest total latency among the solver's schedule and the policies inside the bound's
-        model, and a value that no schedule of that model beats.
-    best_known_origin, bound_origin : str or None
-        Who found them.
+        One row for each policy, in the order asked for.
+    best_known : float or None
+        The smallest total latency known in the bound's model: of the solver's schedule, a search's
+        or a policy's.
+    best_known_origin : str or None
+        What found the best known value, such as a policy or a method.
+    bound : float or None
+        A value that no schedule of the bound's model beats.
+    bound_origin : str or None
+        What proved the bound.
     cost_model : CostModel
+        The cost model that gave the times.
     seed : int
+        The seed that the policies and searches used.
     interrupted : bool
         Whether Ctrl-C came before everything had run.
     best_schedule : Schedule or None
-        A schedule of the best known value.
+        A schedule that has the best known value.
     notes : tuple of str
-        Why there is no optimum, where there can be none.
+        Why no optimum was found, where none can be.
     """
 
     instance: Instance
@@ -116,14 +127,14 @@ class Comparison:
 
     @property
     def gap(self) -> float | None:
-        """(best known - bound) / best known, None where one of them is unknown."""
+        """(best known - bound) / best known, or None where one of them is unknown."""
         if self.best_known is None or self.bound is None:
             return None
         return (self.best_known - self.bound) / self.best_known
 
     @property
     def predictor(self) -> str:
-        """Where policies take output lengths from: the instance's predictions, or the oracle."""
+        """The source of the policies' output lengths: the instance's predictions, or the oracle."""
         return predictor_of(self.instance)
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,9 +185,9 @@ class Comparison:
         return table(f"Comparison on {self.instance.name}", headers, rows, below)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per policy: both ratios, every metric, wall time, and why there is none.
+        """Return one row per policy: both ratios, every metric, the wall time and the error.
 
-        What is unknown, or is not there, is NaN or None.
+        Unknown values are NaN or None.
         """
         import pandas as pd
 
@@ -198,7 +209,11 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """``optimal`` when the best known value meets the bound, else feasible or no_incumbent."""
+        """One of ``optimal``, ``feasible`` and ``no_incumbent``.
+
+        It is optimal if the best known value equals the bound, and there is no incumbent if no
+        schedule of the bound's model is known.
+        """
         if self.best_known is None:
             return "no_incumbent"
         return "optimal" if self.bound == self.best_known else "feasible"

@@ -1,4 +1,4 @@
-"""How much a system is asked for, and how much it can take: full load, and the peak rate."""
+"""Request rates: the rate of full load, an instance at a given rate, and a policy's peak rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from optsched.problem.instance import Instance
 from optsched.workloads.predict import Predictor
 
 MAX_DOUBLINGS = 30
-"""How often a rate is doubled or halved at most; arrivals then stay within an instance's range."""
+"""Max number of times that a rate is doubled or halved.
+
+With it, arrivals stay in the range that an instance allows.
+"""
 
 
 def alone_latency(
@@ -27,12 +30,23 @@ def alone_latency(
 ) -> NDArray[np.float64]:
     """Return each request's latency on an idle machine, shape (n,), in the instance's time unit.
 
-    One batch prefills the whole prompt, and o - 1 batches decode.
+    One batch prefills the whole prompt, and output_tokens - 1 further batches decode.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : CostModel, str or path, optional
+        The cost model, its name or its file. An instance in seconds needs one, an instance in
+        rounds takes none.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
 
     Raises
     ------
     InputError, UsageError
-        A cost model that does not fit the instance.
+        The cost model cannot be read, or does not fit the instance.
     """
     cost = cost_for(instance, cost_model)
     s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
@@ -46,34 +60,63 @@ def full_rate(
 ) -> float:
     """Return the request rate of 1x load: batch size over mean `alone_latency`.
 
-    As Choi et al. 2025 define it (section 6.2). Per second, or per round. A batch of four takes
-    hardly longer than a batch of one, so that this is about what one worker can serve.
+    Choi et al. 2025 define it so (section 6.2). A batch of four requests takes hardly longer than
+    a batch of one. The rate is therefore about what one worker can serve.
+
+    Parameters
+    ----------
+    instance : Instance
+    batch_size : int
+        Max number of requests in a batch, >= 1.
+    cost_model : CostModel, str or path, optional
+        As in `alone_latency`.
+
+    Returns
+    -------
+    float
+        Requests per second, or per round.
 
     Raises
     ------
     InputError, UsageError
-        A batch size below 1; a cost model that does not fit the instance.
+        The batch size is below 1, or the cost model does not fit the instance.
     """
     if batch_size < 1:
-        raise InputError(f"batch_size: {batch_size!r}; an integer >= 1 is right")
+        raise InputError(f"batch_size: found {batch_size!r}; expected an integer >= 1")
     return batch_size / float(alone_latency(instance, cost_model).mean())
 
 
 def at_rate(instance: Instance, rate: float) -> Instance:
-    """Return an instance in seconds with its arrivals stretched to a rate, n / (the last one).
+    """Return an instance in seconds with its arrivals stretched to a rate.
+
+    The rate of an instance is its number of requests over its last arrival.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds whose last arrival is after 0.
+    rate : float
+        Requests per second, > 0.
+
+    Returns
+    -------
+    Instance
+        A copy in which all arrivals are multiplied by one number.
 
     Raises
     ------
     InputError
-        An instance in rounds, one whose requests all arrive at 0, or a rate that is not positive.
+        The instance is in rounds, all its requests arrive at 0, or the rate is not positive.
     """
     if instance.in_rounds:
-        raise InputError("time_unit: 'round'; arrivals can only be stretched in seconds")
+        raise InputError(
+            "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
+        )
     if not 0 < rate < float("inf"):
-        raise InputError(f"rate: {rate!r}; a number of requests per second > 0 is right")
+        raise InputError(f"rate: found {rate!r}; expected a number of requests per second > 0")
     last = float(instance.arrival.max())
     if last == 0:
-        raise InputError("requests.arrival: all are 0; a rate needs arrivals over time")
+        raise InputError("requests.arrival: found only 0; expected arrivals over time for a rate")
     return replace(instance, arrival=instance.arrival * (instance.n / (rate * last)))
 
 
@@ -84,11 +127,11 @@ class PeakRate:
     Parameters
     ----------
     rate : float
-        Largest rate tried that does, requests per second.
+        The largest rate tried that keeps within the limit, in requests per second.
     above : float
-        Smallest rate tried that does not.
+        The smallest rate tried that does not.
     delay : ndarray of float64, shape (instances,)
-        Mean queuing delay of each instance at ``rate``, seconds.
+        Mean queuing delay of each instance at ``rate``, in seconds.
     """
 
     rate: float
@@ -111,15 +154,17 @@ def peak_rate(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        As for `optsched.simulate`; ``"isrtf:workers=10"`` has ten workers.
+        As for `optsched.simulate`. ``"isrtf:workers=10"``, for example, has ten workers.
     instances : Instance or sequence of Instance
-        In seconds; each is stretched to every rate tried (`at_rate`), so that the same requests
-        come in the same pattern. Their mean delays are averaged.
-    cost_model : BatchCost or str
+        Instances in seconds. Each is stretched to every rate tried (`at_rate`), so that the same
+        requests come in the same pattern. The instances' mean delays are averaged.
+    cost_model : BatchCost, str or path
+        The cost model, its name or its file.
     max_delay_s : float
-        Limit of the mean queuing delay, from arrival to first batch (the paper's: 0.5 s).
+        Limit in seconds of the mean queuing delay, which is the time from arrival to first batch.
+        The paper has 0.5 s.
     tolerance : float
-        Relative width of the interval in which the search ends.
+        The search ends once ``above`` is at most ``1 + tolerance`` times ``rate``.
     predictor, seed
         As for `optsched.simulate`.
 
@@ -130,23 +175,23 @@ def peak_rate(
     Raises
     ------
     InputError
-        No instance, one whose requests all arrive at 0, a limit or tolerance that is not
-        positive, or a delay that no rate brings above or below the limit.
+        There is no instance, all requests of one arrive at 0, the limit or the tolerance is not
+        positive, or no rate brings the delay above or below the limit.
     LoopError, PolicyError, UsageError
-        As `optsched.simulate`.
+        The policy cannot be run (see `optsched.simulate`).
 
     Notes
     -----
-    The delay grows with the rate but for small exceptions, since decisions change. Over finitely
-    many requests it stays finite beyond what the system can serve in the long run: with few
-    requests per worker the peak comes out higher.
+    The delay grows with the rate. There are small exceptions, since decisions change with the
+    rate. With finitely many requests the delay stays finite even beyond the rate that the system
+    can serve in the long run. With few requests per worker the peak is therefore overestimated.
     """
     cases = [instances] if isinstance(instances, Instance) else list(instances)
     if not cases:
-        raise InputError("instances: the list is empty; at least one is needed")
+        raise InputError("instances: found an empty list; expected at least one instance")
     for name, value in (("max_delay_s", max_delay_s), ("tolerance", tolerance)):
         if not 0 < value < float("inf"):
-            raise InputError(f"{name}: {value!r}; a number > 0 is right")
+            raise InputError(f"{name}: found {value!r}; expected a number > 0")
 
     def delays(rate: float) -> NDArray[np.float64]:
         found = []
@@ -168,10 +213,10 @@ def peak_rate(
             break
         below, above = (rate, delay), rate
     else:
-        way, more = ("below", "more requests are") if good else ("above", "a larger limit is")
+        way, more = ("below", "more requests") if good else ("above", "a larger limit")
         raise InputError(
-            f"max_delay_s: {max_delay_s:g}: the mean queuing delay stays {way} it "
-            f"({delay.mean():.3g} s at {rate:.3g} requests/s); {more} right"
+            f"max_delay_s: found {max_delay_s:g}, and the mean queuing delay stays {way} it "
+            f"({delay.mean():.3g} s at {rate:.3g} requests/s); expected {more}"
         )
     while above > below[0] * (1 + tolerance):
         rate = float(np.sqrt(below[0] * above))

@@ -1,7 +1,9 @@
-"""Closed forms of theorems: competitive ratios of Chen et al. 2025, bounds of Jaillet et al. 2025.
+"""Closed forms of theorems by Chen, Ye and Zhou 2025 (ratios) and Jaillet et al. 2025 (bounds).
 
-Shares of outputs are arrays ``x`` over the lengths ``first..first + len(x) - 1``; they need not
-sum to 1. Ratios are the limits for large KV capacity and many requests that all arrive at 0.
+Shares of outputs are arrays ``x`` over the lengths ``first, ..., first + len(x) - 1``. They need
+not sum to 1. Ratios are limits for a large KV capacity and many requests that all arrive at 0.
+Below, "Chen et al." is Chen, Ye and Zhou 2025, and ``alpha = l / u`` is the quotient of the
+smallest and the largest output.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
-"""l / u where the bounds of A_min and A_l on two-point outputs meet (Chen et al., section 5.1)."""
+"""The alpha where the bounds of A_min and A_l on two-point outputs meet (Chen et al., sec. 5.1)."""
 
 FIGURE_1 = (0.2555, 0.2793, 1.1587)
-"""a, b, c of the fit a log(u + b) + c printed with Figure 1 of Chen et al.."""
+"""The numbers a, b, c of the fit a log(u + b) + c that Chen et al. print with their Figure 1."""
 
 
 def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> float:
@@ -27,16 +29,21 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
     Parameters
     ----------
     shares : array_like, shape (u - l + 1,)
-        Share of requests with output l, l + 1, ..., u.
+        The shares of requests with output l, l + 1, ..., u.
     first : int
-        l, the lower prediction.
+        l, the lower prediction, in tokens.
     prompt : float
-        s, in tokens; the same for all.
+        s, the prompt length of every request, in tokens.
+
+    Returns
+    -------
+    float
+        The ratio, >= 1.
 
     Raises
     ------
     InputError
-        Shares that are negative, not finite, or all zero.
+        The shares are negative, not finite, or all zero.
     """
     x = _shares(shares)
     k = np.arange(first, first + len(x), dtype=np.float64)
@@ -60,12 +67,25 @@ def _tail(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _shares(shares: ArrayLike) -> NDArray[np.float64]:
     x = np.asarray(shares, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all() or (x < 0).any() or not x.any():
-        raise InputError("shares: finite numbers >= 0, not all 0, are right")
+        raise InputError(
+            f"shares: found {np.array2string(x.ravel(), threshold=6)}; expected a flat list of "
+            "finite numbers >= 0, not all 0"
+        )
     return x
 
 
 def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A_u and B_u of Chen et al., Corollary 4.8 (s = 0, l = 1), each of shape (u, u)."""
+    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1.
+
+    Parameters
+    ----------
+    u : int
+        Largest output, in tokens.
+
+    Returns
+    -------
+    pair of ndarray of float64, shape (u, u)
+    """
     i = np.arange(1, u + 1, dtype=np.float64)
     least = np.minimum.outer(i, i)
     product, total = np.multiply.outer(i, i), np.add.outer(i, i)
@@ -73,18 +93,37 @@ def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def rayleigh_quotient(x: ArrayLike) -> float:
-    """Return x'A x / x'B x of Chen et al., Corollary 4.8: `a_min_ratio` for s = 0, l = 1."""
+    """Return x'A x / x'B x (Chen et al., Corollary 4.8): `a_min_ratio` for s = 0 and l = 1.
+
+    Parameters
+    ----------
+    x : array_like, shape (u,)
+        Shares of the outputs 1, ..., u.
+    """
     v = np.asarray(x, dtype=np.float64)
     a, b = rayleigh_matrices(len(v))
     return float(v @ a @ v / (v @ b @ v))
 
 
 def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
-    """Return the largest Rayleigh quotient over all vectors, and where it is attained.
+    """Return the largest Rayleigh quotient over all vectors, and a vector that attains it.
 
-    The largest eigenvalue of B^-1 A. It bounds the competitive ratio for outputs in [1, u]. The
-    vector has no negative entry (for every u up to 1000, by computation), so that it is the
-    shares of a worst case, and the bound is that ratio: Figure 1.
+    The quotient is the largest eigenvalue of B^-1 A. It bounds the competitive ratio of A_min for
+    outputs in [1, u]. The vector has no negative entry, as was computed for every u up to 1000. It
+    is therefore the shares of a worst case, and the bound is the ratio itself, which Chen et al.
+    show in Figure 1.
+
+    Parameters
+    ----------
+    u : int
+        Largest output, in tokens.
+
+    Returns
+    -------
+    value : float
+        The largest quotient.
+    x : ndarray of float64, shape (u,)
+        A vector that attains it.
 
     Notes
     -----
@@ -100,7 +139,7 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     symmetric = solved(solved(a).T)
     y = np.ones(u) / math.sqrt(u)
     value = 0.0
-    for _ in range(10_000):  # power iteration: the other eigenvalues are far below the largest
+    for _ in range(10_000):  # power iteration, since one eigenvalue is far above the others
         ahead = symmetric @ y
         last, value = value, float(np.linalg.norm(ahead))
         change = float(np.abs(ahead / value - y).max())
@@ -113,37 +152,102 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
 
 
 def figure_1_fit(u: ArrayLike) -> NDArray[np.float64]:
-    """Return the paper's fit 0.2555 log(u + 0.2793) + 1.1587 (Chen et al., Figure 1)."""
+    """Return the fit 0.2555 log(u + 0.2793) + 1.1587 of the ratio (Chen et al., Figure 1).
+
+    Parameters
+    ----------
+    u : array_like
+        Largest outputs, in tokens.
+    """
     a, b, c = FIGURE_1
     return np.asarray(a * np.log(np.asarray(u, dtype=np.float64) + b) + c)
 
 
 def a_max_bounds(alpha: float) -> tuple[float, float]:
-    """Return lower and upper bound of A_max's ratio (Chen et al., Theorems 3.4 and 3.3)."""
+    """Return lower and upper bound of A_max's ratio (Chen et al., Theorems 3.4 and 3.3).
+
+    Parameters
+    ----------
+    alpha : float
+        l / u, in (0, 1].
+
+    Raises
+    ------
+    InputError
+        ``alpha`` is outside (0, 1].
+    """
     _check_alpha(alpha)
     return (1 + alpha**-0.5) / (2 * alpha), (1 + 1 / alpha) / (2 * alpha)
 
 
 def a_min_two_point_bound(alpha: float) -> float:
-    """Return the bound (3 - alpha) / 2 of A_min on outputs l or u (Chen et al., Theorem 5.1)."""
+    """Return (3 - alpha) / 2, the bound of A_min on outputs l or u (Chen et al., Theorem 5.1).
+
+    Parameters
+    ----------
+    alpha : float
+        l / u, in (0, 1].
+
+    Raises
+    ------
+    InputError
+        ``alpha`` is outside (0, 1].
+    """
     _check_alpha(alpha)
     return (3 - alpha) / 2
 
 
 def a_min_two_point(alpha: float, t: float) -> float:
-    """Return A_min's ratio for s = 0 and t = x_l / x_u (Chen et al., proof of Theorem 5.1)."""
+    """Return A_min's ratio on outputs l or u for s = 0 (Chen et al., proof of Theorem 5.1).
+
+    Parameters
+    ----------
+    alpha : float
+        l / u, in (0, 1].
+    t : float
+        x_l / x_u, the number of short requests over that of long ones.
+
+    Raises
+    ------
+    InputError
+        ``alpha`` is outside (0, 1].
+    """
     _check_alpha(alpha)
     return 1 + alpha * (1 - alpha**2) * t / (alpha**2 * t**2 + 2 * alpha**2 * t + 1)
 
 
 def a_l_bound(alpha: float) -> float:
-    """Return the bound of A_l on outputs l or u (Chen et al., Theorem 5.2)."""
+    """Return the bound of A_l on outputs l or u (Chen et al., Theorem 5.2).
+
+    Parameters
+    ----------
+    alpha : float
+        l / u, in (0, 1].
+
+    Raises
+    ------
+    InputError
+        ``alpha`` is outside (0, 1].
+    """
     _check_alpha(alpha)
     return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
 
 
 def a_l_two_point(alpha: float, t: float) -> float:
-    """Return A_l's ratio for s = 0 and t = x_l / x_u, as in Chen et al.'s proof of Theorem 5.2."""
+    """Return A_l's ratio on outputs l or u for s = 0 (Chen et al., proof of Theorem 5.2).
+
+    Parameters
+    ----------
+    alpha : float
+        l / u, in (0, 1].
+    t : float
+        x_l / x_u, the number of short requests over that of long ones.
+
+    Raises
+    ------
+    InputError
+        ``alpha`` is outside (0, 1].
+    """
     _check_alpha(alpha)
     a = alpha**2
     return 1 + (a * t + 2 * a) / (a * t**2 + 2 * a * t + 1)
@@ -151,22 +255,73 @@ def a_l_two_point(alpha: float, t: float) -> float:
 
 def _check_alpha(alpha: float) -> None:
     if not 0 < alpha <= 1:
-        raise InputError(f"alpha: {alpha!r}; 0 < alpha <= 1 is right")
+        raise InputError(f"alpha: found {alpha!r}; expected 0 < alpha <= 1")
 
 
 def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of G(1 - q) for k = 1..u, up to a factor (Chen et al., section 5.2)."""
+    """Return P(o = k) of the geometric distribution G(1 - q), up to a factor, for k = 1, ..., u.
+
+    Chen et al., section 5.2.
+
+    Parameters
+    ----------
+    q : float
+        Quotient of neighbouring shares, in [0, 1].
+    u : int
+        Largest output, in tokens.
+
+    Returns
+    -------
+    ndarray of float64, shape (u,)
+
+    Raises
+    ------
+    InputError
+        ``q`` is outside [0, 1].
+    """
     _check_q(q)
     return np.asarray(q ** np.arange(u, dtype=np.float64))
 
 
 def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of LG(1 - q) for k = 1..u, up to a factor (Chen et al., section 5.3)."""
+    """Return P(o = k) of the weighted geometric distribution LG(1 - q), for k = 1, ..., u.
+
+    The shares are k q^(k - 1), that is P(o = k) up to a factor. Chen et al., section 5.3.
+
+    Parameters
+    ----------
+    q : float
+        As in `geometric_shares`.
+    u : int
+        Largest output, in tokens.
+
+    Returns
+    -------
+    ndarray of float64, shape (u,)
+
+    Raises
+    ------
+    InputError
+        ``q`` is outside [0, 1].
+    """
     return np.arange(1, u + 1) * geometric_shares(q, u)
 
 
 def weighted_geometric_limit(q: float) -> float:
-    """Return A_min's ratio under LG(1 - q) for large u (Chen et al., Theorem 5.3); at most 14/9."""
+    """Return A_min's ratio under LG(1 - q) for large u (Chen et al., Theorem 5.3).
+
+    The ratio never exceeds 14/9.
+
+    Parameters
+    ----------
+    q : float
+        As in `geometric_shares`.
+
+    Raises
+    ------
+    InputError
+        ``q`` is outside [0, 1].
+    """
     _check_q(q)
     top = (1 + q) ** 2 * (1 + 3 * q + 6 * q**2 + 3 * q**3 + q**4)
     return top / (1 + 2 * q + 11 * q**2 + 8 * q**3 + 11 * q**4 + 2 * q**5 + q**6)
@@ -174,21 +329,35 @@ def weighted_geometric_limit(q: float) -> float:
 
 def _check_q(q: float) -> None:
     if not 0 <= q <= 1:
-        raise InputError(f"q: {q!r}; 0 <= q <= 1 is right")
+        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
 
 
 # --- Jaillet et al. 2025 -------------------------------------------------------------------
 
 
 def adversary_ratio(kv_capacity: int) -> float:
-    """Return sqrt(M) / 28: no deterministic online policy is better (Jaillet et al., Th. 4.1)."""
+    """Return sqrt(M) / 28, a lower bound of every deterministic online policy's ratio.
+
+    Jaillet et al. 2025, Theorem 4.1.
+
+    Parameters
+    ----------
+    kv_capacity : int
+        M, in tokens.
+    """
     return math.sqrt(kv_capacity) / 28
 
 
 def _volumes(instance: Instance) -> tuple[float, float]:
-    """Return sum_o n_o sum_{o' <= o} n_o' vol_o', and the sum of outputs."""
+    """Return the sum over outputs o of n_o sum_{o' <= o} n_o' vol_o', and the sum of all outputs.
+
+    n_o is the number of requests with output o, and vol_o the KV volume of one of them.
+    """
     if (instance.arrival != 0).any() or len(np.unique(instance.prompt_tokens)) > 1:
-        raise InputError("instance: all arrivals at 0 and equal prompts are right")
+        raise InputError(
+            "instance: found arrivals after 0 or unequal prompts; expected all arrivals at 0 and "
+            "equal prompts"
+        )
     s, o = float(instance.prompt_tokens[0]), instance.output_tokens.astype(np.float64)
     length, count = np.unique(o, return_counts=True)
     volume = np.cumsum(count * (s * length + length * (length + 1) / 2))
@@ -196,29 +365,50 @@ def _volumes(instance: Instance) -> tuple[float, float]:
 
 
 def mc_sf_upper(instance: Instance) -> float:
-    """Return a value that MC-SF's total latency never exceeds (Jaillet et al., Lemma 4.4).
+    """Return a value that MC-SF's total latency never exceeds (Jaillet et al. 2025, Lemma 4.4).
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds whose requests all arrive at 0 and have equal prompts.
+
+    Returns
+    -------
+    float
+        The value in rounds.
 
     Raises
     ------
     InputError
-        Arrivals after 0, unequal prompts, or a KV capacity below twice the largest peak.
+        Requests arrive after 0, prompts are unequal, or the KV capacity is below twice the largest
+        peak of a request.
     """
     waiting, running = _volumes(instance)
     if instance.kv_capacity < 2 * instance.peak_tokens.max():
         raise InputError(
-            f"kv_capacity: {instance.kv_capacity}; at least twice the largest peak "
-            f"{instance.peak_tokens.max()} is right"
+            f"kv_capacity: found {instance.kv_capacity}; expected at least twice the largest peak "
+            f"{instance.peak_tokens.max()}"
         )
     return 1536 / instance.kv_capacity * waiting + 24 * running
 
 
 def optimum_lower(instance: Instance) -> float:
-    """Return a value that no schedule's total latency is below (Jaillet et al., Lemma 4.7).
+    """Return a lower bound of every schedule's total latency (Jaillet et al. 2025, Lemma 4.7).
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds whose requests all arrive at 0 and have equal prompts.
+
+    Returns
+    -------
+    float
+        The bound in rounds.
 
     Raises
     ------
     InputError
-        Arrivals after 0, or unequal prompts.
+        Requests arrive after 0, or prompts are unequal.
     """
     waiting, running = _volumes(instance)
     return waiting / (6 * instance.kv_capacity) + running / 6

@@ -1,6 +1,6 @@
-"""The command line: see ``optsched --help``.
+"""The command line, which ``optsched --help`` describes.
 
-Modules of this package import nothing heavy at the top: ``optsched --help`` must be instant.
+Modules of this package import nothing heavy at the top, so that ``optsched --help`` is instant.
 """
 
 from optsched.cli.application import app, main

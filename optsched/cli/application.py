@@ -1,4 +1,4 @@
-"""The application: commands, global options, and how errors end the process."""
+"""The application: its commands, its global options, and the way errors end the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from optsched.problem.errors import OptschedError
 
 
 class Commands(TyperGroup):
-    """Runs a command and turns every failure into one line and an exit status."""
+    """A group that runs a command, and turns every failure into one line and an exit status."""
 
     def main(
         self,
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
         try:
-            # Not the parser's own `main`: it would end a closed pipe and Ctrl-C its own way.
+            # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
             with (
                 only_json() if _json_alone(words) else nullcontext(),
                 self.make_context("optsched", words, **extra) as context,
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
         except typer.Exit as stop:
             sys.exit(stop.exit_code)
         except BrokenPipeError:
-            # The reader has seen enough. Python would complain once more at exit.
+            # The reader has closed the pipe. Without this, Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
         except (KeyboardInterrupt, typer.Abort):
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
                 message = error.format_message().rstrip(".")
                 of = getattr(error, "ctx", None)
                 if of is not None:
-                    message += f"; `{of.command_path} --help` says what is right"
+                    message += f"; `{of.command_path} --help` says what is expected"
                 _fail(message, int(getattr(error, "exit_code", 2)), debug)
             text = f"{type(error).__name__}: {error}"
             if debug:
@@ -83,14 +83,14 @@ class Commands(TyperGroup):
 
 
 def _json_alone(words: Sequence[str]) -> bool:
-    """Whether standard output is for the JSON of ``--json -`` alone."""
+    """Return whether standard output is only for the JSON of ``--json -``."""
     if "--help" in words or "-h" in words:
         return False
     return "--json=-" in words or ("--json", "-") in pairwise(words)
 
 
 def _warn_once() -> None:
-    """Have every warning printed in one line, and once."""
+    """Make every warning print in one line, and only once."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
@@ -132,26 +132,28 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")
+        bool,
+        typer.Option("--debug", help="Show a traceback for errors. It may stand anywhere."),
     ] = False,
 ) -> None:
-    """How good could an LLM-serving schedule have been, with a proof.
+    """Compute how good an LLM-serving schedule could have been, with a proof.
 
-    Exit status: 0 an answer, 2 bad usage or input, 3 infeasible, 4 no schedule within the
-    limits, 5 a schedule that does not verify, 1 an internal error.
+    The exit status is 0 for an answer, 2 for bad usage or input, 3 if there is no schedule, 4 if
+    none was found within the limits, 5 for a schedule or certificate that does not verify, 130 for
+    an interrupted experiment or download, and 1 for an internal error.
     """
     if context.invoked_subcommand is None:
         print(_FIRST)
 
 
 _FIRST = """\
-optsched: how good could an LLM-serving schedule have been, with a proof. First steps:
+optsched computes how good an LLM-serving schedule could have been, with a proof. First steps:
 
   optsched compare tiny --policy mc-sf --policy vllm   # schedulers beside the best schedule
   optsched solve tiny                                  # an optimal schedule of six requests
   optsched import azure TRACE.csv -o mine.json         # a trace of yours, to compare and solve
   optsched --help                                      # every command"""
-"""What the command alone says to somebody who has never seen it."""
+"""The text that ``optsched`` without a command prints for newcomers."""
 
 
 app.command("solve")(solving.solve)

@@ -1,4 +1,4 @@
-"""``compare``: policies side by side."""
+"""``compare``: policies on one instance, with the best known value and a bound."""
 
 from __future__ import annotations
 
@@ -43,25 +43,34 @@ def compare(
     instance_file: InstanceFile,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A policy: `policies`. Default: all allowed."),
+        typer.Option(
+            metavar="SPEC",
+            help="A policy to run (repeatable). By default all run that the instance allows. "
+            "`optsched policies` lists them.",
+        ),
     ] = None,
     cost_model: CostModelName = None,
-    bound: Annotated[bool, typer.Option(help="Look for a bound and a better schedule.")] = True,
+    bound: Annotated[
+        bool, typer.Option(help="Whether to look for a bound and a better schedule.")
+    ] = True,
     time_limit: TimeLimit = 60.0,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
     seed: Seed = 0,
     schedules_out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write every schedule into this folder."),
+        typer.Option(metavar="DIR", help="Write every policy's schedule into this folder."),
     ] = None,
     measured: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Show a real server's times: `import --measured-out`."),
+        typer.Option(
+            metavar="FILE",
+            help="Add a row of times that a server measured, from `import --measured-out`.",
+        ),
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Run policies beside the best known schedule and a bound."""
+    """Compare policies with the best known schedule and with a bound."""
     check_number(time_limit, "--time-limit", 0.0)
     check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
     check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
@@ -142,7 +151,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             ]
         )
     if rows:
-        # The mean latency is the TEL over the number of requests; "" says what is clairvoyant.
+        # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
         first = ("p99 TTFT", "p99 latency", "wall", "mean TPOT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         missing = show_table(headers, rows, text_columns=(0, 1), drop=drop)
@@ -172,4 +181,4 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     for note in comparison.notes:
         print(note)
     if comparison.interrupted:
-        print("interrupted: what had finished is above")
+        print("interrupted: the results above are those that had finished")

@@ -1,4 +1,4 @@
-"""``data``: public traces, listed and downloaded."""
+"""``data``: list and download public traces."""
 
 from __future__ import annotations
 
@@ -24,28 +24,45 @@ def list_datasets() -> None:
         for name, one in datasets().items()
     ]
     show_table(("dataset", "format", "summary", "licence", "here"), rows, text_columns=range(5))
-    print("\nhere: in the user's cache; `optsched data fetch NAME` puts it there")
+    print("\nhere: whether the user's cache has it; `optsched data fetch NAME` puts it there")
     for name, one in datasets().items():
         if one.reported:
-            print(f"{name}: its sha256 is as others report it; the first download verifies it")
+            print(f"{name}: its sha256 is one that others report; the first download verifies it")
 
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, argument("NAME", "A dataset: `data list`.")],
+    name: Annotated[str, argument("NAME", "The dataset. `optsched data list` lists them.")],
     to: Annotated[
-        str | None, option("--to", "DIR", "Folder for the file. Default: the user's cache.")
+        str | None,
+        option("--to", "DIR", "The folder for the file. By default it is the user's cache."),
     ] = None,
     base_url: Annotated[
         str | None,
-        option("--base-url", "URL", "A mirror. Default: OPTSCHED_DATA_URL, or the publisher."),
+        option(
+            "--base-url",
+            "URL",
+            "The address of a mirror. By default it is OPTSCHED_DATA_URL, or the publisher's.",
+        ),
     ] = None,
-    retries: Annotated[int, option("--retries", "N", "Further attempts.", callback=at_least_0)] = 2,
+    retries: Annotated[
+        int,
+        option("--retries", "N", "How often to try again after a failure.", callback=at_least_0),
+    ] = 2,
     timeout: Annotated[
-        float, option("--timeout", "S", "Longest silence of the server.", callback=above_0)
+        float,
+        option(
+            "--timeout",
+            "S",
+            "The max time in seconds without an answer of the server.",
+            callback=above_0,
+        ),
     ] = 30.0,
 ) -> None:
-    """Download a public trace, or go on with it; check it, and print its file's name."""
+    """Download a public trace, check it, and print the name of its file.
+
+    A download that was interrupted goes on where it ended.
+    """
     from optsched.workloads.datasets import datasets, fetch_dataset
 
     try:
@@ -59,7 +76,10 @@ def fetch(
                 progress=partial(line.downloaded, name),
             )
     except KeyboardInterrupt:
-        print("error: interrupted: what came is kept; the same command goes on", file=sys.stderr)
+        print(
+            "error: interrupted: the downloaded part is kept; the same command goes on",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     one = datasets()[name]
     print(f"{one.licence}; cite {one.cite}; format {one.format}", file=sys.stderr)

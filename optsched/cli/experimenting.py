@@ -1,4 +1,4 @@
-"""``experiment``: named, resumable experiments."""
+"""``experiment``: run named experiments, which can be resumed."""
 
 from __future__ import annotations
 
@@ -25,40 +25,55 @@ if TYPE_CHECKING:
 
 
 def experiment(
-    name: Annotated[str, argument("NAME|list", "An experiment, or list.")],
+    name: Annotated[
+        str, argument("NAME|list", "The experiment's name, or list to list all experiments.")
+    ],
     settings: Annotated[
-        list[str] | None, option("--set", "KEY=VALUE", "A parameter; lists as a,b,c.")
+        list[str] | None,
+        option("--set", "KEY=VALUE", "Set a parameter (repeatable). A list is given as a,b,c."),
     ] = None,
     trials: Annotated[
-        int | None, option("--trials", "N", "How many trials, from the first.")
+        int | None, option("--trials", "N", "How many trials to run, counted from the first.")
     ] = None,
-    jobs: Annotated[int, option("--jobs", "N", "Processes.")] = 1,
-    engine: Annotated[str, option("--engine", "local|dask", "Where the processes are.")] = "local",
+    jobs: Annotated[int, option("--jobs", "N", "How many trials to run at a time.")] = 1,
+    engine: Annotated[
+        str,
+        option("--engine", "local|dask", "Where trials run: on this machine or on a Dask cluster."),
+    ] = "local",
     scheduler: Annotated[
-        str | None, option("--scheduler", "ADDRESS", "A running Dask cluster's scheduler.")
+        str | None,
+        option("--scheduler", "ADDRESS", "The address of a running Dask cluster's scheduler."),
     ] = None,
     memory_limit: Annotated[
-        str | None, option("--memory-limit", "SIZE", "Per trial, such as 4GiB.")
+        str | None, option("--memory-limit", "SIZE", "The max memory of a trial, such as 4GiB.")
     ] = None,
     isolate: Annotated[
-        bool, option("--isolate/--in-process", None, "Trials in processes of their own, or here.")
+        bool,
+        option(
+            "--isolate/--in-process",
+            None,
+            "Whether trials run in processes of their own or in this one.",
+        ),
     ] = True,
     seed: Seed = 0,
     out: Annotated[
-        str | None, option("--out", "DIR", "Store, results.csv and summary.json.")
+        str | None,
+        option("--out", "DIR", "The folder for the store of trials, the results and the figures."),
     ] = None,
     resume: Annotated[
-        bool, option("--resume/--fresh", None, "Keep or forget finished trials in --out.")
+        bool, option("--resume/--fresh", None, "Whether to keep finished trials in --out.")
     ] = True,
     retry_failed: Annotated[
-        bool, option("--retry-failed", None, "Run failed trials again.")
+        bool, option("--retry-failed", None, "Run the trials again that have failed.")
     ] = False,
-    parquet: Annotated[bool, option("--parquet", None, "Write results.parquet too.")] = False,
+    parquet: Annotated[
+        bool, option("--parquet", None, "Write results.parquet too, which needs pyarrow.")
+    ] = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Run a paper's experiment and print its statements beside ours.
+    """Run the experiment of a paper, and print the paper's statements with our values.
 
-    Finished trials are stored in --out at once: the same command goes on after whatever ended it.
+    Finished trials are stored in --out at once. If the run ends early, the same command goes on.
     """
     if name == "list":
         _list()
@@ -71,7 +86,7 @@ def experiment(
 
     if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
         raise UsageError(
-            "--in-process: is for one job here without --memory-limit; --isolate is right"
+            "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
         )
     bar = TrialBar()
     try:
@@ -120,7 +135,7 @@ def experiment(
 
 
 def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
-    """Say how many trials failed or have no schedule, and return it; an error where all do."""
+    """Print and return how many trials failed or have no schedule. It is an error if all do."""
     rows, name = outcome.rows, outcome.experiment.name
     failed, errors = list(outcome.failed.items()), list(outcome.without_schedule.items())
 
@@ -143,12 +158,12 @@ def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
 
 
 class TrialBar:
-    """How far the trials are, on standard error: a bar, or now and then a line.
+    """The progress of trials on standard error: a bar on a terminal, and else a line at times.
 
     Parameters
     ----------
     every_s : float
-        Seconds between lines where standard error is no terminal.
+        Seconds between lines where standard error is not a terminal.
     """
 
     def __init__(self, every_s: float = 30.0) -> None:
@@ -168,7 +183,7 @@ class TrialBar:
             self._bar.stop()
 
     def show(self, done: int, of: int) -> None:
-        """Take note of how many trials have finished; the first time none has run yet."""
+        """Show how many trials have finished. The first call comes before any trial runs."""
         begin, self.done, self.of = self.of == 0, done, of
         now = time.monotonic()
         if begin:
@@ -182,7 +197,7 @@ class TrialBar:
             print(f"{done} of {of} trials, {self.pace(now)}", file=sys.stderr, flush=True)
 
     def pace(self, now: float) -> str:
-        """Return the rate of trials that ran and the time that the rest will take at it."""
+        """Return the rate at which trials finish, and the time left at this rate."""
         ran, elapsed = self.done - self._first, now - self._began
         if ran == 0 or elapsed <= 0:
             return ""

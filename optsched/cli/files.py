@@ -1,4 +1,4 @@
-"""``generate``, ``import`` and ``export``: instances from generators, traces, and into models."""
+"""``generate``, ``import`` and ``export``: instances from generators and traces, and as models."""
 
 from __future__ import annotations
 
@@ -31,14 +31,23 @@ from optsched.problem.errors import UsageError
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
-Out = Annotated[str | None, option("-o --out", "FILE", "Default: standard output.")]
-GENERATORS = "jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed, infermax-mix."
+Out = Annotated[
+    str | None,
+    option("-o --out", "FILE", "Write the instance to this file. The default is standard output."),
+]
+GENERATORS = (
+    "The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed or "
+    "infermax-mix."
+)
 
 
 def generate(
     name: Annotated[str, argument("NAME", GENERATORS)],
     seed: Seed = 0,
-    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "A parameter.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", "KEY=VALUE", "Set a parameter of the generator (repeatable)."),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Draw a random instance."""
@@ -64,30 +73,40 @@ class ImportCommand(TyperCommand):
 
 def import_trace(
     format_name: Annotated[str, argument("FORMAT", "")],
-    file: Annotated[str, argument("FILE", "The trace.")],
-    offset: Annotated[int, option("--offset", "N", "Rows to skip.", callback=at_least_0)] = 0,
+    file: Annotated[str, argument("FILE", "The file of the trace.")],
+    offset: Annotated[
+        int, option("--offset", "N", "The number of rows to skip.", callback=at_least_0)
+    ] = 0,
     limit: Annotated[
-        int | None, option("--limit", "N", "Rows to take.", callback=in_range(1))
+        int | None, option("--limit", "N", "The max number of rows to take.", callback=in_range(1))
     ] = None,
     sample: Annotated[
         int | None,
-        option("--sample", "N", "Keep N of them, drawn at random.", callback=in_range(1)),
+        option("--sample", "N", "Keep N of the rows, drawn at random.", callback=in_range(1)),
     ] = None,
     seed: Seed = 0,
     kv_capacity: Annotated[
-        int | None, option("--kv-capacity", "N", "KV capacity in tokens.")
+        int | None, option("--kv-capacity", "N", "The KV capacity in tokens.")
     ] = None,
     rate: Annotated[
         float | None,
-        option("--rate", "R", "Poisson arrivals of R per second; inf: all at 0. Default: its own."),
+        option(
+            "--rate",
+            "R",
+            "Draw Poisson arrivals of R per second. With inf all arrive at 0. "
+            "By default the trace's own arrivals are kept.",
+        ),
     ] = None,
     rate_scale: Annotated[
-        float, option("--rate-scale", "X", "Arrivals come X times as fast.", callback=above_0)
+        float, option("--rate-scale", "X", "Make arrivals X times as fast.", callback=above_0)
     ] = 1.0,
     rounds: Annotated[
         float | None,
         option(
-            "--rounds", "SECONDS", "Make an instance in rounds of this length.", callback=above_0
+            "--rounds",
+            "SECONDS",
+            "Make an instance in rounds, each of this length.",
+            callback=above_0,
         ),
     ] = None,
     column: Annotated[
@@ -95,31 +114,38 @@ def import_trace(
         option(
             "--column",
             "FIELD=NAME",
-            "csv: the column of arrival, prompt_tokens, output_tokens, ttft, latency.",
+            "For csv, the name of the column of a field (repeatable): arrival, prompt_tokens, "
+            "output_tokens, ttft or latency.",
         ),
     ] = None,
     unit_name: Annotated[
-        str | None, option("--unit", "UNIT", "csv: of times: s, ms, us, ns, datetime.")
+        str | None,
+        option("--unit", "UNIT", "For csv, the unit of times: s, ms, us, ns or datetime."),
     ] = None,
     tokenizer: Annotated[
         str | None,
         option(
             "--tokenizer",
             "NAME|FILE",
-            "sharegpt, lmsys: file.py:NAME, tokenizer.json, or a Hugging Face name. "
-            "Default: words.",
+            "For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a Hugging "
+            "Face name. By default words are counted.",
         ),
     ] = None,
     strict: Annotated[
-        bool, option("--strict", None, "A row that must be dropped or moved is an error.")
+        bool,
+        option("--strict", None, "Stop with an error at a row that must be dropped or moved."),
     ] = False,
     measured_out: Annotated[
         str | None,
-        option("--measured-out", "FILE", "Write the server's measured times: `compare`."),
+        option(
+            "--measured-out",
+            "FILE",
+            "Write the times that the server measured, for `compare --measured`.",
+        ),
     ] = None,
     out: Out = None,
 ) -> None:
-    """Turn a trace into an instance."""
+    """Make an instance from a trace."""
     if rate != math.inf:
         check_number(rate, "--rate", 0.0, strict=True)
     columns = key_values(column, "--column")
@@ -148,8 +174,8 @@ def import_trace(
         print(f"warning: {file}: {note}", file=sys.stderr)
     if measured_out is not None and report.measured is None:
         raise UsageError(
-            "--measured-out: there are measured times only where the trace carries them (vllm; "
-            "csv with a column of latency) and is read whole, at its own arrivals, in seconds"
+            "--measured-out: found no measured times; expected a trace that has them (vllm, or csv "
+            "with a column of latency) and is read whole, at its own arrivals, in seconds"
         )
     _write(instance, out)
     if measured_out is not None and report.measured is not None:
@@ -160,16 +186,28 @@ def import_trace(
 
 def export(
     instance_file: InstanceFile,
-    format_name: Annotated[str, required("--format", "lp|mps|json", "What.")],
-    out: Annotated[str, required("-o --out", "FILE", "Where.")],
+    format_name: Annotated[
+        str,
+        required(
+            "--format",
+            "lp|mps|json",
+            "The format: lp or mps for the mathematical model, json for the instance itself.",
+        ),
+    ],
+    out: Annotated[str, required("-o --out", "FILE", "Write to this file.")],
     formulation: Annotated[
-        str | None, option("--formulation", "NAME", "The model of lp and mps: `formulations`.")
+        str | None,
+        option(
+            "--formulation",
+            "NAME",
+            "The formulation for lp and mps. `optsched formulations` lists them.",
+        ),
     ] = None,
     cost_model: CostModelName = None,
 ) -> None:
-    """Write an instance's mathematical model, or itself."""
+    """Write an instance's mathematical model, or the instance itself."""
     if format_name not in ("lp", "mps", "json"):
-        raise UsageError(f"--format: {format_name!r}; lp, mps or json is right")
+        raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
     from optsched.files.read_write import read_instance, write_bytes, write_instance
 
     instance = read_instance(instance_file)
@@ -184,12 +222,16 @@ def export(
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
         able = ", ".join(name for name, one in formulations().items() if one.export)
-        raise UsageError(f"--formulation: {model.name!r} has no {format_name} export; {able} can")
+        raise UsageError(
+            f"--formulation: found {model.name!r}, which has no {format_name} export; expected "
+            f"{able}"
+        )
     if model.time_unit == "round":
         check_rounds(instance, model.name)
     elif instance.in_rounds:
         raise UsageError(
-            f"--formulation: {model.name} needs an instance in seconds, this one is in rounds"
+            f"--formulation: found {model.name} for an instance in rounds; expected an instance in "
+            "seconds"
         )
     task = Task(instance, cost_for(instance, cost_model), parse_objectives(model.default_objective))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""``fit``, ``roofline`` and ``kv-capacity``: cost models from profiles and from data sheets."""
+"""``fit``, ``roofline`` and ``kv-capacity``: cost models from profiles or from data sheets."""
 
 from __future__ import annotations
 
@@ -12,38 +12,49 @@ if TYPE_CHECKING:
     from optsched.costs.cost import BatchCost
     from optsched.costs.fit import Fit
 
-Out = Annotated[str | None, option("-o --out", "FILE.toml", "Write the cost model.")]
-DeviceName = Annotated[str, option("--device", "NAME", "Device whose peaks nothing may beat.")]
-Degree = Annotated[int, option("--tensor-parallel", "N", "Devices that share every layer.")]
-Usable = Annotated[float, option("--usable", "SHARE", "Share of memory for weights and KV.")]
+Out = Annotated[str | None, option("-o --out", "FILE.toml", "Write the cost model to this file.")]
+DeviceName = Annotated[
+    str, option("--device", "NAME", "The device. No time may beat its published peaks.")
+]
+Degree = Annotated[
+    int, option("--tensor-parallel", "N", "The number of devices that share every layer.")
+]
+Usable = Annotated[
+    float, option("--usable", "SHARE", "The share of the memory that weights and KV may use.")
+]
 
 
 def fit(
-    profile_dir: Annotated[str, argument("PROFILE_DIR", "Folder of profiles.")],
+    profile_dir: Annotated[str, argument("PROFILE_DIR", "The folder of profiles.")],
     model: Annotated[
-        str | None, option("--model", "NAME", "Model profiled; default: the folder's name.")
+        str | None,
+        option("--model", "NAME", "The model that was profiled. The default is the folder's name."),
     ] = None,
     tensor_parallel: Degree = 1,
     device: DeviceName = "a100-80gb",
-    name: Annotated[str | None, option("--name", "NAME", "Name of the cost model.")] = None,
+    name: Annotated[str | None, option("--name", "NAME", "The name of the cost model.")] = None,
     held_out: Annotated[
-        float, option("--held-out", "SHARE", "Share of shapes kept for testing.")
+        float, option("--held-out", "SHARE", "The share of shapes that are held out for testing.")
     ] = 0.2,
-    target: Annotated[float, option("--target", "ERROR", "Mean relative error wanted.")] = 0.08,
+    target: Annotated[
+        float, option("--target", "ERROR", "The mean relative error that is wanted.")
+    ] = 0.08,
     against: Annotated[
         list[str] | None,
         option(
-            "--against", "NAME|FILE.toml", "Judge another cost model on the same rows (repeatable)."
+            "--against",
+            "NAME|FILE.toml",
+            "Evaluate another cost model on the same rows (repeatable).",
         ),
     ] = None,
     seed: Seed = 0,
     out: Out = None,
     plot: Annotated[
-        str | None, option("--plot", "FILE", "Plot measured against predicted.")
+        str | None, option("--plot", "FILE", "Plot predicted against measured times to this file.")
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Fit a cost model to profiles: Vidur's columns, Splitwise's, or aiconfigurator's."""
+    """Fit a cost model to profiles in the columns of Vidur, Splitwise or AIConfigurator."""
     check_outputs(out, plot, json_out)
     if plot is not None:
         from optsched.show.plot.style import check_suffix
@@ -105,7 +116,7 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: f
         rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
     show_table(headers, rows, text_columns=(0, 8))
-    print("errors are of held-out rows within the range of validity")
+    print("errors are those of held-out rows within the range of validity")
     _show_model(found.cost_model)
     if compared:
         print()
@@ -124,14 +135,17 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: f
 
 
 def roofline(
-    model: Annotated[str, argument("MODEL", "For example llama2-7b.")],
+    model: Annotated[str, argument("MODEL", "The model, for example llama2-7b.")],
     device: DeviceName = "a100-80gb",
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
     out: Out = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Make a cost model from published peaks alone (also --cost-model roofline:MODEL)."""
+    """Make a cost model from published peaks alone.
+
+    Elsewhere, --cost-model roofline:MODEL gives the same.
+    """
     check_outputs(out, json_out)
     from optsched.costs.model_file import to_toml
     from optsched.costs.roofline import roofline as run
@@ -147,25 +161,25 @@ def roofline(
 
 def kv_capacity(
     model: Annotated[
-        str | None, option("--model", "NAME", "Take weights and KV from a known model.")
+        str | None, option("--model", "NAME", "A known model, for the sizes of weights and KV.")
     ] = None,
     device: Annotated[
-        str | None, option("--device", "NAME", "Take the memory from a known device.")
+        str | None, option("--device", "NAME", "A known device, for the size of its memory.")
     ] = None,
     memory_gib: Annotated[
-        float | None, option("--memory-gib", "GIB", "Memory of one device.")
+        float | None, option("--memory-gib", "GIB", "The memory of one device in GiB.")
     ] = None,
     model_gib: Annotated[
-        float | None, option("--model-gib", "GIB", "Weights, all devices.")
+        float | None, option("--model-gib", "GIB", "The weights in GiB, over all devices.")
     ] = None,
     bytes_per_token: Annotated[
-        float | None, option("--bytes-per-token", "N", "KV of one token.")
+        float | None, option("--bytes-per-token", "N", "The bytes of KV of one token.")
     ] = None,
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
     json_out: JsonOut = None,
 ) -> None:
-    """Tell how many tokens of KV fit beside the weights."""
+    """Compute how many tokens of KV fit into memory beside the weights."""
     check_outputs(json_out)
     from optsched.costs import hardware
     from optsched.problem.errors import UsageError
@@ -180,8 +194,8 @@ def kv_capacity(
         each = shape.kv_bytes if each is None else each
     if memory is None or weights is None or each is None:
         raise UsageError(
-            "kv-capacity: --device or --memory-gib, and --model or both --model-gib and "
-            "--bytes-per-token, are needed"
+            "kv-capacity: found too little to compute from; expected --device or --memory-gib, and "
+            "--model or both --model-gib and --bytes-per-token"
         )
     tokens = hardware.kv_capacity(memory, weights, each, usable=usable, devices=tensor_parallel)
     data = {

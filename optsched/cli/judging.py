@@ -1,4 +1,4 @@
-"""``simulate``, ``evaluate`` and ``verify``: schedules made, judged and checked."""
+"""``simulate``, ``evaluate`` and ``verify``: make, evaluate and check schedules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 def simulate(
     instance_file: InstanceFile,
-    policy: Annotated[str, required("--policy", "SPEC", "A policy: `policies`.")],
+    policy: Annotated[
+        str, required("--policy", "SPEC", "The policy. `optsched policies` lists them.")
+    ],
     cost_model: CostModelName = None,
     seed: Seed = 0,
     slo_ttft: SloTtft = None,
@@ -43,7 +45,7 @@ def simulate(
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Run an online policy and judge its schedule."""
+    """Run an online policy and evaluate its schedule."""
     check_requests_out(requests_out)
     from optsched.files.results import result_dict
     from optsched.judge.evaluate import evaluate as judge
@@ -93,7 +95,7 @@ def evaluate(
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Judge a schedule: every constraint, every metric."""
+    """Evaluate a schedule: check every constraint and compute every metric."""
     check_requests_out(requests_out)
     from optsched.files.read_write import read_schedule
     from optsched.files.results import result_dict
@@ -117,10 +119,10 @@ def evaluate(
 
 def verify(
     instance_file: InstanceFile,
-    file: Annotated[str, argument("FILE", "A schedule or a certificate.")],
+    file: Annotated[str, argument("FILE", "The schedule or certificate: a JSON file.")],
     cost_model: CostModelName = None,
 ) -> None:
-    """Check a schedule or certificate; exit 5 if it fails."""
+    """Check a schedule or a certificate. The exit status is 5 if it fails."""
     from optsched.files.read_write import check_format, read_json
     from optsched.files.strict_json import Place
 
@@ -128,7 +130,7 @@ def verify(
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
-        raise InputError(f"{file}: format: {kind!r}; one of {', '.join(_CHECKERS)} is right")
+        raise InputError(f"{file}: format: found {kind!r}; expected one of {', '.join(_CHECKERS)}")
     instance, cost = read_checked(instance_file, cost_model)
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
@@ -145,8 +147,8 @@ def _verify_schedule(
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
         raise ViolationError(
-            f"{file}: instance_sha256: {digest}, but the instance {instance.name!r} has "
-            f"{instance.sha256}; the instance that the schedule was made for is right",
+            f"{file}: instance_sha256: found {digest}; expected {instance.sha256}, the digest of "
+            f"the instance {instance.name!r}",
             rule="instance_sha256",
         )
     with Place(Path(file)):
@@ -154,7 +156,7 @@ def _verify_schedule(
     evaluation = judge(instance, schedule, cost)
     if digest is None:
         print(
-            f"note: {file} names no instance (instance_sha256); checked against this one",
+            f"note: {file} names no instance (instance_sha256); it was checked against this one",
             file=sys.stderr,
         )
     times, makespan = unit(instance), number(evaluation.metrics["makespan"])

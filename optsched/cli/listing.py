@@ -1,4 +1,4 @@
-"""What there is to choose from: policies, formulations, methods, models and schemas."""
+"""The commands that list policies, formulations, methods and models, and print schemas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def policies() -> None:
 
 
 def formulations() -> None:
-    """List the mathematical models."""
+    """List the formulations: mathematical models of scheduling."""
     from optsched.optimize.formulations import formulations as registry
 
     rows = [(name, f.time_unit, f.summary) for name, f in sorted(registry().items())]
@@ -36,7 +36,7 @@ def formulations() -> None:
 
 
 def methods() -> None:
-    """List the ways to solve each formulation."""
+    """List the methods that solve each formulation."""
     from optsched.optimize.formulations import formulations as registry
 
     rows = []
@@ -63,7 +63,8 @@ def models() -> None:
 
 def schema(
     name: Annotated[
-        str, argument("NAME", "instance, schedule, result, comparison or certificate.")
+        str,
+        argument("NAME", "The format: instance, schedule, result, comparison or certificate."),
     ],
 ) -> None:
     """Print the JSON Schema of a file format."""

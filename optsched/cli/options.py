@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the checks that come before work."""
+"""Arguments and options that several commands share, and the checks before the work begins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def argument(metavar: str, words: str) -> Any:
 
 
 def option(names: str, metavar: str | None, words: str, **more: Any) -> Any:
-    """Declare an option by its names, apart by spaces, and what help says of it."""
+    """Declare an option by its names, which spaces separate, and its help."""
     return typer.Option(*names.split(), metavar=metavar, help=words, **more)
 
 
@@ -36,7 +36,7 @@ def required(names: str, metavar: str, words: str) -> Any:
 
 
 def in_range(low: float, *, strict: bool = False) -> Callable[[typer.CallbackParam, Any], Any]:
-    """Return a callback of an option whose number is finite and at least, or above, a limit."""
+    """Return an option's callback that checks that its number is finite and >=, or >, a limit."""
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
         check_number(value, max(parameter.opts, key=len), low, strict=strict)
@@ -47,25 +47,50 @@ def in_range(low: float, *, strict: bool = False) -> Callable[[typer.CallbackPar
 
 at_least_0, above_0 = in_range(0.0), in_range(0.0, strict=True)
 
-InstanceFile = Annotated[str, argument("INSTANCE", "Instance file (JSON).")]
-ScheduleFile = Annotated[str, argument("SCHEDULE", "Schedule file (JSON).")]
+InstanceFile = Annotated[
+    str, argument("INSTANCE", "The instance: a JSON file, or the name of a shipped instance.")
+]
+ScheduleFile = Annotated[str, argument("SCHEDULE", "The schedule: a JSON file.")]
 CostModelName = Annotated[
-    str | None, option("--cost-model", "NAME|FILE.toml", "For instances in seconds: `models`.")
+    str | None,
+    option(
+        "--cost-model",
+        "NAME|FILE.toml",
+        "The cost model, which an instance in seconds needs. `optsched models` lists names.",
+    ),
 ]
-TimeLimit = Annotated[float, option("--time-limit", "S", "Seconds in all.", callback=at_least_0)]
-Seed = Annotated[int, option("--seed", "N", "Seed of every random choice.", min=0)]
+TimeLimit = Annotated[
+    float, option("--time-limit", "S", "The time limit in seconds.", callback=at_least_0)
+]
+Seed = Annotated[int, option("--seed", "N", "The seed of all random choices.", min=0)]
 JsonOut = Annotated[
-    str | None, option("--json", "FILE|-", "Write the result as JSON; - prints it alone.")
+    str | None,
+    option("--json", "FILE|-", "Write the result as JSON. With - nothing else is printed."),
 ]
-ScheduleOut = Annotated[str | None, option("--schedule-out", "FILE", "Write the schedule.")]
+ScheduleOut = Annotated[
+    str | None, option("--schedule-out", "FILE", "Write the schedule to this file.")
+]
 RequestsOut = Annotated[
-    str | None, option("--requests-out", "FILE", "One row per request: .csv or .parquet.")
+    str | None,
+    option("--requests-out", "FILE", "Write a row per request to this .csv or .parquet file."),
 ]
 SloTtft = Annotated[
-    float | None, option("--slo-ttft", "S", "Goal for the time to first token.", callback=above_0)
+    float | None,
+    option(
+        "--slo-ttft",
+        "S",
+        "The limit of the time to first token for SLO goodput, in the instance's time unit.",
+        callback=above_0,
+    ),
 ]
 SloTpot = Annotated[
-    float | None, option("--slo-tpot", "S", "Goal for the time per token.", callback=above_0)
+    float | None,
+    option(
+        "--slo-tpot",
+        "S",
+        "The limit of the time per token for SLO goodput, in the instance's time unit.",
+        callback=above_0,
+    ),
 ]
 
 
@@ -73,21 +98,24 @@ def check_number(value: float | None, option: str, low: float, *, strict: bool =
     """Raise UsageError unless an option's number is finite and in range."""
     if value is None or (math.isfinite(value) and value >= low and not (strict and value == low)):
         return
-    raise UsageError(f"{option}: {value!r}; a number {'>' if strict else '>='} {low:g} is right")
+    least = f"{'>' if strict else '>='} {low:g}"
+    raise UsageError(f"{option}: found {value!r}; expected a number {least}")
 
 
 def check_suffix(path: str, option: str, *suffixes: str) -> None:
-    """Raise UsageError unless a file's name ends as it should."""
+    """Raise UsageError unless a file's name has one of the suffixes."""
     if not path.endswith(suffixes):
-        raise UsageError(f"{option}: {path!r}; a name ending in {' or '.join(suffixes)} is right")
+        raise UsageError(
+            f"{option}: found {path!r}; expected a name ending in {' or '.join(suffixes)}"
+        )
 
 
 def read_checked(
     instance_file: str, cost_model: str | None, *outputs: str | None
 ) -> tuple[Instance, CostModel | None]:
-    """Return a command's instance and cost model, once its outputs are known to be writable.
+    """Return a command's instance and cost model, and check that its outputs can be written.
 
-    Mistakes are found in this order: instance, outputs, cost model.
+    Errors in the instance are found first, then those in the outputs and in the cost model.
     """
     from optsched.files.read_write import read_instance
 
@@ -97,7 +125,7 @@ def read_checked(
 
 
 def check_outputs(*paths: str | None) -> None:
-    """Check that every output can be written, before work is done that would be lost."""
+    """Check that every output can be written, before work is done whose result would be lost."""
     from optsched.files.strict_json import descriptor
 
     seen: set[Path] = set()
@@ -106,13 +134,13 @@ def check_outputs(*paths: str | None) -> None:
             continue
         path = Path(text)
         if not text or path.is_dir():
-            raise InputError(f"{text!r}: is a folder; a file is right")
-        if path.is_file() or not path.exists():  # nothing is put beside a device or a pipe
+            raise InputError(f"{text!r}: found a folder; expected a file")
+        if path.is_file() or not path.exists():  # a device or a pipe is written in place
             _check_folder(path, path.parent)
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"{path}: cannot be written (permission denied)")
         if path.resolve() in seen:
-            raise InputError(f"{path}: named for two outputs; two files are right")
+            raise InputError(f"{path}: found for two outputs; expected two files")
         seen.add(path.resolve())
 
 
@@ -122,7 +150,7 @@ def check_folder(text: str | None) -> None:
         return
     path = Path(text)
     if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: is a file; a folder is right")
+        raise InputError(f"{path}: found a file; expected a folder")
     nearest = path.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -131,7 +159,7 @@ def check_folder(text: str | None) -> None:
 
 def _check_folder(path: Path, folder: Path) -> None:
     if not folder.is_dir():
-        raise InputError(f"{path}: cannot be written ({folder} is no folder)")
+        raise InputError(f"{path}: cannot be written ({folder} is not a folder)")
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -140,7 +168,7 @@ def _check_folder(path: Path, folder: Path) -> None:
 
 
 def check_requests_out(text: str | None) -> None:
-    """Check the suffix of a file of requests, and that Parquet can be written here."""
+    """Check the suffix of a file of requests, and that Parquet can be written if it is one."""
     if text is None:
         return
     check_suffix(text, "--requests-out", ".csv", ".parquet")
@@ -151,7 +179,7 @@ def check_requests_out(text: str | None) -> None:
 
 
 def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
-    """Return what functions take as ``cost_model``: None in rounds; errors come here."""
+    """Return an instance's cost model, or None in rounds. One that does not fit is an error."""
     from optsched.costs.cost import cost_for
 
     cost = cost_for(instance, name)
@@ -159,14 +187,14 @@ def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
 
 
 def check_rounds(instance: Instance, formulation: str | None) -> None:
-    """Check that ``hindsight`` is asked of an instance in rounds."""
+    """Raise UsageError if the formulation is ``hindsight`` and the instance is in seconds."""
     if formulation == "hindsight" and not instance.in_rounds:
         raise UsageError(
-            "--formulation: hindsight needs an instance in rounds; `optsched import --rounds "
-            "SECONDS` makes one from a trace"
+            "--formulation: found hindsight for an instance in seconds; expected an instance in "
+            "rounds (`optsched import --rounds SECONDS` makes one from a trace)"
         )
 
 
 def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]:
-    """Return ``--set key=value`` options, or another's, as a dict."""
+    """Return the ``key=value`` texts of an option that may be repeated as a dict."""
     return read_pairs(pairs or [], option, UsageError)

@@ -1,4 +1,4 @@
-"""What the terminal sees: JSON, tables and the live line of a solve."""
+"""Output of commands: JSON, tables, and the line that shows the progress of a solver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 160
 _answers: list[TextIO] = []
-"""Where JSON goes while standard output is kept for it: see `only_json`."""
+"""The streams for JSON while standard output is reserved for it; see `only_json`."""
 
 
 def unit(instance: Instance) -> str:
@@ -31,7 +31,7 @@ def unit(instance: Instance) -> str:
 
 
 def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
-    """Write a result to a file, or to standard output for ``-``; return whether it went there."""
+    """Write a result to a file, or for ``-`` to standard output. Returns whether it was ``-``."""
     if target is None:
         return False
     from optsched.files.read_write import json_text, write_json
@@ -45,10 +45,10 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
 
 @contextmanager
 def only_json() -> Iterator[None]:
-    """Keep standard output for `emit_json`; what anything else prints goes to standard error.
+    """Reserve standard output for `emit_json`. All other texts go to standard error.
 
-    Where there are file descriptors this holds for them too, so that neither a user's policy nor
-    a library or process that it starts can print into the JSON.
+    This holds for the file descriptors too, if there are any. Then neither a user's policy nor a
+    library or process that it starts can print into the JSON.
     """
     out = sys.stdout
     out.flush()
@@ -58,7 +58,7 @@ def only_json() -> Iterator[None]:
         kept = None
     answer = out if kept is None else os.fdopen(kept, "w", encoding=out.encoding, errors=out.errors)
     if kept is not None:
-        with suppress(OSError):  # standard error may be closed
+        with suppress(OSError):  # standard error may be closed already
             os.dup2(2, 1)
     _answers.append(answer)
     try:
@@ -67,7 +67,7 @@ def only_json() -> Iterator[None]:
     finally:
         _answers.pop()
         if kept is not None:
-            with suppress(OSError):  # a closed pipe was reported when it was written to
+            with suppress(OSError):  # a closed pipe was reported at the write
                 answer.flush()
             os.dup2(kept, 1)
             with suppress(OSError):
@@ -75,9 +75,10 @@ def only_json() -> Iterator[None]:
 
 
 def save_schedule(schedule: Schedule, target: str) -> None:
-    """Write a schedule file; of a large one the columns as Parquet beside it, where possible.
+    """Write a schedule file.
 
-    What is done with a large one is said on standard error.
+    The columns of a large schedule go into a Parquet file beside it, if possible. A note on
+    standard error says where they are.
     """
     from importlib.util import find_spec
 
@@ -104,7 +105,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
 
 
 def write_requests(evaluation: Evaluation, target: str | None) -> None:
-    """Write the table of requests as CSV or Parquet, by the suffix."""
+    """Write the table of requests as CSV or Parquet. The suffix of the file says which."""
     if target is None:
         return
     from optsched.files.strict_json import csv_text, write_bytes
@@ -125,25 +126,27 @@ def show_table(
     text_columns: Sequence[int] = (0,),
     drop: Sequence[str] = (),
 ) -> list[str]:
-    """Print a table: text to the left, numbers to the right with digits that fit their size.
+    """Print a table with text to the left and numbers to the right.
 
-    On a narrow terminal, or where ``COLUMNS`` says so, columns are left out until the rest fits.
-    Elsewhere long text wraps at some 160 characters, and no column is left out.
+    Numbers get as many digits as their size needs. On a narrow terminal, or if ``COLUMNS`` is
+    small, columns are left out until the others fit. Otherwise no column is left out, and long
+    text wraps at some 160 characters.
 
     Parameters
     ----------
     headers : sequence of str
+        A header for each column.
     rows : sequence of sequences
-        Strings as they are, numbers to be formatted, None as a dash.
+        The cells. Texts are printed as they are, numbers are formatted, and None is a dash.
     text_columns : sequence of int
-        Columns of text.
+        Positions of the columns of text.
     drop : sequence of str
-        Headers to leave out first, in this order; then the last ones.
+        Headers of the columns to leave out first, in this order. After them the last columns go.
 
     Returns
     -------
     list of str
-        Headers left out, which a line below the table names.
+        Headers of the columns left out. A line below the table names them.
     """
     from rich import box
     from rich.console import Console
@@ -191,7 +194,7 @@ def show_table(
 
 
 def _table_width() -> int | None:
-    """Return the width that tables must keep to, or None where there is no terminal to say it."""
+    """Return the max width of tables, or None if there is no terminal that limits it."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit() and int(columns) > 0:
         return int(columns)
@@ -199,7 +202,7 @@ def _table_width() -> int | None:
 
 
 def _least_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
-    """Return the least width of a column: long text may wrap, numbers may not."""
+    """Return the min width of a column. Long text may wrap, numbers may not."""
     widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
     return min(widest, 20) if wraps else widest
 
@@ -209,7 +212,7 @@ def _words(value: Any) -> str:
 
 
 def _numbers(column: Sequence[Any]) -> list[str]:
-    """Format a column with one number of decimals: about four digits of its largest value."""
+    """Format a column with equal decimals, so that its largest value has about four digits."""
     reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
     decimals = 0
     if reals and not all(v.is_integer() for v in reals):
@@ -221,7 +224,7 @@ def _numbers(column: Sequence[Any]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Return one number for a sentence: integers whole, others with some seven digits."""
+    """Return a number for a sentence: integers as they are, others with seven digits."""
     if value is None:
         return "unknown"
     if isinstance(value, int) or float(value).is_integer():
@@ -235,7 +238,7 @@ def percent(share: float | None) -> str:
 
 
 def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
-    """Print the metrics of one schedule, one to a line."""
+    """Print the metrics of one schedule, each on a line."""
     rows = [
         (metric.words, _numbers([value])[0], metric.unit_words(instance.time_unit))
         for name, metric in TABLE.items()
@@ -245,7 +248,7 @@ def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
 
 
 class LiveLine:
-    """One line on standard error that is rewritten in place; silent when it is no terminal."""
+    """A line on standard error that is rewritten in place. Without a terminal it is not shown."""
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()
@@ -269,12 +272,12 @@ class LiveLine:
             sys.stderr.flush()
 
     def downloaded(self, name: str, done: int, total: int) -> None:
-        """Show how much of a file has come, of a total that is 0 where it is not known."""
+        """Show how many bytes of a file have arrived. A total of 0 means that it is unknown."""
         of = f" of {total / 1e6:.1f}" if total else ""
         self.show(f"{name}: {done / 1e6:.1f}{of} MB")
 
     def solving(self, state: Any) -> None:
-        """Show a `Progress`: time, incumbent, bound and gap."""
+        """Show a solver's `Progress`: time, incumbent, bound and gap."""
         gap = None
         if state.incumbent and state.bound is not None:
             gap = (state.incumbent - state.bound) / abs(state.incumbent)
@@ -286,7 +289,7 @@ class LiveLine:
 
 @contextmanager
 def stop_at_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets; a second one interrupts as usual."""
+    """Yield an event that the first Ctrl-C sets. A second Ctrl-C interrupts as usual."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

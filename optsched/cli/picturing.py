@@ -1,4 +1,4 @@
-"""``plot``, ``trace`` and ``report``: pictures, traces and pages of what other commands wrote."""
+"""``plot``, ``trace`` and ``report``: show in pictures what other commands wrote."""
 
 from __future__ import annotations
 
@@ -34,21 +34,27 @@ DISTRIBUTIONS = ("latency", "ttft", "tpot")
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
 SOURCES = "RESULT|SCHEDULE|COMPARISON|CERTIFICATE|EXPERIMENT-DIR"
 KINDS = (
-    "gantt, states, kv, batches, latency, ttft, tpot of a schedule; progress of a result; "
-    "policies of a comparison; prices of a certificate; an experiment's figure."
+    "The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a schedule, "
+    "progress for a result, policies for a comparison, prices for a certificate, or the name of an "
+    "experiment's figure."
 )
 
 
 def plot(
-    source: Annotated[str, argument(SOURCES, "What to draw, recognised by its format.")],
-    out: Annotated[str, required("-o --out", "FILE", "A .png, .svg or .pdf.")],
+    source: Annotated[
+        str, argument(SOURCES, "The file or folder to draw. Its format says what it is.")
+    ],
+    out: Annotated[
+        str, required("-o --out", "FILE", "Write the figure to this .png, .svg or .pdf file.")
+    ],
     instance_file: Annotated[
-        str | None, option("--instance", "FILE", "What schedules were made for.")
+        str | None,
+        option("--instance", "FILE", "The instance that the schedules were made for."),
     ] = None,
     cost_model: CostModelName = None,
     kind: Annotated[str | None, option("--kind", "KIND", KINDS)] = None,
 ) -> None:
-    """Draw a schedule, a result, a comparison or an experiment."""
+    """Draw a schedule, a result, a comparison, a certificate or an experiment."""
     from optsched.show.plot import style
 
     style.check_suffix(out)
@@ -65,7 +71,9 @@ def plot(
 def trace(
     instance_file: InstanceFile,
     schedule_file: ScheduleFile,
-    out: Annotated[str, required("-o --out", "FILE", "A .json or .json.gz.")],
+    out: Annotated[
+        str, required("-o --out", "FILE", "Write the trace to this .json or .json.gz file.")
+    ],
     cost_model: CostModelName = None,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev)."""
@@ -88,10 +96,10 @@ def report(
             "FILE...", "Results, comparisons, certificates, schedules and instances, in any order."
         ),
     ],
-    out: Annotated[str, required("-o --out", "FILE.html", "The report.")],
+    out: Annotated[str, required("-o --out", "FILE.html", "Write the report to this .html file.")],
     cost_model: CostModelName = None,
 ) -> None:
-    """Write one HTML file about results, comparisons and schedules; it loads nothing."""
+    """Write one HTML file about results, comparisons and schedules, which needs no network."""
     check_suffix(out, "--out", ".html", ".htm")
     check_outputs(out)
     from optsched.show.report import write_report
@@ -103,7 +111,7 @@ def report(
 
 @dataclass(frozen=True)
 class _Source:
-    """A file to draw, and what the command line says of it."""
+    """A file to draw, and the options of the command line."""
 
     path: str
     data: dict[str, Any]
@@ -117,7 +125,7 @@ class _Source:
     def draw_schedules(
         self, files: Mapping[str, str | Path], kind: str, digest: object, known: object = None
     ) -> Figure:
-        """Draw a schedule over time, or the distributions of some; files are by label."""
+        """Draw a schedule over time, or the distributions of several. Files are by label."""
         from optsched.judge.evaluate import evaluate
         from optsched.judge.timeline import timeline
         from optsched.show import plot as pictures
@@ -139,11 +147,11 @@ class _Source:
 
 
 def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
-    """Return the kind asked for, or the first."""
+    """Return the kind of figure that is asked for, or the first kind."""
     if kind is None:
         return kinds[0]
     if kind not in kinds:
-        raise UsageError(f"--kind: {kind!r}; for {what} one of {', '.join(kinds)} is right")
+        raise UsageError(f"--kind: found {kind!r} for {what}; expected one of {', '.join(kinds)}")
     return kind
 
 
@@ -189,15 +197,17 @@ def _result(source: _Source) -> Figure:
     kinds = ([] if progress is None else ["progress"]) + ([*SCHEDULE_KINDS] if named else [])
     if not kinds:
         raise InputError(
-            f"{path}: holds no progress and names no schedule: nothing to draw; a result of "
-            "solve, or one made with --schedule-out, is right"
+            f"{path}: found no progress and no schedule to draw; expected a result of solve, or "
+            "one made with --schedule-out"
         )
     kind = source.pick(kinds, "this result")
     if kind == "progress":
         return _progress(path, data)
     file = named_file(named, path)
     if file is None:
-        raise InputError(f"{path}: schedule: {named!r}: no such file, here or beside the result")
+        raise InputError(
+            f"{path}: schedule: found no file {named!r}; expected it here or beside the result"
+        )
     name = str(data.get("policy") or data.get("method") or "schedule")
     return source.draw_schedules(
         {name: file}, kind, data["instance"]["sha256"], data.get("cost_model")
@@ -209,7 +219,7 @@ def _progress(path: str, data: dict[str, Any]) -> Figure:
     from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
-        raise InputError(f"{path}: progress: its columns are not of one length")
+        raise InputError(f"{path}: progress: found columns of different lengths; expected one")
     metric = first_metric(data.get("objective_name"))
     label = "objective" if metric is None else metric.header(data.get("time_unit"), " ")
     title = f"{data['instance']['name']}: {data.get('formulation') or 'bound'} by {data['method']}"
@@ -228,7 +238,7 @@ def _comparison(source: _Source) -> Figure:
     tel = TOTAL_LATENCY.name
     rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
     if not rows:
-        raise InputError(f"{path}: policies: none has a schedule; nothing to draw")
+        raise InputError(f"{path}: policies: found none with a schedule; expected at least one")
     ratios = ("ratio_to_best_known", "ratio_to_bound")
     known = data.get("best_known") is not None or data.get("bound") is not None
     canvas, ax = _canvas(data["instance"]["name"], (9.5, 1.6 + 0.32 * len(rows)))
@@ -245,7 +255,7 @@ def _comparison(source: _Source) -> Figure:
 
 
 def _distributions(source: _Source, kind: str) -> Figure:
-    """Draw a distribution of every policy: of its schedule's file, else simulated again."""
+    """Draw a distribution for every policy, from its schedule's file or by a new simulation."""
     from optsched.judge.evaluate import evaluate
     from optsched.show import plot as pictures
     from optsched.show.again import NotAgainError, cost_model_again, simulate_again
@@ -270,7 +280,7 @@ def _distributions(source: _Source, kind: str) -> Figure:
     if not judged:
         why = refused[0] if refused else "no policy has a schedule"
         raise InputError(
-            f"{path}: its policies' schedules are not at hand ({why}); "
+            f"{path}: found no schedule of its policies ({why}); "
             "`compare --schedules-out DIR` writes them"
         )
     for line in refused:
@@ -287,7 +297,8 @@ def _certificate(source: _Source) -> Figure:
     tree = source.data["tree"]
     if not isinstance(tree, dict) or tree.get("relaxation") != "prices":
         raise InputError(
-            f"{source.path}: tree: not a single leaf of prices; only prices can be drawn"
+            f"{source.path}: tree: found another tree; expected a single leaf of prices, since "
+            "only prices can be drawn"
         )
     try:
         scale = int(source.data.get("denominator") or 1)
@@ -297,7 +308,8 @@ def _certificate(source: _Source) -> Figure:
         ]
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{source.path}: tree: from_round and price are not lists of integers of one length"
+            f"{source.path}: tree: found no two such lists in from_round and price; expected "
+            "lists of integers of one length"
         ) from None
     canvas, ax = _canvas("")
     pictures.plot_shadow_prices(prices, ax=ax)
@@ -324,9 +336,9 @@ def _experiment(folder: str, kind: str | None) -> Figure:
     claims = experiment.summarize(rows)
     names = figure_names(experiment, claims)
     if not names:
-        raise InputError(f"{folder}: experiment {experiment.name} declares no figure")
+        raise InputError(f"{folder}: found no figure in the experiment {experiment.name}")
     name = _pick(kind, names, f"experiment {experiment.name}")
     canvas = draw_figure(experiment, name, rows, claims)
     if canvas is None:
-        raise InputError(f"{folder}: no trial has what figure {name!r} shows")
+        raise InputError(f"{folder}: found no trial with the columns of figure {name!r}")
     return canvas

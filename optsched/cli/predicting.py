@@ -1,4 +1,4 @@
-"""``predict``: an instance with predictions of a named predictor."""
+"""``predict``: write an instance with the predictions of a named predictor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
 PREDICTORS = (
-    "oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, noisy:mae=20,bias=0, "
-    "trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or another one."
+    "The predictor: oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, "
+    "noisy:mae=20,bias=0, trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or another one."
 )
 
 
 def predict(
     instance_file: InstanceFile,
     predictor: Annotated[str, argument("NAME[:key=value,...]", PREDICTORS)],
-    out: Annotated[str, required("-o --out", "FILE", "Where.")],
+    out: Annotated[str, required("-o --out", "FILE", "Write the instance to this file.")],
     seed: Seed = 0,
 ) -> None:
-    """Predict output lengths; policies then see the predictions and not the truth."""
+    """Add predictions of output lengths, which policies then see instead of the true lengths."""
     from optsched.files.read_write import read_instance, write_instance
     from optsched.workloads.predict import check_predictor, predict as run
 
@@ -34,7 +34,7 @@ def predict(
 
 
 def summary(instance: Instance) -> str:
-    """Return in words which predictions there are."""
+    """Return words for the predictions that an instance has."""
     names = {"points": "predicted", "intervals": "predicted_lower", "a forecast": "forecast"}
     kinds = [name for name, key in names.items() if getattr(instance, key) is not None]
     return " and ".join(kinds) or "no predictions"

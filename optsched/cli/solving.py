@@ -1,4 +1,4 @@
-"""``solve`` and ``bound``: a best schedule, or a bound, as the answer."""
+"""``solve`` and ``bound``: find the best schedule, or a bound on every schedule."""
 
 from __future__ import annotations
 
@@ -52,49 +52,73 @@ def solve(
     instance_file: InstanceFile,
     formulation: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Default: hindsight in rounds, infermax in seconds."),
+        typer.Option(
+            metavar="NAME",
+            help="The formulation. The default is hindsight in rounds and infermax in seconds.",
+        ),
     ] = None,
     method: Annotated[
-        str, typer.Option(metavar="auto|NAME", help="How to solve it: `methods`.")
+        str,
+        typer.Option(
+            metavar="auto|NAME", help="The method of solving. `optsched methods` lists them."
+        ),
     ] = "auto",
     cost_model: CostModelName = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME...]", help="Lexicographic if several.")
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="The objective. Several are lexicographic. The default is tel in rounds and "
+            "makespan in seconds.",
+        ),
     ] = None,
     pulp_solver: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another solver of PuLP's, for method pulp-bigm."),
+        typer.Option(metavar="NAME", help="Another solver of PuLP for the method pulp-bigm."),
     ] = None,
     eviction_free: Annotated[
-        bool, typer.Option("--eviction-free", help="Allow no evictions.")
+        bool, typer.Option("--eviction-free", help="Forbid evictions.")
     ] = False,
     below: Annotated[
         float | None,
-        typer.Option(metavar="PHI", help="Ask for a schedule below PHI times a policy's value."),
+        typer.Option(
+            metavar="PHI",
+            help="Ask whether a schedule exists below PHI times a policy's value; needs --than.",
+        ),
     ] = None,
     than: Annotated[
         str | None, typer.Option(metavar="POLICY", help="The policy that --below refers to.")
     ] = None,
     time_limit: TimeLimit = 60.0,
     mip_rel_gap: Annotated[
-        float, typer.Option(metavar="G", help="Relative gap that is good enough.")
+        float, typer.Option(metavar="G", help="The relative gap at which the solver may stop.")
     ] = 0.0,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Default: all.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The number of threads. By default all are used."),
+    ] = None,
     seed: Seed = 0,
     warm_start: Annotated[
         str | None,
-        typer.Option(metavar="SCHEDULE|POLICY", help="A schedule file or policy to start from."),
+        typer.Option(
+            metavar="SCHEDULE|POLICY", help="The schedule file or the policy to start from."
+        ),
     ] = None,
     schedule_out: ScheduleOut = None,
     json_out: JsonOut = None,
-    log: Annotated[str | None, typer.Option(metavar="FILE", help="The solver's log.")] = None,
+    log: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the solver's log to this file.")
+    ] = None,
 ) -> None:
-    """Find an optimal schedule, or the best one and a bound."""
+    """Find an optimal schedule, or the best one within the time limit and a bound."""
     check_number(time_limit, "--time-limit", 0.0)
     check_number(mip_rel_gap, "--mip-rel-gap", 0.0)
     check_number(below, "--below", 0.0, strict=True)
     if (below is None) != (than is None):
-        raise UsageError("--below PHI and --than POLICY are given together or not at all")
+        raise UsageError(
+            "--below, --than: found one of them; expected both --below PHI and --than POLICY, or "
+            "neither"
+        )
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
@@ -141,7 +165,7 @@ def solve(
     data = result.to_dict()
     if question is not None and asked is not None:
         question["answer"] = asked.answer(result)
-    failed = data["status"] == "error"  # which is an answer to nothing
+    failed = data["status"] == "error"  # then there is no answer to the question
     if question is not None and question["answer"] != "yes" and not failed:
         _end_unanswered(instance, data, question, json_out)
     if result.schedule is not None and schedule_out is not None:
@@ -161,30 +185,34 @@ def solve(
         raise NoIncumbentError("interrupted before a first schedule was found")
     if status == "no_incumbent":
         raise NoIncumbentError(
-            f"no schedule was found within {time_limit:g} s; give more --time-limit "
-            "or a --warm-start"
+            f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
+            "--warm-start"
         )
     if status == "error":
-        raise SolverError(f"{data['method']} failed; --log FILE keeps what it says")
+        raise SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
 def bound(
     instance_file: InstanceFile,
     method: Annotated[
-        str, typer.Option(metavar="auto|NAME", help="One bound by name; auto takes the best.")
+        str,
+        typer.Option(
+            metavar="auto|NAME", help="The name of a bound. With auto the best bound is taken."
+        ),
     ] = "auto",
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What is bounded: tel, makespan or mean_ttft.")
+        str,
+        typer.Option(metavar="NAME", help="The objective to bound: tel, makespan or mean_ttft."),
     ] = TOTAL_LATENCY.name,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     certificate_out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the certificate.")
+        str | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Bound every schedule's total latency, or another objective, from below."""
+    """Compute a lower bound of every schedule's total latency, or of another objective."""
     check_number(time_limit, "--time-limit", 0.0)
     from optsched.files.read_write import read_instance
 
@@ -195,7 +223,10 @@ def bound(
 
     if certificate_out is not None and not _certifies(instance, method):
         what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
-        raise UsageError(f"--certificate-out: {what} has no certificate; auto has, in rounds")
+        raise UsageError(
+            f"--certificate-out: found {what}, which has no certificate; expected --method auto on "
+            "an instance in rounds"
+        )
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
             instance,
@@ -242,7 +273,7 @@ def _certifies(instance: Instance, method: str) -> bool:
 def _check_eviction_free(
     instance: Instance, formulation: str | None, options: dict[str, Any]
 ) -> None:
-    # Uninterrupted runs never evict, so in the hindsight program the switch changes nothing.
+    # The hindsight program has uninterrupted runs only, which never evict.
     if formulation != "hindsight" and not (formulation is None and instance.in_rounds):
         options["eviction_free"] = True
 
@@ -252,10 +283,10 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
 
-    if Path(text).exists() and not Path(text).is_dir():  # a pipe is no regular file
+    if Path(text).exists() and not Path(text).is_dir():  # a pipe counts too, so not `is_file`
         schedule = read_schedule(text, instance)
     elif text.endswith((".json", ".json.gz", ".parquet")):
-        raise InputError(f"--warm-start: {text}: no such file")
+        raise InputError(f"--warm-start: {text}: found no such file")
     else:
         schedule = simulate(instance, text, cost, seed=seed)
     evaluate(instance, schedule, cost)
@@ -265,10 +296,11 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
 def _end_unanswered(
     instance: Instance, data: dict[str, Any], question: dict[str, Any], json_out: str | None
 ) -> NoReturn:
-    """Report that no schedule below the value exists, or that none was found; exit 3 or 4.
+    """Report that no schedule below the value exists, or that none was found, and exit.
 
-    The JSON is about the question, so it has no schedule and no objective: the best one found,
-    which is not below the value, is in its block ``below``.
+    The exit status is 3 or 4. The JSON answers the question, so that it has no schedule and no
+    objective. The best value found, which is not below the value asked for, is in its block
+    ``below``.
     """
     no = question["answer"] == "no"
     unknown = ("objective", "objectives", "gap", "metrics")

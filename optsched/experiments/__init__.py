@@ -1,8 +1,8 @@
-"""Named experiments, found by a registry, run trial by trial into a durable store.
+"""Named experiments, which run trial by trial and keep their results in a durable store.
 
-A module of `optsched.experiments.studies` defines `Experiment` objects at its top level; nothing
-else needs editing. `run_experiment` (in `optsched.experiments.runner`) runs one, `load` reads what
-it found.
+A module of `optsched.experiments.studies` defines `Experiment` objects at its top level. The
+registry finds them there, so that no other file needs editing. `run_experiment` (in
+`optsched.experiments.runner`) runs an experiment, and `load` reads its results.
 """
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row

@@ -1,4 +1,4 @@
-"""What an experiment is: trials, a function that runs one, claims and figures."""
+"""The parts of an experiment: its trials, a function that runs one, its claims and figures."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ Row = dict[str, Any]
 """A trial's parameters or results by column: numbers, texts, booleans or None."""
 
 Run = Callable[[Row], Row]
-"""Returns a trial's results."""
+"""A function that takes a trial and returns its results."""
 
 WITHIN = 0.15
-"""Relative difference up to which a measured value counts as the published one."""
+"""Max relative difference at which a measured value counts as equal to the published one."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper beside what was measured.
+    """A statement of a paper with the value that was measured here.
 
     Parameters
     ----------
     what : str
+        What the statement is about.
     paper : float or str
         The published value, or the statement in words.
     ours : float, str or None
-        None: not measured in these trials.
+        The measured value. None if these trials do not measure it.
     holds : bool, optional
-        Whether the statement is met; for numbers by default within 15 %.
+        Whether the statement holds here. By default a number holds if it is within 15 % of the
+        published one.
     """
 
     what: str
@@ -40,7 +42,7 @@ class Claim:
 
     @property
     def verdict(self) -> bool | None:
-        """Whether the statement is met, None if unknown."""
+        """Whether the statement holds here, or None if that is unknown."""
         if self.holds is not None or self.ours is None:
             return self.holds
         if isinstance(self.ours, str) or isinstance(self.paper, str):
@@ -50,33 +52,37 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A picture of an experiment's rows, drawn by `optsched.show.plot.rows`.
+    """A figure of an experiment's rows, which `optsched.show.plot.rows` draws.
 
     Parameters
     ----------
     name : str
-        Of the file, and of ``optsched plot --kind``.
+        Name of the file, and of the figure for ``optsched plot --kind``.
     x : str
-        Column; unused by histograms.
+        The column on the horizontal axis. Histograms do not use it.
     y : str or sequence of str
-        Columns: means over the rows that agree in ``x`` and series.
+        The columns on the vertical axis. A point is the mean over the rows that agree in ``x`` and
+        in ``series``.
     kind : {"line", "bar", "histogram"}
-    series, panel : str, optional
-        Columns whose values are a line or bar each, and a panel each.
+        What is drawn.
+    series : str, optional
+        A column each of whose values is a line, or a bar of its own colour.
+    panel : str, optional
+        A column each of whose values has a panel of its own.
     over : object, optional
-        A value of ``series`` by which the others are divided.
+        A value of ``series``. The values of the other series are divided by its values.
     where : mapping
-        Values of columns that a row must have.
+        Columns and the values that a row must have in them.
     labels : mapping
-        Words for columns and for values of series and panels.
+        Words for columns and for values of ``series`` and ``panel``.
     published : mapping
-        For bars: a paper's value by value of ``x``.
+        The paper's values for bars, by value of ``x``.
     reference : mapping of str to float
-        Lines at values that a paper states.
+        Lines at values that the paper states, by their words.
     title, x_label, y_label : str
-        With units; default: what the experiment's ``columns`` say.
-    log : str
-        Axes with logarithmic scales: "", "x", "y" or "xy".
+        Texts with units. By default the experiment's ``summary`` and ``columns`` give them.
+    log : {"", "x", "y", "xy"}
+        The axes with logarithmic scales.
     """
 
     name: str
@@ -102,25 +108,29 @@ class Experiment:
 
     Parameters
     ----------
-    name, summary : str
+    name : str
+        The name by which the registry and the command line know it.
+    summary : str
+        One line that says what it measures.
     paper : str
-        Where it is from.
+        The paper, section or figure that it repeats.
     parameters : mapping
-        Names and default values; a list of texts or numbers is given as ``key=a,b,c``.
+        Names of the parameters and their default values. On the command line a list of texts or
+        numbers is given as ``key=a,b,c``.
     trials : callable
-        ``(parameters, seed)``: the trials in order, each a dict of plain values that says all
-        that its run needs. It may go on for ever where trials are random draws.
+        ``trials(parameters, seed)`` yields the trials in order. Each is a dict of plain values that
+        has all that its run needs. It may have no end where trials are random draws.
     run : callable
-        ``(trial)``: the trial's results, without wall times. At the top level of its module, so
-        that other processes can call it.
+        ``run(trial)`` returns the trial's results, without wall times. It must be at the top level
+        of its module, so that other processes can call it.
     summarize : callable
-        ``(rows)``: the paper's statements beside ours.
+        ``summarize(rows)`` returns the paper's statements with our values.
     default_trials : int, optional
-        How many trials run unless told; None: all.
+        How many trials run by default. None for all.
     columns : mapping of str to str
-        What the columns of the results mean.
+        The meaning of each column of the results.
     figures : sequence of Figure
-        Pictures written beside the results.
+        The figures that are written with the results.
     """
 
     name: str
@@ -135,19 +145,28 @@ class Experiment:
     figures: Sequence[Figure] = ()
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with those given (texts are converted) in place.
+        """Return all parameters, with the default values of those that are not given.
+
+        Parameters
+        ----------
+        given : mapping
+            Values by parameter. A text is converted to the type of the default value.
+
+        Returns
+        -------
+        dict
 
         Raises
         ------
         InputError
-            An unknown parameter or a value of the wrong kind.
+            A parameter is unknown, or a value has the wrong type.
         """
         values = dict(self.parameters)
         for key, value in given.items():
             if key not in values:
                 known = ", ".join(values) or "none"
                 raise InputError(
-                    f"experiment {self.name}: parameter {key!r} is unknown; known are {known}"
+                    f"experiment {self.name}: found parameter {key!r}; expected one of {known}"
                 )
             values[key] = _converted(value, values[key], f"experiment {self.name}: {key}")
         return values
@@ -171,5 +190,5 @@ def _converted(value: Any, default: Any, where: str) -> Any:
             return float(value)
     except (KeyError, ValueError):
         words = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
-        raise InputError(f"{where}: {value!r}; {words} is right") from None
+        raise InputError(f"{where}: found {value!r}; expected {words}") from None
     return value

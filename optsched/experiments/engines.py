@@ -1,10 +1,10 @@
-"""Where trials run: in this process, in processes beside it, or on a Dask cluster.
+"""Engines that run trials: in this process, in other processes of this machine, or on Dask.
 
-Both kinds of processes are asked by threads, in one loop: concurrent.futures supplies the threads,
-and a trial is handed out only when an earlier one has been kept. joblib's processes and its Dask
-engine are not used: the former share a crash (see `optsched.experiments.isolation`), the latter
-waits for ever for a task that Dask gave up, and runs the trials in this process where the cluster
-has one worker.
+Threads of concurrent.futures ask the other processes or the cluster, in one loop. A trial is handed
+out only when an earlier one has been stored. joblib's engines are not used. In its pool of
+processes a crash breaks the other trials too (see `optsched.experiments.isolation`). Its Dask
+engine waits for ever for a task that Dask gave up, and where the cluster has one worker it runs the
+trials in this process.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from optsched.problem.errors import InputError, OptschedError, UsageError
 MAX_JOBS = 1024
 
 Answers = Generator[tuple[int, Answer]]
-"""Numbers of trials and their answers, as they come.
+"""Numbers of trials and their answers, in the order in which trials finish.
 
-The next trial is handed out when the caller asks for the next answer: so a caller that makes each
-answer durable at once loses, when it is killed, only what was running.
+The next trial is handed out when the caller asks for the next answer. A caller that stores each
+answer at once and is then killed loses only the trials that were running.
 """
 
 _CONNECT_S = 10.0
 
 
 def in_this_process(run: Run, todo: Mapping[int, Row]) -> Answers:
-    """Run one trial after the other here: a crash ends the experiment."""
+    """Run one trial after the other in this process, where a crash ends the experiment."""
     for number, trial in todo.items():
         yield number, attempt(run, trial)
 
@@ -46,8 +46,8 @@ def in_this_process(run: Run, todo: Mapping[int, Row]) -> Answers:
 def in_processes(
     run: Run, todo: Mapping[int, Row], *, jobs: int, code: str, memory_limit: int | None = None
 ) -> Answers:
-    """Run trials in so many processes of this machine; see `Isolation` for the other limits."""
-    # The processes are ended first: then the threads that wait for them end, too.
+    """Run trials in ``jobs`` processes of this machine; see `Isolation` for the other arguments."""
+    # The processes are ended first, so that the threads that wait for them end too.
     with ThreadPoolExecutor(jobs) as threads, Isolation(code, memory_limit) as isolation:
         yield from _answers(threads, lambda trial: isolation.run(run, trial), todo, lambda: jobs)
 
@@ -61,11 +61,11 @@ def on_dask(
     memory_limit: int | None = None,
     scheduler: str | None = None,
 ) -> Answers:
-    """Run trials on a Dask cluster, each in a process beside the worker's.
+    """Run trials on a Dask cluster, each in a process that its worker starts.
 
-    Without the address of a scheduler a cluster of ``jobs`` workers is started. A worker that is
-    lost has its trials run by others; Dask gives a trial up when it has lost four workers
-    (``distributed.scheduler.allowed-failures``), and then the trial has failed.
+    Without the address of a scheduler a cluster of ``jobs`` workers is started. When a worker is
+    lost, others run its trials. Dask gives up a trial that has lost four workers
+    (``distributed.scheduler.allowed-failures``), and the trial is then recorded as failed.
     """
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
@@ -80,10 +80,10 @@ def on_dask(
             return "failed", "the Dask workers that ran it died", 0.0
 
     def room() -> int:
-        # A trial more than there are threads for each, so that none waits for the network.
+        # One more trial for each thread of the cluster, so that none waits for the network.
         return 2 * max(1, sum(client.ncores().values()))
 
-    # Without the cluster the threads that wait for it end.
+    # The cluster is closed first, so that the threads that wait for it end.
     with ThreadPoolExecutor(2 * MAX_JOBS) as threads, _cluster(jobs, scheduler) as client:
         try:
             yield from _answers(threads, ask, todo, room)
@@ -92,8 +92,8 @@ def on_dask(
         except (Exception, CancelledError) as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(
-                f"--engine dask: the cluster does not go on ({text}); what has finished is "
-                "stored, and the same command goes on with the rest"
+                f"--engine dask: the cluster has failed ({text}); finished trials are stored, and "
+                "the same command goes on with the others"
             ) from None
 
 
@@ -116,7 +116,7 @@ def _answers(
 
 @contextmanager
 def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
-    """Yield a client of a running Dask cluster, or of one that is started for it."""
+    """Yield a client of a running Dask cluster, or of a cluster that is started here."""
     distributed: Any = import_module("distributed")
     with ExitStack() as stack:
         address: Any = scheduler
@@ -132,21 +132,21 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
             )
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"--scheduler: no Dask scheduler answers at {scheduler!r} "
-                f"({type(error).__name__}); the address that `dask scheduler` prints is right"
+                f"--scheduler: found no Dask scheduler at {scheduler!r} "
+                f"({type(error).__name__}); expected the address that `dask scheduler` prints"
             ) from None
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
         except TimeoutError:
             raise UsageError(
-                f"--scheduler: {scheduler!r} has no workers; start `dask worker` first"
+                f"--scheduler: found no workers at {scheduler!r}; start `dask worker` first"
             ) from None
         yield client
 
 
 @contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
-    """Start processes that leave Ctrl-C to this one: they inherit what is ignored."""
+    """Ignore Ctrl-C while processes start: they inherit that, and leave Ctrl-C to this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -163,5 +163,5 @@ def _isolation(code: str, memory_limit: int | None) -> Isolation:
 
 
 def _beside_worker(run: Run, trial: Row, code: str, memory_limit: int | None) -> Answer:
-    """Run a trial beside the Dask worker that this is."""
+    """Run a trial in a process of its own; the caller is a Dask worker."""
     return _isolation(code, memory_limit).run(run, trial)

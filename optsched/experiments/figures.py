@@ -1,4 +1,4 @@
-"""The pictures of an experiment's rows, as files beside its results."""
+"""Draw the figures of an experiment, and write them into the folder of its results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 CLAIMS = "claims"
-"""Name of the figure of numbers that a paper states beside ours."""
+"""Name of the figure that compares the paper's numbers with ours."""
 
 
 def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
-    """Return the claims whose two sides are numbers of one sign: what, paper, ours."""
+    """Return ``(what, paper, ours)`` of the claims whose two values are numbers of one sign."""
     return [
         (c.what, float(c.paper), float(c.ours))
         for c in claims
@@ -29,7 +29,7 @@ def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
 
 
 def figure_names(experiment: Experiment, claims: Sequence[Claim]) -> list[str]:
-    """Return the names of the figures that there are, the experiment's own first."""
+    """Return the names of an experiment's figures: its own, then that of the claims."""
     names = [f.name for f in experiment.figures]
     return [*names, CLAIMS] if numeric(claims) else names
 
@@ -37,7 +37,7 @@ def figure_names(experiment: Experiment, claims: Sequence[Claim]) -> list[str]:
 def draw_figure(
     experiment: Experiment, name: str, rows: Sequence[Row], claims: Sequence[Claim]
 ) -> Canvas | None:
-    """Draw one figure by name; None where no row has what it shows."""
+    """Draw the figure of a name. Returns None if no row has the columns that it shows."""
     if name == CLAIMS:
         stated = numeric(claims)
         canvas = style.figure((9.5, 1.4 + 0.28 * len(stated)))
@@ -50,7 +50,7 @@ def draw_figure(
 def write_figures(
     experiment: Experiment, rows: Sequence[Row], claims: Sequence[Claim], folder: Path
 ) -> list[Path]:
-    """Write every figure of an experiment as ``NAME.png``; return the files."""
+    """Write every figure of an experiment as ``NAME.png``, and return the files."""
     files = []
     for name in figure_names(experiment, claims):
         canvas = draw_figure(experiment, name, rows, claims)
@@ -123,7 +123,7 @@ def _panel(wanted: Figure, columns: list[str], rows: list[Row], order: list[str]
 
 
 def _one_legend(panels: Sequence[Any]) -> None:
-    """Keep one legend where several panels show the same series."""
+    """Replace the panels' legends by one where several panels show the same series."""
     if len(panels) == 1:
         return
     entries: dict[str, Any] = {}

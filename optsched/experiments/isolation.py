@@ -1,9 +1,9 @@
-"""Runs trials in processes of their own, one per thread: a crash costs one trial.
+"""Run trials in processes of their own, one per thread, so that a crash costs only one trial.
 
-The pools of joblib, concurrent.futures and Dask share their processes among all trials: where one
-process dies they call the others' trials broken too, and none says which trial it was or how it
-ended. multiprocessing imports the caller's script again in every process. So these processes are
-our own, and the pools only supply the threads that wait for them.
+The pools of joblib, concurrent.futures and Dask share their processes among all trials. When one
+process dies, they call the trials of the others broken too. None of them says which trial it was or
+how it ended. multiprocessing imports the caller's script again in every process. Therefore
+optsched starts the processes itself, and the pools only supply the threads that wait for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from optsched.experiments.base import Row, Run
 from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
 
 ATTEMPTS = 2
-"""A trial whose process dies runs once more: it may have been ended from outside."""
+"""How often a trial is tried whose process dies, since it may have been ended from outside."""
 
 Answer = tuple[str, Any, float]
 """``("result", row, wall_s)``, ``("failed", why, wall_s)`` or ``("refused", error, wall_s)``."""
@@ -34,14 +34,14 @@ _LOOK_S = 0.1
 _ONE_THREAD = dict.fromkeys(
     ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
-"""Processes share the cores; the caller's own settings go first."""
+"""Processes share the cores, so each has one thread. The caller's own settings override this."""
 
 
 def attempt(run: Run, trial: Row) -> Answer:
     """Run a trial in this process.
 
-    A request that no trial could answer (`InputError`, `UsageError`) is refused; any other
-    exception fails this trial alone.
+    `InputError` and `UsageError` mean that no trial could run, so that the experiment is refused.
+    Any other exception is the failure of this trial alone.
     """
     begin = time.perf_counter()
     content: Any
@@ -58,15 +58,18 @@ def attempt(run: Run, trial: Row) -> Answer:
 
 
 class Isolation:
-    """Processes for trials, one per thread that asks, that must run this version of the code.
+    """Processes for trials, one for each thread that asks.
 
-    A trial that has more bytes of memory in use than the limit (with the processes that a solver
-    starts) is ended; that is looked at ten times a second.
+    All of them must run the version ``code`` of the code. A trial that uses more than
+    ``memory_limit`` bytes of memory is ended. The processes that a solver starts count too. The
+    memory is measured ten times a second.
     """
 
     def __init__(self, code: str, memory_limit: int | None = None) -> None:
         if memory_limit is not None and not Path("/proc/self/statm").exists():
-            raise UsageError("--memory-limit: needs the /proc of Linux; leave it out here")
+            raise UsageError(
+                "--memory-limit: found no /proc/self/statm; expected Linux (leave the option out)"
+            )
         self._code = code
         self._limit = memory_limit
         self._own = threading.local()
@@ -81,13 +84,13 @@ class Isolation:
         self.close()
 
     def run(self, run: Run, trial: Row) -> Answer:
-        """Run a trial in this thread's process.
+        """Run a trial in the process of the calling thread.
 
-        The function is at the top level of its module, or a partial of such a one. A process that
-        does not start, or that runs other code, is an error and not an answer.
+        The function is at the top level of its module, or a partial of such a function. If the
+        process does not start, or runs other code, an error is raised.
         """
         begin = time.perf_counter()
-        # The function is packed for itself: a process that cannot import it fails the trial.
+        # The function is pickled separately, so that only the trial fails if it cannot be imported.
         order = pickle.dumps((pickle.dumps(run), trial))
         why = ""
         for _ in range(ATTEMPTS):
@@ -98,12 +101,12 @@ class Isolation:
                 break
             except _DiedError as died:
                 why = f"its process {died}, {ATTEMPTS} times"
-        if self._closed:  # `close` ended it, not the trial
+        if self._closed:  # then `close` ended the process, and not the trial
             raise OptschedError("the experiment has ended")
         return "failed", why, time.perf_counter() - begin
 
     def _child(self) -> _Child:
-        """Return this thread's process, started where it has none."""
+        """Return the process of the calling thread, and start one if it has none."""
         child: _Child | None = getattr(self._own, "child", None)
         how = ""
         for _ in range(ATTEMPTS):
@@ -122,14 +125,14 @@ class Isolation:
                 continue
             if found != self._code:
                 raise OptschedError(
-                    f"a process for trials runs optsched {found}, the experiment {self._code}; "
-                    "the same code everywhere, unchanged while it runs, is right"
+                    f"found optsched {found} in a process for trials; expected {self._code}, the "
+                    "same code in all processes and unchanged while they run"
                 )
             return child
         raise SolverError(f"a process for trials does not start: it {how}")
 
     def close(self) -> None:
-        """End the processes, and with them the trials that run."""
+        """End the processes and the trials that they run."""
         with self._lock:
             self._closed = True
             for child in self._children:
@@ -137,7 +140,7 @@ class Isolation:
 
 
 class _DiedError(Exception):
-    """A process ended without an answer; the message says how."""
+    """A process ended without an answer. The message says how."""
 
 
 class _TooMuchError(Exception):
@@ -153,7 +156,8 @@ class _Child:
             [sys.executable, "-P", "-m", "optsched.experiments.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C is for the parent; a group of its own ends as one, solvers' processes too.
+            # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
+            # the processes of the solvers.
             start_new_session=True,
             env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
         )
@@ -203,7 +207,7 @@ class _Child:
 
 
 def memory_in_use(process: int) -> int:
-    """Return the bytes that a process and those that it started have in use, 0 if it has ended."""
+    """Return the bytes of memory of a process and its descendants, or 0 if it has ended."""
     folder = Path(f"/proc/{process}")
     try:
         total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -223,18 +227,20 @@ _UNITS = {"": 1} | {
 
 
 def memory_bytes(text: str) -> int:
-    """Return an amount of memory in bytes: ``4GiB``, ``500MB``, or a number of bytes alone."""
+    """Return the bytes that a text such as ``4GiB``, ``500MB`` or ``1000`` means."""
     found = re.fullmatch(r"([\d.]+)\s*(?:([kmgt]i?)?b)?", text.strip(), re.ASCII | re.IGNORECASE)
     try:
         value = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
     except (OverflowError, ValueError):
         value = 0
     if value < 1:
-        raise InputError(f"--memory-limit: {text!r}; an amount such as 4GiB or 500MB is right")
+        raise InputError(
+            f"--memory-limit: found {text!r}; expected an amount such as 4GiB or 500MB"
+        )
     return value
 
 
 def memory_text(value: int) -> str:
-    """Return an amount of memory for people."""
+    """Return an amount of memory as a text that people read, such as ``4 GiB``."""
     power = min(4, (value.bit_length() - 1) // 10)
     return f"{value / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power > 0 else f"{value} bytes"

@@ -1,4 +1,4 @@
-"""The registered experiments: whatever a module of `optsched.experiments.studies` defines."""
+"""The registered experiments: all that the modules of `optsched.experiments.studies` define."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optsched.problem.errors import InputError
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Return every experiment by name, sorted."""
+    """Return every experiment by its name, sorted by name."""
     studies = import_module("optsched.experiments.studies")
     found = [
         value
@@ -24,15 +24,24 @@ def experiments() -> dict[str, Experiment]:
 
 
 def get_experiment(name: str) -> Experiment:
-    """Return an experiment.
+    """Return an experiment by its name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `experiments`.
+
+    Returns
+    -------
+    Experiment
 
     Raises
     ------
     InputError
-        An unknown name.
+        No experiment has the name.
     """
     if name not in experiments():
         raise InputError(
-            f"experiment {name!r} is unknown; known are {', '.join(experiments())}, or list"
+            f"experiment: found {name!r}; expected one of {', '.join(experiments())}, or list"
         )
     return experiments()[name]

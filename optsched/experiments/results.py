@@ -25,21 +25,25 @@ COMMON_COLUMNS = {
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an experiment found.
+    """The results of an experiment.
 
     Parameters
     ----------
     experiment : Experiment
+        The experiment that ran.
     parameters : dict
+        All its parameters.
     seed : int
+        The seed of its trials.
     rows : list of dict
-        One per trial, in the order of trials; ``failed`` says why a trial has no results, None
-        if it has.
+        One row per trial, in the order of trials. ``failed`` says why a trial has no results, and
+        is None if it has.
     claims : list of Claim
+        The paper's statements with our values.
     ran, resumed : int
-        Trials run now, and taken from the store.
+        Number of trials that ran now, and that were taken from the store.
     wall_s : list of float
-        Seconds of each trial when it ran.
+        Seconds that each trial took when it ran.
     """
 
     experiment: Experiment
@@ -62,7 +66,7 @@ class Outcome:
         return {row["trial"]: row["error"] for row in self.rows if row.get("error")}
 
     def summary(self) -> dict[str, Any]:
-        """Return the content of summary.json; the same for the same parameters and seed."""
+        """Return the content of summary.json, which the parameters and the seed determine."""
         return {
             "format": "optsched-experiment",
             "version": 1,
@@ -81,7 +85,15 @@ class Outcome:
         }
 
     def write(self, folder: Path, *, parquet: bool = False) -> None:
-        """Write results.csv, timings.csv, summary.json and, if asked for, results.parquet."""
+        """Write results.csv, timings.csv, summary.json and, if asked for, results.parquet.
+
+        Parameters
+        ----------
+        folder : Path
+            An existing folder.
+        parquet : bool
+            Whether to write results.parquet too, which needs pyarrow.
+        """
         timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(self.wall_s)]
         write_bytes(rows_as_csv(self.rows).encode(), folder / "results.csv")
         write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
@@ -91,19 +103,36 @@ class Outcome:
 
 
 def row_of(record: Record) -> Row:
-    """Return a finished trial as a row of results: its number, parameters, results, failure."""
+    """Return a finished trial as a row: its number, its parameters, its results and ``failed``.
+
+    Parameters
+    ----------
+    record : Record
+        A trial of a store.
+    """
     return {
         "trial": record.trial, **record.parameters, **record.result, "failed": record.failed,
     }  # fmt: skip
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Return the columns in order of first appearance, ``failed`` last."""
+    """Return the columns of rows in order of first appearance, with ``failed`` last.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+    """
     return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
 
 
 def rows_as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with the columns of `columns_of`; see `optsched.files.csv_text`."""
+    """Return rows as CSV, as `optsched.files.strict_json.csv_text` writes it.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Their columns stand in the order of `columns_of`.
+    """
     columns = columns_of(rows)
     return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
@@ -111,7 +140,16 @@ def rows_as_csv(rows: Sequence[Row]) -> str:
 def parquet_bytes(rows: Sequence[Row]) -> bytes:
     """Return rows as a Parquet file with the columns of `rows_as_csv`.
 
-    A column that holds values of several kinds (numbers and texts) becomes one of texts.
+    A column with values of several types, such as numbers and texts, becomes one of texts.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+
+    Returns
+    -------
+    bytes
+        The content of the file.
     """
     arrow: Any = import_module("pyarrow")
     content: dict[str, Any] = {}
@@ -127,23 +165,24 @@ def parquet_bytes(rows: Sequence[Row]) -> bytes:
 
 
 def load(folder: str | Path) -> DataFrame:
-    """Return the finished trials of an experiment's folder, also while it runs.
+    """Return the finished trials in an experiment's folder, even while the experiment runs.
 
     Parameters
     ----------
-    folder : path
-        What ``--out`` named.
+    folder : str or Path
+        The folder that ``--out`` or ``out`` named.
 
     Returns
     -------
     DataFrame
-        One row per finished trial, in their order: ``trial``, its parameters, its results,
-        ``failed`` (why it has no results, else None) and ``wall_s``, seconds.
+        One row per finished trial in the order of trials. The columns are ``trial``, the
+        parameters, the results, ``failed`` (why there are no results, or None) and ``wall_s``
+        (seconds).
 
     Raises
     ------
     InputError
-        No store of trials there, another program's or version's, or a damaged one.
+        The folder has no store of trials, or that of another program or version, or a damaged one.
     """
     from pandas import DataFrame
 

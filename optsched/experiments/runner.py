@@ -1,4 +1,4 @@
-"""Runs an experiment: trials in any order, wherever they run, results in one order."""
+"""Run an experiment. Trials finish in any order and on any engine; results have one order."""
 
 from __future__ import annotations
 
@@ -25,43 +25,45 @@ MAX_TRIALS = 1_000_000
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
-    """How an experiment runs, and where to.
+    """How an experiment runs, and where its results go.
 
     Parameters
     ----------
     trials : int, optional
-        How many trials, from the first.
+        How many trials run, counted from the first. By default the experiment says it.
     jobs : int
-        How many run at a time.
+        How many trials run at a time.
     engine : {"local", "dask"}
-        Processes of this machine, or workers of a Dask cluster.
+        Whether processes of this machine run the trials, or workers of a Dask cluster.
     scheduler : str, optional
-        Address of a Dask scheduler, ``"tcp://host:8786"``, whose workers all take part. None: a
-        cluster of ``jobs`` workers on this machine is started for the experiment.
+        Address of a Dask scheduler, such as ``"tcp://host:8786"``, all of whose workers take part.
+        Without it, ``engine="dask"`` starts a cluster of ``jobs`` workers on this machine.
     isolate : bool
-        Run the trials in another process also with one job, so that one that crashes is recorded
-        as failed. More jobs and Dask's always run so.
+        Whether the trials run in another process even with one job, so that a trial that crashes
+        is recorded as failed. With more jobs and with Dask they always do.
     memory_limit : int, optional
-        Bytes per trial, solvers' processes included; a trial that uses more is ended and
-        recorded as failed. Linux only; implies ``isolate``.
+        Max bytes of memory of a trial, including the processes of its solvers. A trial that uses
+        more is ended and recorded as failed. It works on Linux only, and implies ``isolate``.
     seed : int
+        Seed from which the trials are drawn.
     out : path, optional
         Folder for ``results.sqlite``, ``results.csv``, ``timings.csv``, ``summary.json`` and the
-        figures. It belongs to this experiment, these parameters, this seed and this version of
-        the code; ``trials`` may grow.
+        figures. It belongs to one experiment with its parameters, seed and version of the code.
+        ``trials`` may be larger in a later run.
     resume : bool
-        Take trials that the folder's store has; else forget them first.
+        Whether to keep the finished trials in the folder's store. Otherwise they are deleted.
     retry_failed : bool
-        Run the trials again that are recorded as failed.
+        Whether to run the trials again that are recorded as failed.
     parquet : bool
-        Write ``results.parquet`` too; needs pyarrow.
+        Whether to write ``results.parquet`` too, which needs pyarrow.
     progress : callable, optional
-        Called with the number of finished trials and of all, before the first and after each.
+        ``progress(finished, all)`` is called with numbers of trials, before the first trial and
+        after each.
 
     Raises
     ------
     InputError, UsageError
-        A value out of its range; a combination without a meaning; a missing package.
+        A value is out of its range, a combination has no meaning, or a package is missing.
     """
 
     trials: int | None = None
@@ -79,17 +81,18 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.trials is not None and not 1 <= self.trials <= MAX_TRIALS:
-            raise InputError(f"trials: {self.trials!r}; 1 to {MAX_TRIALS} is right")
+            raise InputError(f"trials: found {self.trials!r}; expected 1 to {MAX_TRIALS}")
         if not 1 <= self.jobs <= MAX_JOBS:
-            raise InputError(f"jobs: {self.jobs!r}; 1 to {MAX_JOBS} is right")
+            raise InputError(f"jobs: found {self.jobs!r}; expected 1 to {MAX_JOBS}")
         if self.engine not in ("local", "dask"):
-            raise InputError(f"engine: {self.engine!r}; local or dask is right")
+            raise InputError(f"engine: found {self.engine!r}; expected local or dask")
         if self.scheduler is not None and self.engine != "dask":
             raise UsageError(
-                f"scheduler: {self.scheduler!r} is for the engine dask, not {self.engine}"
+                f"scheduler: found {self.scheduler!r} with the engine {self.engine}; expected the "
+                "engine dask"
             )
         if self.memory_limit is not None and self.memory_limit < 1:
-            raise InputError(f"memory_limit: {self.memory_limit!r}; bytes, 1 or more, is right")
+            raise InputError(f"memory_limit: found {self.memory_limit!r}; expected bytes, >= 1")
         if self.parquet and find_spec("pyarrow") is None:
             raise UsageError("parquet: needs the package pyarrow; install it, or leave it out")
 
@@ -100,7 +103,21 @@ class Options:
         return self.engine == "local" and alone
 
     def answers(self, experiment: Experiment, todo: Mapping[int, Row], code: str) -> Answers:
-        """Return the answers of trials as they come; see `optsched.experiments.engines`."""
+        """Return the answers of trials in the order in which they finish.
+
+        Parameters
+        ----------
+        experiment : Experiment
+        todo : mapping of int to dict
+            The trials to run, by their numbers.
+        code : str
+            The version of the code that every process must run (`store.code_version`).
+
+        Returns
+        -------
+        generator
+            As in `optsched.experiments.engines`.
+        """
         if self.here:
             return in_this_process(experiment.run, todo)
         where: dict[str, Any] = {
@@ -114,26 +131,31 @@ class Options:
 def run_experiment(
     experiment: str | Experiment, settings: Mapping[str, Any] | None = None, **options: Any
 ) -> Outcome:
-    """Run an experiment, or what is left of it.
+    """Run an experiment, or the trials of it that are not finished yet.
 
     Parameters
     ----------
     experiment : str or Experiment
-        A registered one's name, or one of your own.
+        The name of a registered experiment, or an experiment of your own.
     settings : mapping, optional
-        Parameters that differ from the default; texts are converted.
+        Parameters that differ from the default values. Texts are converted.
     **options
-        What `Options` has: ``trials``, ``jobs``, ``engine``, ``scheduler``, ``isolate``,
-        ``memory_limit``, ``seed``, ``out``, ``resume``, ``retry_failed``, ``parquet``,
+        The fields of `Options`: ``trials``, ``jobs``, ``engine``, ``scheduler``, ``isolate``,
+        ``memory_limit``, ``seed``, ``out``, ``resume``, ``retry_failed``, ``parquet`` and
         ``progress``.
+
+    Returns
+    -------
+    Outcome
 
     Raises
     ------
     InputError, UsageError
-        An unknown name, parameter or value; too few jobs; a missing package; a folder that
-        belongs to another experiment, cannot be written, is in use or damaged; a full disk.
+        A name, parameter or value is unknown or out of range, or a package is missing. The folder
+        belongs to another experiment, cannot be written, is in use or damaged, or the disk is
+        full.
     KeyboardInterrupt
-        Ctrl-C; finished trials are stored.
+        Ctrl-C was pressed. Finished trials are stored.
     """
     if isinstance(experiment, str):
         experiment = get_experiment(experiment)
@@ -179,15 +201,15 @@ def _check_importable(experiment: Experiment, how: Options) -> None:
     home = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
     if home == "__main__" and not how.here:
         raise UsageError(
-            f"jobs: other processes need the function of experiment {experiment.name} in a module "
-            "that they can import, not in a script or notebook"
+            f"jobs: found the function of experiment {experiment.name} in a script or notebook; "
+            "expected it in a module that other processes can import"
         )
 
 
 def _drawn(
     experiment: Experiment, parameters: Mapping[str, Any], given: Mapping[str, Any], how: Options
 ) -> list[Row]:
-    """Return the trials asked for."""
+    """Return the trials that are asked for."""
     count = how.trials or experiment.default_trials or MAX_TRIALS
     try:
         wanted = list(islice(experiment.trials(parameters, how.seed), count))
@@ -200,7 +222,10 @@ def _drawn(
             f"{error!r}"
         ) from error
     if not wanted:
-        raise InputError(f"experiment {experiment.name}: these parameters leave no trial")
+        raise InputError(
+            f"experiment {experiment.name}: found no trial for these parameters; expected at least "
+            "one"
+        )
     return wanted
 
 
@@ -208,7 +233,7 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise InputError(f"{folder}: is a file; a folder is right") from None
+        raise InputError(f"{folder}: found a file; expected a folder") from None
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({reason(error)})") from None
     return folder
@@ -217,20 +242,20 @@ def _made(folder: Path) -> Path:
 def _finished(
     store: Store, identity: Identity, wanted: Sequence[Row], how: Options
 ) -> dict[int, Record]:
-    """Return the wanted trials that the store has; refuse those that are others now."""
+    """Return the wanted trials that the store has. One that has changed since is an error."""
     if how.retry_failed:
         store.forget_failed()
     if store.libraries != identity.libraries:
         warnings.warn(
-            f"{how.out}: its trials were begun with {store.libraries}, these run with "
-            f"{identity.libraries}",
+            f"{how.out}: the trials stored there began with {store.libraries}; the trials now run "
+            f"with {identity.libraries}",
             stacklevel=3,
         )
     found = {k: record for k, record in store.records().items() if k < len(wanted)}
     for k, record in found.items():
         if record.key != identity.key(wanted[k]):
             raise InputError(
-                f"{how.out}: trial {k} is another one now than when it ran (a file that it is "
-                "drawn from has changed?); another --out is right, or --fresh"
+                f"{how.out}: found trial {k} stored with other contents (has a file changed that "
+                "it is drawn from?); expected another --out, or --fresh"
             )
     return found

@@ -1,7 +1,7 @@
 """The durable store of finished trials: one SQLite file per experiment, one row per trial.
 
-A store belongs to one experiment, its parameters, its seed and the code that ran it; whoever asks
-for another of these is refused, so that results of different kinds never stand in one table.
+A store belongs to one experiment, its parameters, its seed and the code that ran it. A run that
+differs in one of these is refused, so that results of different kinds never stand in one table.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FILE = "results.sqlite"
 """Name of the store in an experiment's folder."""
 
 APPLICATION_ID = 0x6F707473
-"""Says in the file's header whose database it is: ``opts``."""
+"""The SQLite application id that marks the file as a store of optsched. It reads ``opts``."""
 
 VERSION = 1
-"""Version of the tables, in the header's ``user_version``."""
+"""The version of the tables, which the file's header has as ``user_version``."""
 
 WITHOUT_EFFECT = ("cli", "show", "experiments/figures.py")
-"""Folders and files whose code no trial runs: they may change while an experiment goes on."""
+"""Folders and files whose code no trial runs. They may change while an experiment goes on."""
 
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
 
@@ -42,10 +42,10 @@ _TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
 
 
 def counted_files() -> dict[str, Path]:
-    """Return by name the files on which a trial's result may depend.
+    """Return the files on which a trial's result may depend, by name.
 
-    They are the package's sources but for `WITHOUT_EFFECT`, and the shipped cost models and
-    instances.
+    They are the package's sources without those of `WITHOUT_EFFECT`, and the shipped cost models
+    and instances.
     """
     root = Path(__file__).resolve().parents[1]
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
@@ -57,7 +57,7 @@ def counted_files() -> dict[str, Path]:
 
 
 def version_of(files: Mapping[str, Path]) -> str:
-    """Return the version of optsched with a digest of files."""
+    """Return the version of optsched followed by a digest of the files."""
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):
         digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -66,7 +66,7 @@ def version_of(files: Mapping[str, Path]) -> str:
 
 @cache
 def code_version() -> str:
-    """Return the version and a digest of all that a trial's result may depend on."""
+    """Return the version of optsched followed by a digest of `counted_files`."""
     return version_of(counted_files())
 
 
@@ -77,7 +77,7 @@ def libraries() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What the trials of one store have in common; see `code_version` and `libraries`."""
+    """The properties that all trials of a store share; see `code_version` and `libraries`."""
 
     experiment: str
     parameters: Mapping[str, Any]
@@ -86,14 +86,14 @@ class Identity:
     libraries: str
 
     def key(self, trial: Mapping[str, Any]) -> str:
-        """Return what identifies a trial: experiment, its parameters and seed, and the code."""
+        """Return a digest that identifies a trial: of the experiment, the trial and the code."""
         data = {"experiment": self.experiment, "trial": trial, "code": self.code}
         return hashlib.sha256(canonical_json(data)).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished trial: its number, its `Identity.key`, and its result or why it has none."""
+    """A finished trial: its number, its `Identity.key`, and its result or the reason for none."""
 
     trial: int
     key: str
@@ -104,16 +104,16 @@ class Record:
 
 
 class Store:
-    """Finished trials by number; whoever kills the process loses none that `put` has stored.
+    """Finished trials by number. Trials that `put` has stored survive the end of the process.
 
-    Every trial is a transaction in write-ahead-log mode, on disk before `put` returns. While a
-    store is open no second process can open the same one, but `read` and other readers can look
-    at it.
+    Every trial is a transaction in write-ahead-log mode, and on disk before `put` returns. While a
+    store is open, no other process can open it for writing, but `read` and other readers can read
+    it.
 
-    Without a path the trials are kept in memory; ``fresh`` forgets those, of whatever experiment,
-    that the store has. Refused are another program's database or another version's; one that is
-    damaged, in use or cannot be written; trials of another experiment, of other parameters or of
-    other code.
+    Without a path the trials are kept in memory. ``fresh`` deletes the trials that the store has,
+    whichever experiment they belong to. InputError is raised for a database of another program or
+    version, for one that is damaged, in use or cannot be written, and for trials of another
+    experiment, of other parameters or of other code.
     """
 
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
@@ -134,7 +134,7 @@ class Store:
         connection = self._connection
         new = _check_header(self._path, connection)
         connection.execute("PRAGMA journal_mode=WAL")
-        # Each transaction is on disk when it ends, also where the power fails.
+        # Each transaction is on disk when it ends, even if the power fails then.
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
         if new:
@@ -147,7 +147,7 @@ class Store:
             )
         if fresh:
             connection.execute("DELETE FROM trials")
-        # One that was begun and holds nothing yet belongs to nobody.
+        # A store without trials belongs to no experiment yet, even if one has opened it.
         if connection.execute("SELECT count(*) FROM trials").fetchone()[0] == 0:
             for name, value in vars(self._identity).items():
                 text = json.dumps(value, sort_keys=True)
@@ -156,32 +156,31 @@ class Store:
         self._compare(_identity(connection))
 
     def _compare(self, stored: Identity) -> None:
-        """Refuse to go on with trials that are not of this kind."""
+        """Raise InputError if the stored trials do not belong to this run."""
         wanted = self._identity
-        right = "another --out is right, or --fresh to forget its trials"
+        right = "use another --out, or --fresh to delete its trials"
         if stored.experiment != wanted.experiment:
             raise InputError(
-                f"{self._path}: holds trials of {stored.experiment}, this asks for "
-                f"{wanted.experiment}; {right}"
+                f"{self._path}: found trials of {stored.experiment}; expected {wanted.experiment} "
+                f"({right})"
             )
         theirs = {"seed": stored.seed, **stored.parameters}
         ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
         for name in (*ours, *theirs):
             if theirs.get(name) != ours.get(name):
                 raise InputError(
-                    f"{self._path}: holds trials with {name} = {theirs.get(name)}, this asks for "
-                    f"{ours.get(name)}; {right}"
+                    f"{self._path}: found trials with {name} = {theirs.get(name)}; expected "
+                    f"{ours.get(name)} ({right})"
                 )
         if stored.code != wanted.code:
             raise InputError(
-                f"{self._path}: its trials were run by optsched {stored.code}, this is "
-                f"{wanted.code}; that version goes on with them, --fresh forgets them, another "
-                "--out keeps both"
+                f"{self._path}: found trials of optsched {stored.code}; expected {wanted.code} "
+                "(use that version to go on, --fresh to delete them, or another --out to keep both)"
             )
 
     @property
     def libraries(self) -> str:
-        """Versions of libraries under which the store was begun."""
+        """The versions of the libraries with which the store was begun."""
         return _identity(self._connection).libraries
 
     def __enter__(self) -> Store:
@@ -203,7 +202,7 @@ class Store:
         failed: str | None,
         wall_s: float,
     ) -> Record:
-        """Store a finished trial, and return it as a resumed run will see it."""
+        """Store a finished trial, and return it as a resumed run will read it."""
         texts = json.dumps(parameters), json.dumps(result or {})
         row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
         with _one_line(self._path):
@@ -217,17 +216,17 @@ class Store:
 
 
 def read(folder: str | Path) -> tuple[Identity, list[Record]]:
-    """Return what an experiment's folder holds, also while the experiment runs."""
+    """Return the identity and the trials in an experiment's folder, even while it runs."""
     path = Path(folder) / FILE
     if not path.is_file():
-        raise InputError(f"{folder}: no experiment's folder ({FILE} is missing)")
-    # Without a log nobody writes, and then a folder that is read-only is no obstacle.
+        raise InputError(f"{folder}: found no {FILE}; expected the folder of an experiment")
+    # Without a log no process writes. Then the store can be read from a read-only folder too.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with _one_line(path):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
         try:
             if _check_header(path, connection):
-                raise InputError(f"{path}: is empty; no experiment has begun there")
+                raise InputError(f"{path}: found an empty store; expected one with an experiment")
             found = _records(connection)
             return _identity(connection), [found[number] for number in sorted(found)]
         finally:
@@ -249,9 +248,9 @@ def _identity(connection: sqlite3.Connection) -> Identity:
 
 
 def _lock(path: Path) -> sqlite3.Connection:
-    """Hold a lock that ends with this process, however it ends.
+    """Take a lock that is released when this process ends, however it ends.
 
-    It is the lock of an empty database beside the store: that works wherever the store does.
+    It is the lock of an empty database beside the store, which works wherever the store does.
     """
     file = path.with_suffix(".lock")
     with _one_line(file):
@@ -265,7 +264,7 @@ def _lock(path: Path) -> sqlite3.Connection:
 
 
 def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
-    """Return whether the database is still empty; refuse any that is not a store."""
+    """Return whether the database is still empty. One that is not a store is an error."""
 
     def value(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]
@@ -275,11 +274,11 @@ def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
     if (program, version, tables) == (0, 0, 0):
         return True
     if program != APPLICATION_ID:
-        raise InputError(f"{path}: is another program's database; another --out is right")
+        raise InputError(f"{path}: found another program's database; use another --out")
     if version != VERSION:
         raise InputError(
-            f"{path}: is a store of version {version}, this optsched writes version {VERSION}; "
-            "another --out is right"
+            f"{path}: found a store of version {version}; expected version {VERSION} (use another "
+            "--out)"
         )
     damage = value("PRAGMA quick_check(1)")
     if damage != "ok":
@@ -288,27 +287,27 @@ def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
 
 
 def _damaged(path: Path | None, how: str) -> str:
-    return f"{path}: is damaged ({' '.join(how.split())}); a copy of it, or another --out, is right"
+    return f"{path}: found damage ({' '.join(how.split())}); use a copy of it, or another --out"
 
 
 @contextmanager
 def _one_line(path: Path | None) -> Iterator[None]:
-    """Turn what SQLite raises into one line that says what to do."""
+    """Turn the errors of SQLite into one line that says what to do."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         name = str(getattr(error, "sqlite_errorname", ""))
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            text = f"{path}: another process is using it; wait for its end, or another --out"
+            text = f"{path}: another process is using it; wait for its end, or use another --out"
         elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             text = (
-                f"{path}: {error}; what it holds is safe, and the same command goes on once there "
-                "is space on the disk"
+                f"{path}: {error}; stored trials are safe, and the same command goes on once the "
+                "disk has space"
             )
         elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            text = f"{path}: cannot be written ({error}); another --out is right"
+            text = f"{path}: cannot be written ({error}); use another --out"
         elif name.startswith("SQLITE_NOTADB"):
-            text = f"{path}: is no SQLite database; another --out is right"
+            text = f"{path}: found no SQLite database in the file; use another --out"
         else:
             text = _damaged(path, str(error))
         raise InputError(" ".join(text.split())) from None

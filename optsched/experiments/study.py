@@ -1,7 +1,7 @@
-"""What studies are made of: a sweep of factors, metrics of a policy, means of rows, claims.
+"""The parts that studies are made of: a sweep of factors, metrics of a policy, means and claims.
 
-A study is an `Experiment` whose ``trials`` is a `sweep`, whose ``run`` is `measured`, and whose
-``summarize`` makes a `claim` of each statement of its paper.
+A study is an `Experiment`. Its ``trials`` is a `sweep`, its ``run`` is `measured`, and its
+``summarize`` makes a `claim` of each statement of the paper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optsched.problem.instance import Instance
 
 
 class Count(str):
-    """The name of a parameter that says how many values a factor has: 0, 1, ..."""
+    """The name of a parameter that is the number of a factor's values 0, 1, ..."""
 
 
 def sweep(
@@ -34,20 +34,30 @@ def sweep(
     nest: Sequence[str] = (),
     **columns: Any,
 ) -> Callable[[Mapping[str, Any], int], Iterator[Row]]:
-    """Return the trials of a study: every combination of its factors, the last one fastest.
+    """Return the ``trials`` of a study: every combination of its factors.
+
+    The last factor changes fastest.
 
     Parameters
     ----------
     known : mapping, optional
-        By parameter the values that it may have.
+        The values that a parameter may have, by its name.
     where : callable, optional
-        Says of a trial whether it takes part.
+        ``where(trial)`` says whether the trial takes part.
     nest : sequence of str, optional
-        The factors, the last one fastest, where that is not the order of the columns.
+        The order of the factors, where it is not that of the columns. The last one changes
+        fastest.
     **columns
-        Columns of a trial in order. A text names a parameter, or ``"seed"``: a list is swept,
-        any other value stands in every trial. A `Count` names a parameter as well. A list is
-        swept. A function of the trial's other columns and the parameters gives one value.
+        Columns of a trial in order. A text names a parameter, or is ``"seed"``. If the parameter
+        is a list, it is swept; any other value is the same in every trial. A `Count` names a
+        parameter that says how many values 0, 1, ... are swept. A list is swept itself. A
+        function of the trial's other columns and of the parameters gives one value.
+
+    Returns
+    -------
+    callable
+        ``trials(parameters, seed)``, as `Experiment` takes it. It raises InputError for a value
+        that is not known.
     """
 
     def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
@@ -72,24 +82,42 @@ def sweep(
 
 
 def check_known(name: str, values: Iterable[Any], known: Iterable[str]) -> None:
-    """Check that every value of a parameter is one of those known.
+    """Check that every value of a parameter is a known one.
+
+    Parameters
+    ----------
+    name : str
+        The parameter.
+    values : iterable
+        Its values.
+    known : iterable of str
+        The values that it may have.
 
     Raises
     ------
     InputError
-        One is not.
+        A value is not known.
     """
     names = list(known)
     for value in values:
         if value not in names:
-            raise InputError(f"{name}: {value!r} is unknown; known are {', '.join(names)}")
+            raise InputError(f"{name}: found {value!r}; expected one of {', '.join(names)}")
 
 
 def measured(run: Run) -> Run:
-    """Return a trial's function that states an error of optsched in the column ``error``.
+    """Return a run that puts an error of optsched in the column ``error``.
 
-    Such a trial has finished: its question has no answer, such as a scheduler that cannot place a
-    request. Where there are results the column is None.
+    A trial with such an error has finished. Its question has no answer, for example because a
+    scheduler cannot place a request. In a trial with results the column is None.
+
+    Parameters
+    ----------
+    run : callable
+        The run of one trial, as `Experiment` takes it.
+
+    Returns
+    -------
+    callable
     """
 
     @wraps(run)
@@ -104,40 +132,106 @@ def measured(run: Run) -> Run:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the judge's warning: leaving the profiles' range is the point of some sweeps."""
+    """Silence warnings that a batch lies outside a profile's range, which some sweeps intend.
+
+    Yields
+    ------
+    None
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
 def judged(instance: Instance, policy: str | Rules, cost: Any = None, **options: Any) -> Evaluation:
-    """Return the judge's evaluation of a policy's schedule; arguments are `simulate`'s."""
+    """Run a policy on an instance, and evaluate its schedule.
+
+    Parameters
+    ----------
+    instance : Instance
+    policy : str or Rules
+        As for `optsched.simulate`.
+    cost : CostModel, optional
+        An instance in seconds needs one.
+    **options
+        Further options of `optsched.simulate`, such as ``seed``.
+
+    Returns
+    -------
+    Evaluation
+    """
     return evaluate(instance, simulate(instance, policy, cost, **options), cost)
 
 
 def picked(metrics: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
-    """Return metrics by column, None for those that the instance does not have."""
+    """Return metrics under the names of columns.
+
+    Parameters
+    ----------
+    metrics : mapping
+        As in `Evaluation.metrics`.
+    columns : mapping of str to str
+        The metric's name for each column.
+
+    Returns
+    -------
+    dict
+        The metrics by column. None for a metric that the instance does not have.
+    """
     return {column: metrics.get(name) for column, name in columns.items()}
 
 
 def distinct(rows: Iterable[Row], column: str) -> list[Any]:
-    """Return the values of a column in order of appearance."""
+    """Return the distinct values of a column in order of appearance.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    column : str
+    """
     return list(dict.fromkeys(row[column] for row in rows))
 
 
 def select(rows: Iterable[Row], **where: Any) -> list[Row]:
-    """Return the rows that have these values."""
+    """Return the rows that have given values.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    **where
+        Columns and the values that they must have.
+    """
     return [row for row in rows if all(row.get(k) == v for k, v in where.items())]
 
 
 def mean(rows: Sequence[Row], column: str, **where: Any) -> float | None:
-    """Return the mean of a column over the rows that have these values, None without any."""
+    """Return the mean of a column over the rows that have given values.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+    column : str
+        The column. Rows without a value in it do not count.
+    **where
+        Columns and the values that they must have.
+
+    Returns
+    -------
+    float or None
+        None if no row counts.
+    """
     found = [float(row[column]) for row in select(rows, **where) if row.get(column) is not None]
     return float(np.mean(found)) if found else None
 
 
 def over(first: float | None, second: float | None) -> float | None:
-    """Return a quotient, None where a side is missing."""
+    """Return a quotient, or None where it has no value.
+
+    Parameters
+    ----------
+    first, second : float or None
+        The quotient is first / second. It has none if a side is None, or ``second`` is 0.
+    """
     return None if first is None or not second else first / second
 
 
@@ -148,18 +242,23 @@ def claim(
     holds: Callable[[Any], bool | None] | None = None,
     show: Callable[[Any], float | str] | str | int | None = None,
 ) -> Claim:
-    """Return a statement beside a measured value.
+    """Return a statement of a paper with a measured value.
 
     Parameters
     ----------
     what, paper
         As for `Claim`.
     value : object
-        None: not measured.
+        The measured value. None if it was not measured.
     holds : callable, optional
-        Says of the value whether the statement is met.
+        ``holds(value)`` says whether the statement holds.
     show : int, str or callable, optional
-        Decimals to round to, a format to print in, or a function that returns what is shown.
+        How the value is shown: the decimals to round it to, the format to print it in, or a
+        function that returns what is shown.
+
+    Returns
+    -------
+    Claim
     """
     if value is None:
         return Claim(what, paper, None)

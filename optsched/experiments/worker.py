@@ -1,11 +1,11 @@
-"""A process of its own for trials: it crashes or eats memory without harm to the experiment.
+"""A process that runs trials. If it crashes or uses too much memory, the experiment goes on.
 
-`optsched.experiments.isolation` starts it as ``python -m optsched.experiments.worker PARENT`` with
-the process id of the parent, whose ``sys.path`` is in ``PYTHONPATH``.
+`optsched.experiments.isolation` starts it as ``python -m optsched.experiments.worker PARENT``.
+PARENT is the process id of the parent, whose ``sys.path`` is in ``PYTHONPATH``.
 
-**What goes through the pipes**, pickled: to stdin for each trial the pickled function and its
-argument; the end of stdin ends this process. From stdout the version of the code, then for each
-trial an `Answer`.
+**The pipes** carry pickled objects. For each trial, stdin brings the pickled function and its
+argument. The end of stdin ends this process. Stdout first gives the version of the code, and then
+an `Answer` for each trial.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from optsched.experiments.isolation import attempt
 from optsched.experiments.store import code_version
 
 IDLE_S = 300.0
-"""A process that hears nothing for so long ends; another is started when one is needed."""
+"""A process that gets no trial for this many seconds ends. Another is started when needed."""
 
 
 def main() -> None:
-    """Run the trials that come through stdin; see the module's head."""
+    """Run the trials that come through stdin, as the module's docstring says."""
     _end_with(int(sys.argv[1]))
-    # What native code prints to stdout must not get between the messages.
+    # Texts that native code prints to stdout must not get between the messages.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # The parent decides what these mean; this process ends when it does.
+    # The parent decides what these signals mean, and this process ends when the parent does.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     warnings.formatwarning = _one_line
-    with suppress(OSError):  # where memory runs out the system ends this process first
+    with suppress(OSError):  # when memory runs out, the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
     def tell(message: Any) -> None:
@@ -65,7 +65,7 @@ def _run(packed: bytes, trial: Row) -> Row:
 
 
 def _listen(inbox: queue.SimpleQueue[tuple[bytes, Any]]) -> None:
-    """Pass on what comes through stdin; its end ends this process, also amid a trial."""
+    """Pass on the trials from stdin. The end of stdin ends this process, even during a trial."""
     while True:
         try:
             inbox.put(pickle.load(sys.stdin.buffer))
@@ -76,13 +76,14 @@ def _listen(inbox: queue.SimpleQueue[tuple[bytes, Any]]) -> None:
 def _end_with(parent: int) -> None:
     """Have the system end this process when the thread that started it ends.
 
-    The end of stdin is not enough: compiled code may keep Python from seeing it for minutes.
+    The end of stdin is not enough, because compiled code may keep Python from seeing it for
+    minutes.
     """
     if sys.platform != "linux":
         return
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 

@@ -1,1 +1,1 @@
-"""Pictures, reports and traces for people."""
+"""Figures, reports and traces of schedules, for people to look at."""

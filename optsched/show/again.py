@@ -1,4 +1,4 @@
-"""Schedules of a comparison that no file keeps: simulated again, and held against the record."""
+"""Simulate policies of a comparison again whose schedules no file has, and check their metrics."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from optsched.problem.schedule import Schedule
 
 _NAMES_FILES = (".py", "file")
-"""What a specification contains that runs a user's code or reads a file: never done here."""
+"""Texts in specifications that run a user's code or read a file. Such policies never run here."""
 
 
 class NotAgainError(InputError):
-    """A schedule that could not be made again; the text says why, without the policy's name."""
+    """A schedule could not be made again. The message says why, without the policy's name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Again:
-    """A policy's schedule, made again, of which every recorded metric agrees.
+    """A policy's schedule that was made again, and agrees in every recorded metric.
 
     Parameters
     ----------
     schedule : Schedule
+        The policy's schedule.
     evaluation : Evaluation
+        Its evaluation.
     """
 
     schedule: Schedule
@@ -41,20 +43,24 @@ class Again:
 def cost_model_again(
     instance: Instance, data: Mapping[str, Any], given: str | None
 ) -> CostModel | None:
-    """Return the cost model under which a comparison was made; None in rounds.
+    """Return the cost model of a comparison, or None if its instance is in rounds.
 
     Parameters
     ----------
     instance : Instance
     data : mapping
-        The comparison file's object.
+        The object of the comparison file.
     given : str or None
-        The cost model that the caller names, for one that is not shipped.
+        The name or file of a cost model that is not shipped.
+
+    Returns
+    -------
+    CostModel or None
 
     Raises
     ------
     NotAgainError
-        It is not at hand, or the one given is another.
+        The cost model is not at hand, or the given one differs from the recorded one.
     """
     from optsched.files.sources import cost_model_like
 
@@ -76,9 +82,9 @@ def simulate_again(
 ) -> Again:
     """Run a policy of a comparison again, and check that its recorded metrics agree.
 
-    Policies are deterministic, given the instance (which carries the predictions), the cost
-    model, the specification and the seed. Files may come from anybody: a specification that
-    names a file is refused, since it would execute or read it.
+    The instance (with its predictions), the cost model, the specification and the seed determine
+    what a policy does. Comparison files may come from anybody. A specification that names a file
+    is therefore refused, since running it would execute or read that file.
 
     Parameters
     ----------
@@ -86,15 +92,19 @@ def simulate_again(
     row : mapping
         An entry of the comparison file's ``policies``.
     seed : int
-        The comparison file's.
+        The seed in the comparison file.
     cost : CostModel or None
-        `cost_model_again`.
+        The cost model, as `cost_model_again` returns it.
+
+    Returns
+    -------
+    Again
 
     Raises
     ------
     NotAgainError
-        A specification that names a file, an instance on which policies run for minutes, a
-        policy that fails, or metrics that differ.
+        The specification names a file, policies would run for minutes on the instance, the policy
+        fails, or its metrics differ from the recorded ones.
     """
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import quick_to_simulate, simulate
@@ -118,11 +128,11 @@ def simulate_again(
 
 
 def _difference(recorded: object, found: Mapping[str, float | int | None]) -> str | None:
-    """Return the first metric that differs in words, None where all that are recorded agree."""
+    """Return words for the first metric that differs, or None if all recorded metrics agree."""
     known = recorded if isinstance(recorded, Mapping) else {}
     for name, metric in TABLE.items():
         if metric.parameters or (name not in known and name != TOTAL_LATENCY.name):
-            continue  # limits of service are not recorded; an older file has fewer metrics
+            continue  # SLO limits are not recorded, and an older file has fewer metrics
         old, new = known.get(name), found[name]
         if old is None or new is None:
             same = old is new

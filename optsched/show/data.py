@@ -1,4 +1,4 @@
-"""What pictures draw, as plain columns: shared by matplotlib's and plotly's renderers."""
+"""The data of figures as plain columns, for matplotlib's and plotly's figures alike."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
-"""Columns of an Evaluation whose distributions are drawn, in words."""
+"""The columns of an Evaluation whose distributions are drawn, and words for them."""
 
 IDLE = ("waiting", "paused", "evicted")
-"""Phases in which a request is in no batch: drawn thinner."""
+"""The phases in which a request is in no batch. They are drawn thinner."""
 
 
 def thinned(n: int, most: int) -> list[int]:
-    """Return at most ``most`` of the indices 0..n-1, evenly spread, both ends included."""
+    """Return at most ``most`` of the indices 0..n-1, evenly spread and with both ends."""
     if n <= most:
         return list(range(n))
     return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})
 
 
 def distribution(evaluation: Evaluation, metric: str) -> tuple[Floats, str]:
-    """Return the sorted values of a metric of requests, where there is one, and their unit."""
+    """Return the sorted values of a metric over the requests that have it, and their unit."""
     scale, unit = 1, "rounds" if evaluation.instance.in_rounds else "s"
     if metric == "tpot":
         scale, unit = (1, "rounds/token") if unit == "rounds" else (1000, "ms/token")
@@ -38,14 +38,14 @@ def distribution(evaluation: Evaluation, metric: str) -> tuple[Floats, str]:
 
 
 def cumulative(values: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return the steps of sorted values' distribution, which rises from none to all."""
+    """Return values and shares of the cumulative distribution of sorted values, from 0 to 1."""
     picked = thinned(len(values), most)
     share = (np.array(picked) + 1) / len(values)
     return np.append(values[:1], values[picked]), np.append(0.0, share)
 
 
 def wide(columns: Iterable[Floats]) -> bool:
-    """Return whether positive values are too far apart for a linear axis."""
+    """Return whether the positive values span too wide a range for a linear axis."""
     positive = [values[values > 0] for values in columns]
     ends = [(values.min(), values.max()) for values in positive if values.size]
     return bool(ends) and max(high for _, high in ends) / min(low for low, _ in ends) > 300
@@ -61,7 +61,7 @@ def rows_by_arrival(timeline: Timeline) -> NDArray[np.int64]:
 def kv_by_worker(
     timeline: Timeline, most_workers: int, groups: int, steps: int
 ) -> list[tuple[str, Floats, NDArray[np.int64]]]:
-    """Return the KV that each worker holds over time: label, times, tokens."""
+    """Return ``(label, times, tokens)`` of the KV that each worker holds over time."""
     found = []
     for worker in range(min(timeline.workers, most_workers)):
         times, kv, _ = timeline.kv_by_group(groups, steps, worker)
@@ -72,7 +72,7 @@ def kv_by_worker(
 def batch_tokens(
     timeline: Timeline, most: int, worker: int = 0
 ) -> tuple[Floats, dict[str, list[float]], str]:
-    """Return times, the mean tokens of a batch by phase from each of them on, and what they are."""
+    """Return times, the mean tokens of a batch by phase from each time on, and words for these."""
     edges, runs = timeline.batch_bins(most, worker)
     means = {}
     for name in ("decode", "prefill", "refill"):

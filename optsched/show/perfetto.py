@@ -1,4 +1,4 @@
-"""Schedules as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Schedules as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,34 @@ from optsched.judge.timeline import PHASES, Timeline
 from optsched.problem.version import __version__
 
 REQUESTS = 1
-"""Process of the requests, each a thread; worker k is process k + 2."""
+"""The process number of the requests, each of which is a thread. Worker k is process k + 2."""
 
 MAX_SLICES = 300_000
-"""Spans of requests up to which `write_trace` shows pauses as slices of their own."""
+"""Max number of requests' spans for which `write_trace` shows pauses as slices of their own."""
 
 _CHUNK = 10_000
 
 US_PER_ROUND = 1000.0
-"""A round is shown as a millisecond."""
+"""The microseconds of the trace that stand for a round: a round is shown as a millisecond."""
 
 
 def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the events of a schedule in the Chrome trace event format.
 
-    A slice per phase of a request (threads of the process "requests", in order of arrival), a
-    slice per batch on its worker, and counters per worker: KV held, requests and tokens in the
-    batch. Times are microseconds; a round is shown as a millisecond.
+    Each phase of a request is a slice. The requests are threads of the process "requests" in order
+    of arrival. Each batch is a slice on its worker. Counters of each worker show the KV held, and
+    the requests and tokens in the batch. Times are in microseconds, and a round is shown as a
+    millisecond.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
+
+    Yields
+    ------
+    dict
+        An event.
     """
     scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
     instance = timeline.instance
@@ -100,7 +107,7 @@ def _counters(pid: int, at: float, kv: int, requests: int, tokens: int) -> Itera
 
 
 def _slice(scale: float, start: float, end: float) -> dict[str, float]:
-    # Both ends are rounded, so that slices that touch still do.
+    # Both ends are rounded, so that slices that touch still touch.
     begin = round(scale * start, 3)
     return {"ts": begin, "dur": round(round(scale * end, 3) - begin, 3)}
 
@@ -114,9 +121,16 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> int:
-    """Write a schedule as a trace file, compressed where the name ends in ``.gz``.
+    """Write a schedule as a trace file.
 
-    With more than `MAX_SLICES` spans, pauses are part of the phase around them.
+    With more than `MAX_SLICES` spans, pauses become part of the phase around them.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
+    path : str or Path
+        The file. It is compressed if its name ends in ``.gz``.
 
     Returns
     -------
@@ -144,7 +158,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     events = trace_events(timeline)
     count, parts = 0, []
-    while chunk := list(islice(events, _CHUNK)):  # one call for many events is far faster
+    while chunk := list(islice(events, _CHUNK)):  # encoding many events at once is far faster
         parts.append(encode(chunk)[1:-1])
         count += len(chunk)
     text = (

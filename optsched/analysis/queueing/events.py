@@ -1,4 +1,7 @@
-"""The compiled event loop of the simulations: one server, the least (rank, arrival) is served."""
+"""The compiled event loop of the simulations: one server, which serves the smallest rank first.
+
+Jobs of equal rank are served in the order of their arrivals.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from optsched.analysis.queueing.jobs import Floats
 
 Ints = NDArray[np.int64]
 Run = tuple[Floats, float, float]
-"""Response times; mean and largest sum of ages in the system."""
+"""Response times of shape (n,), then the mean and the largest sum of ages in the system."""
 
 
 def limited_preemption(
@@ -20,17 +23,18 @@ def limited_preemption(
 ) -> Run:
     """Serve jobs by SPRPT with limited preemption.
 
-    Returns every response time, and the mean and the largest sum of ages in the system between
-    the arrivals ``first`` and ``last``.
+    The sums of ages, of which the mean and the largest are returned, are those between the
+    arrivals ``first`` and ``last``.
     """
     once = np.ones(len(size), dtype=np.int64)
     return _serve(arrival, size, once, prediction, c, True, first, last)
 
 
 def stepwise_ranks(arrival: Floats, size: Ints, rank: Floats, first: int, last: int) -> Run:
-    """Serve jobs whose rank changes after every unit of service; ``rank`` has job after job.
+    """Serve jobs whose rank changes after every unit of service.
 
-    Returns what `limited_preemption` does.
+    ``rank`` holds the ranks of the first job, then those of the second, and so on. The answer is
+    that of `limited_preemption`.
     """
     return _serve(arrival, np.ones(len(size)), size, rank, 1.0, False, first, last)
 
@@ -40,15 +44,15 @@ def _serve(
     arrival: Floats, length: Floats, stages: Ints, rank: Floats, c: float, falls: bool, first: int,
     last: int,
 ) -> Run:  # fmt: skip
-    """Serve jobs in stages, each of the job's ``length`` and of a rank of its own.
+    """Serve jobs in stages. Each stage takes the job's ``length`` and has a rank of its own.
 
-    Where ranks fall with the service in the stage, one that has had a share ``c`` of its first
-    rank is not preempted.
+    Where ranks fall during a stage (``falls``), a job whose service in the stage has reached the
+    share ``c`` of the stage's first rank is not preempted any more.
     """
     n = len(arrival)
     response = np.empty(n)
     done = np.zeros(n, dtype=np.int64)
-    part = np.zeros(n)  # of the present stage
+    part = np.zeros(n)  # service received in the present stage
     at = np.cumsum(stages) - stages
     waiting = [(0.0, 0) for _ in range(0)]
     clock = held = area = peak = 0.0
@@ -93,5 +97,5 @@ def _serve(
         if len(waiting) > 0:
             running = heapq.heappop(waiting)[1]
         else:
-            held = 0.0  # no rounding errors beyond a busy period
+            held = 0.0  # so that rounding errors end with the busy period
     return response, area / (arrival[last] - arrival[first]), peak

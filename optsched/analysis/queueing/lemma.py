@@ -2,9 +2,9 @@
 
 Shahout et al. 2024, Lemma 1 and Appendices C and D, corrected.
 
-A job of size x with prediction r has rank r - a at age a while a < C r, then minus infinity: it
-can no longer be preempted. The least rank is served, ties by arrival. The derivation is in
-docs/lab/trail-lemma-1.md.
+A job of size x with prediction r has rank r - a at age a while a < C r. From age C r on its rank
+is minus infinity, so that it can no longer be preempted. The server serves the job of the smallest
+rank and breaks ties by arrival. The derivation is in docs/lab/trail-lemma-1.md.
 """
 
 from __future__ import annotations
@@ -24,18 +24,24 @@ _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2  # on [0, 1]
 
 
 def mean_response_time(jobs: Jobs, *, rate: float, c: float, printed: bool = False) -> float:
-    """Return E[T], the mean time from arrival to completion.
+    """Return E[T], the mean time from arrival to completion (Shahout et al. 2024, Lemma 1).
 
     Parameters
     ----------
     jobs : Jobs
+        The joint law of sizes and predictions.
     rate : float
-        lambda, arrivals per unit of time; the server does one unit of size per unit of time.
+        lambda, the arrivals per unit of time. The server does one unit of size per unit of time.
     c : float
-        C in [0, 1]: preemption is allowed up to age C r. At 0 nothing is preempted and the
-        shortest prediction goes first, at 1 it is SPRPT (SRPT with perfect predictions).
+        C in [0, 1]. Preemption is allowed up to age C r. With C = 0 no job is preempted and the
+        shortest prediction goes first. C = 1 is SPRPT, which is SRPT if predictions are perfect.
     printed : bool
-        Lemma 1 as printed instead of the corrected formula; see `response_time`.
+        Whether to use Lemma 1 as printed instead of the corrected formula; see `response_time`.
+
+    Returns
+    -------
+    float
+        E[T] in units of time.
 
     Raises
     ------
@@ -56,27 +62,39 @@ def response_time(
     Parameters
     ----------
     x, r : array_like
-        They broadcast.
+        Sizes and predictions, all > 0. The two arrays broadcast.
     jobs, rate, c, printed
         As in `mean_response_time`.
+
+    Returns
+    -------
+    ndarray of float64
+        E[T(x, r)] in units of time, of the shape that ``x`` and ``r`` broadcast to.
 
     Raises
     ------
     InputError
-        As `mean_response_time`, or a size or prediction that is no number > 0.
+        C is outside [0, 1], the load is outside (0, 1), or a size or prediction is not a finite
+        number > 0.
 
     Notes
     -----
-    Departures from Lemma 1 as printed, which ``printed=True`` gives:
+    The formula departs from Lemma 1 as printed in two places. ``printed=True`` gives the printed
+    one.
 
-    - A recycled job I has what remains of it when its rank first is at most r, at age
-      min(r_I - r, C r_I), not r_I - r; and every r_I > r counts, not r_I > r + a_0 only.
-    - J's own a_0 is min(x, C r): a job that ends before age C r is not served further.
+    - A recycled job I brings the work that remains of it when its rank first is r or less. That
+      is at age min(r_I - r, C r_I) and not at r_I - r. Every job with r_I > r can be recycled,
+      and not only one with r_I > r + a_0.
+    - The age a_0 of the job itself is min(x, C r). A job that ends before age C r is not served
+      any further.
     """
     size, prediction = np.asarray(x, dtype=np.float64), np.asarray(r, dtype=np.float64)
     for name, values in (("x", size), ("r", prediction)):
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise InputError(f"{name}: finite numbers > 0 are right")
+        good = np.isfinite(values) & (values > 0)
+        if not good.all():
+            raise InputError(
+                f"{name}: found {values[~good].flat[0]:g}; expected finite numbers > 0"
+            )
     queue = _Queue(jobs, rate, c, printed)
     last = c * prediction + 0 * size if printed else np.minimum(size, c * prediction)
     age = last[..., None] * _POINTS
@@ -88,26 +106,32 @@ def response_time(
 def mean_memory(jobs: Jobs, *, rate: float, c: float) -> float:
     """Return the mean over time of the summed ages of all jobs in the system.
 
-    Appendix D of the paper takes a job's memory as its age and simulates the peak. The mean has a
-    formula: by Little's law it is rate times the expected integral of a job's age over its time
-    in the system, and at age a < min(x, C r) a job stays 1 / (1 - rho'(r - a)) per unit of age.
+    Shahout et al. 2024, Appendix D, take a job's memory as its age and simulate the peak. The mean
+    has a formula. By Little's law it is the rate times the expected integral of a job's age over
+    its time in the system. At age a < min(x, C r) a job stays 1 / (1 - rho'(r - a)) per unit of
+    age.
 
     Parameters
     ----------
     jobs, rate, c
         As in `mean_response_time`.
 
+    Returns
+    -------
+    float
+        The mean sum of ages, in units of size.
+
     Raises
     ------
     InputError
-        As `mean_response_time`.
+        C is outside [0, 1], or the load is outside (0, 1).
     """
     queue = _Queue(jobs, rate, c, printed=False)
     return rate * (jobs.integrate(queue.served(jobs.predictions, 1)) + jobs.moments[2] / 2)
 
 
 class _Queue:
-    """What the formulas share for one law of jobs, rate and C."""
+    """The parts that the formulas share for one law of jobs, one rate and one C."""
 
     def __init__(self, jobs: Jobs, rate: float, c: float, printed: bool) -> None:
         check_queue(rate, jobs.mean, c)
@@ -117,15 +141,15 @@ class _Queue:
         r = jobs.predictions
 
         def table(values: Floats) -> Table:
-            """Return a cumulative integral by the logarithm of predictions."""
+            """Return a cumulative integral as a function of the predictions' logarithm."""
             return CubicHermiteSpline(np.log(r), jobs.cumulative(values), values * r)
 
         self._first, self._second = map(table, jobs.densities[1:])
-        # E[(remaining at age C t)^2; prediction > t]: the whole minus what is up to t.
+        # E[(remaining at age C t)^2; prediction > t] is the total minus the part up to t.
         self._late = table(jobs.remaining(2, c * r, r))
 
     def _read(self, table: Table, r: ArrayLike) -> Floats:
-        """Return a table's value at any predictions, also at those beyond its ends."""
+        """Return a table's value at any predictions; beyond its ends it is constant."""
         return np.asarray(table(np.log(np.clip(r, self.jobs.low, self.jobs.high))))
 
     def load(self, r: Floats) -> Floats:
@@ -140,9 +164,9 @@ class _Queue:
         )
 
     def _recycled(self, r: Floats) -> Floats:
-        """Return E[X_1^old(r)^2], by predictions t in (r, r / (1 - C)) and those beyond.
+        """Return E[X_1^old(r)^2]: the predictions t in (r, r / (1 - C)), then those beyond.
 
-        The substitution t = r + span z^4 puts points where t - r is small against the sizes.
+        The substitution t = r + span z^4 puts many points where t - r is small beside the sizes.
         """
         start = np.maximum((1 + self.c) * r if self.printed else r, self.jobs.low)
         end = np.full_like(r, self.jobs.high)
@@ -161,7 +185,7 @@ class _Queue:
     def served(self, r: Floats, power: int) -> Floats:
         """Return the integral over ages a < C r of P(X > a, r) a^power rho'(r-a) / (1-rho'(r-a)).
 
-        As printed, X > 0 takes the place of X > a.
+        The printed lemma has X > 0 in the place of X > a.
         """
         age = self.c * r[:, None] * _POINTS
         load = self.load(r[:, None] - age)

@@ -1,4 +1,7 @@
-"""Discrete-event simulation of M/G/1 under SPRPT with limited preemption, and with refinement."""
+"""Discrete-event simulation of SPRPT in an M/G/1 queue.
+
+Preemption is limited (`simulate_queue`), or predictions are refined (`simulate_refined`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.analysis.queueing.events import Run
 
 EDGE = 0.05
-"""Share of the arrivals that does not count, at the start and at the end of a replication."""
+"""The share of the arrivals that is left out at the start and at the end of a replication."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,9 @@ class Estimate:
     Parameters
     ----------
     mean : float
+        The estimate.
     half_width : float
-        Half of the 95 % interval (Student's t).
+        Half the width of its 95 % confidence interval by Student's t.
     """
 
     mean: float
@@ -38,16 +42,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a simulation measured; each is an average over replications.
+    """The results of a simulation, each averaged over the replications.
 
     Parameters
     ----------
     response_time : Estimate
-        Mean time from arrival to completion.
+        Mean time from arrival to completion, in units of time.
     mean_memory : Estimate
-        Mean over time of the summed ages of all jobs in the system.
+        Mean over time of the sum of the ages of all jobs in the system, in units of size.
     peak_memory : Estimate
-        Largest such sum of a replication. It grows with the number of jobs.
+        The largest such sum in a replication. It grows with the number of jobs.
     """
 
     response_time: Estimate
@@ -56,16 +60,17 @@ class Measured:
 
 
 def estimate(values: Floats, control: Floats | None = None, expected: float = 0.0) -> Estimate:
-    """Return the mean of independent values with its 95 % interval.
+    """Return the mean of independent values with its 95 % confidence interval.
 
     Parameters
     ----------
-    values : ndarray, shape (n,)
-    control : ndarray, shape (n,), optional
-        A control variate: what was measured in the same replications and has a known mean. Its
-        deviation from it explains most of the deviation of the values.
+    values : ndarray of float64, shape (n,)
+        One value for each replication.
+    control : ndarray of float64, shape (n,), optional
+        A control variate. It is another quantity of the same replications, whose mean is known.
+        Its deviation from that mean explains much of the deviation of the values.
     expected : float
-        The known mean.
+        The known mean of the control variate.
     """
     from scipy.special import stdtrit  # quantiles of Student's t
 
@@ -98,42 +103,55 @@ def simulate_queue(
     Parameters
     ----------
     jobs : Jobs
-        With ``draw``.
+        Jobs that have a ``draw``.
     rate : float
-        lambda, arrivals per unit of time.
+        lambda, the arrivals per unit of time.
     c : float
         C in [0, 1], as in `optsched.analysis.queueing.mean_response_time`.
     generator : numpy.random.Generator
     arrivals : int
-        Of each replication, which begins empty; the first and the last 5 % do not count.
+        Arrivals of each replication, 100 or more. A replication begins with an empty system, and
+        its first and last 5 % are left out.
     replications : int
+        Number of independent replications, 3 or more.
 
-    Notes
-    -----
-    The workload that arrivals find is the control variate of response time and mean memory: its
-    mean is that of Pollaczek and Khinchine under every work-conserving policy.
+    Returns
+    -------
+    Measured
 
     Raises
     ------
     InputError
-        C outside [0, 1], a load outside (0, 1), jobs without ``draw``, fewer than 100 arrivals
-        or 3 replications, or a draw that is no pair of n sizes and n predictions > 0.
+        C is outside [0, 1], the load is outside (0, 1), the jobs have no ``draw``, there are fewer
+        than 100 arrivals or 3 replications, or a draw is not a pair of n sizes and n predictions
+        > 0.
+
+    Notes
+    -----
+    The workload that arrivals find is the control variate of response time and mean memory. Under
+    every work-conserving policy its mean is given by the formula of Pollaczek and Khinchine.
     """
     from optsched.analysis.queueing.events import limited_preemption
 
     check_queue(rate, jobs.mean, c)
     draw = jobs.draw
     if draw is None:
-        raise InputError("jobs: no draw to simulate them; joint(density, draw) is right")
+        raise InputError("jobs: found no draw to simulate them; expected joint(density, draw)")
 
     def drawn(stream: Generator, n: int) -> tuple[Floats, Floats]:
         pair = draw(stream, n)
         if len(pair) != 2:
-            raise InputError("draw: a pair of sizes and predictions is right")
+            raise InputError(
+                f"draw: found {len(pair)} values; expected a pair of sizes and predictions"
+            )
         size, prediction = (np.asarray(values, dtype=np.float64) for values in pair)
         for name, values in (("sizes", size), ("predictions", prediction)):
-            if values.shape != (n,) or not (np.isfinite(values) & (values > 0)).all():
-                raise InputError(f"draw: {name}; {n} finite numbers > 0 are right")
+            if values.shape != (n,):
+                raise InputError(f"draw: found {name} of shape {values.shape}; expected ({n},)")
+            good = np.isfinite(values) & (values > 0)
+            if not good.all():
+                wrong = values[~good][0]
+                raise InputError(f"draw: found {wrong:g} among {name}; expected numbers > 0")
         return size, prediction
 
     def serve(arrival: Floats, size: Floats, rank: Floats, first: int, last: int) -> Run:
@@ -159,10 +177,14 @@ def simulate_refined(
     rate, generator, arrivals, replications
         As in `simulate_queue`.
 
+    Returns
+    -------
+    Measured
+
     Raises
     ------
     InputError
-        As `simulate_queue`.
+        The load is outside (0, 1), or there are fewer than 100 arrivals or 3 replications.
     """
     from optsched.analysis.queueing.events import stepwise_ranks
 
@@ -186,7 +208,8 @@ class _Queue:
     def measured(self, generator: Generator, arrivals: int, replications: int) -> Measured:
         if arrivals < 100 or replications < 3:
             raise InputError(
-                f"arrivals, replications: {arrivals}, {replications}; at least 100 and 3 are right"
+                f"arrivals, replications: found {arrivals}, {replications}; expected at least 100 "
+                "and 3"
             )
         first = int(EDGE * arrivals)
         inner = slice(first, arrivals - first)
@@ -200,7 +223,7 @@ class _Queue:
             response, memory, peak = self.serve(arrival, size, rank, inner.start, inner.stop)
             found.append((response[inner].mean(), memory, peak, workload[inner].mean()))
         response, memory, peak, workload = np.array(found).T
-        # Pollaczek and Khinchine's mean, under every work-conserving policy.
+        # The formula of Pollaczek and Khinchine gives the mean under every work-conserving policy.
         expected = self.rate * self.square / (2 * (1 - self.rate * self.mean))
         return Measured(
             estimate(response, workload, expected),

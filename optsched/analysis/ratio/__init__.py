@@ -1,4 +1,4 @@
-"""The laboratory of competitive ratios: measure, attack and explain online policies.
+"""Competitive ratios of online policies: measure them, look for bad cases, explain the gap.
 
 >>> from optsched import generate
 >>> from optsched.analysis.ratio import competitive_ratio

@@ -1,4 +1,4 @@
-"""The optimum that ratios are measured against."""
+"""The optimum that ratios are measured against, by the hindsight program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,23 @@ from optsched.problem.instance import Instance
 def optimum(instance: Instance, **options: Any) -> Result:
     """Return the hindsight program's answer for an instance in rounds, on one thread.
 
-    By the method ``ramp``, which proves a dozen requests many times as fast as the general
-    solvers do; where it does not apply, by the formulation's own choice. Options are those of
-    `optsched.solve`.
+    The method is ``ramp``, which proves the optimum of a dozen requests many times as fast as the
+    general solvers. Where it does not apply, the formulation chooses the method.
+
+    Parameters
+    ----------
+    instance : Instance
+    **options
+        Options of `optsched.solve`, such as ``time_limit_s`` and ``warm_start``.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds, or has a feature that the program does not cover.
     """
     with suppress(UsageError):
         return solve(instance, method="ramp", threads=1, **options)

@@ -18,35 +18,42 @@ from optsched.problem.instance import Instance
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
-    """Return what the adversary of Jaillet et al. 2025, Theorem 4.1 asks of a policy.
+    """Return the instance that an adversary builds against a policy.
 
-    One request with s = 1 and o = M - 1 comes at 0. The adversary watches the policy start it,
-    at b, and then sends M / 2 requests with s = 1 and o = 1 at b + M - sqrt(M) / 2, when the
-    first one holds all but about sqrt(M) / 2 tokens for about as many rounds. Until then the
-    policy has seen nothing but the long request, so that it does the same again.
+    This is the adversary of Jaillet et al. 2025, Theorem 4.1. One request with s = 1 and o = M - 1
+    arrives at 0. The adversary sees in which round b the policy starts it. It then sends M / 2
+    requests with s = 1 and o = 1 in round b + M - sqrt(M) / 2. At that time the long request holds
+    all but about sqrt(M) / 2 tokens and keeps them for about as many rounds. Until then the policy
+    sees only the long request, so that it starts it in round b of this instance too.
 
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        Deterministic, else the adversary answers the start of this seed.
+        A deterministic policy. Against a random one the adversary answers the run of ``seed``.
     kv_capacity : int
-        M, at least 4.
+        M, at least 4 tokens.
     seed : int
+        Seed of the policy's run.
+
+    Returns
+    -------
+    Instance
+        An instance in rounds of M / 2 + 1 requests.
 
     Raises
     ------
     InputError
-        A smaller capacity.
+        The KV capacity is below 4.
     LoopError
         The policy never starts the long request.
 
     Notes
     -----
-    The arrival is rounded down to whole rounds; where M is no even square this is not worse
-    than the paper's.
+    The second arrival is rounded down to whole rounds. Where M is not an even square this is not
+    worse than the paper's.
     """
     if kv_capacity < 4:
-        raise InputError(f"kv_capacity: {kv_capacity}; an integer >= 4 is right")
+        raise InputError(f"kv_capacity: found {kv_capacity}; expected an integer >= 4")
     start = _start_of_long(policy, kv_capacity, seed)
     short = kv_capacity // 2
     release = start + kv_capacity - math.isqrt(kv_capacity) // 2
@@ -60,7 +67,7 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
 
 
 def _start_of_long(policy: str | Scheduler, kv_capacity: int, seed: int) -> int:
-    """Return when a policy starts a request with s = 1 and o = M - 1 that is alone."""
+    """Return the round in which a policy starts a single request with s = 1 and o = M - 1."""
     alone = _rounds([0], [1], [kv_capacity - 1], kv_capacity)
     return int(evaluate(alone, simulate(alone, policy, seed=seed)).finish[0]) - (kv_capacity - 1)
 
@@ -91,15 +98,30 @@ def from_shares(
     rng: np.random.Generator | None = None,
     name: str = "",
 ) -> Instance:
-    """Return ``n`` requests at 0 with outputs in proportion, or drawn if there is a generator.
+    """Return an instance of requests at 0 whose outputs have given shares.
 
     Parameters
     ----------
     shares : array_like
-        Of the lengths ``first``, ``first + 1``, ...
+        Shares of the lengths ``first``, ``first + 1``, ... They need not sum to 1.
     n : int
-    kv_capacity, first, prompt : int
-        All predictions are [first, last length], all prompts equal.
+        Number of requests.
+    kv_capacity : int
+        M, in tokens.
+    first : int
+        The smallest output length. Every request is predicted between it and the largest length.
+    prompt : int
+        Prompt length of every request, in tokens.
+    rng : numpy.random.Generator, optional
+        With a generator the outputs are drawn. Without one their numbers are in proportion to the
+        shares, rounded by largest remainders.
+    name : str
+        Name of the instance.
+
+    Returns
+    -------
+    Instance
+        An instance in rounds, with its requests in the order of their outputs.
     """
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()
@@ -125,11 +147,32 @@ def from_shares(
 def two_point(
     short: int, long: int, share: float, n: int, *, kv_capacity: int, prompt: int = 1
 ) -> Instance:
-    """Return outputs l or u, a share of them l (Chen et al. 2025, section 5.1)."""
+    """Return requests at 0 with one of two outputs (Chen, Ye and Zhou 2025, section 5.1).
+
+    Parameters
+    ----------
+    short, long : int
+        The two outputs l < u, in tokens.
+    share : float
+        Share of requests with the short output, in [0, 1].
+    n : int
+        Number of requests.
+    kv_capacity, prompt : int
+        As in `from_shares`.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    InputError
+        The outputs are not 1 <= short < long, or the share is outside [0, 1].
+    """
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
-            f"short, long, share: {short}, {long}, {share}; 1 <= short < long and a share in "
-            "[0, 1] are right"
+            f"short, long, share: found {short}, {long}, {share}; expected 1 <= short < long and "
+            "a share in [0, 1]"
         )
     x = np.zeros(long - short + 1)
     x[0], x[-1] = share, 1 - share
@@ -147,7 +190,28 @@ def geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of G(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.2)."""
+    """Return requests at 0 with geometric outputs (Chen, Ye and Zhou 2025, section 5.2).
+
+    Parameters
+    ----------
+    q : float
+        Outputs follow G(1 - q): each length is q times as frequent as the one before.
+    n : int
+        Number of requests.
+    kv_capacity, prompt, rng
+        As in `from_shares`.
+    longest : int
+        The largest output, in tokens. The distribution is cut there.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    InputError
+        ``q`` is outside [0, 1].
+    """
     shares = geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"geometric-{q:g}"
@@ -163,7 +227,28 @@ def weighted_geometric(
     prompt: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Instance:
-    """Return outputs of LG(1 - q), cut at ``longest`` (Chen et al. 2025, section 5.3)."""
+    """Return requests at 0 with weighted geometric outputs (Chen, Ye and Zhou 2025, section 5.3).
+
+    Parameters
+    ----------
+    q : float
+        Outputs follow LG(1 - q): the share of length k is in proportion to k q^(k - 1).
+    n : int
+        Number of requests.
+    kv_capacity, prompt, rng
+        As in `from_shares`.
+    longest : int
+        The largest output, in tokens. The distribution is cut there.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    InputError
+        ``q`` is outside [0, 1].
+    """
     shares = weighted_geometric_shares(q, longest)
     return from_shares(
         shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"weighted-{q:g}"
@@ -171,15 +256,46 @@ def weighted_geometric(
 
 
 def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance:
-    """Return equal requests at 0 (Jaillet et al. 2025, Theorem 4.3)."""
+    """Return equal requests that all arrive at 0 (Jaillet et al. 2025, Theorem 4.3).
+
+    Parameters
+    ----------
+    n : int
+        Number of requests.
+    prompt, output : int
+        Prompt and output length of every request, in tokens.
+    kv_capacity : int
+        M, in tokens.
+
+    Returns
+    -------
+    Instance
+    """
     return _rounds([0] * n, [prompt] * n, [output] * n, kv_capacity, "identical")
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
-    """Return a small adversary: a long request, then short ones that never fit beside it.
+    """Return a small adversarial instance: a long request, then short ones that do not fit with it.
 
-    As Theorem 4.1's with few requests: prompts of M - 1 tokens, one each round from the policy's
-    start of the long request on, where waiting a few rounds with the long one is best.
+    It is like `against`, with few requests. After the policy has started the long request, one
+    short request with a prompt of M - 1 tokens arrives in each round. It would have been best to
+    start the long request a few rounds later.
+
+    Parameters
+    ----------
+    policy : str, Rules, Windows or Policy
+        The policy that the instance is built against. If it never starts the long request, the
+        short ones come from round 1 on.
+    kv_capacity : int
+        M, in tokens.
+    n : int
+        Number of requests.
+    seed : int
+        Seed of the policy's run.
+
+    Returns
+    -------
+    Instance
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
@@ -196,8 +312,21 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
 def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     """Return requests at 0: wide ones, and narrow ones whose outputs are one token longer.
 
-    The order of outputs serves ``wide`` requests of output a first, one after the other; all
-    the others, of output a + 1 and prompt 1, fit together.
+    A policy that serves the shortest output first serves the wide requests of output a one after
+    the other. The narrow ones have output a + 1 and prompt 1, and all of them fit together.
+
+    Parameters
+    ----------
+    kv_capacity : int
+        M, in tokens.
+    n : int
+        Number of requests. There is at least one narrow request beyond the wide ones.
+    wide : int
+        Number of wide requests.
+
+    Returns
+    -------
+    Instance
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)
@@ -267,8 +396,8 @@ FAMILIES: dict[str, Family] = {
     "geometric": _draw_geometric,
     "weighted-geometric": _draw_weighted,
 }
-"""Draws of first instances: ``(policy, kv_capacity, n, generator) -> Instance``.
+"""Functions ``(policy, kv_capacity, n, generator) -> Instance`` that draw first instances.
 
-In ``online`` arrivals may be anywhere, in ``offline`` they are all at 0; the others are those of
-the papers, small.
+In ``online`` requests arrive at any time, in ``offline`` all arrive at 0. The others are small
+instances of the papers' families.
 """

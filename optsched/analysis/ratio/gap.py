@@ -1,4 +1,4 @@
-"""Where a policy's distance from the optimum comes from, request by request."""
+"""Split a policy's distance from the optimum by its causes, request by request."""
 
 from __future__ import annotations
 
@@ -25,26 +25,35 @@ from optsched.problem.schedule import from_starts
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """A policy's distance from the best schedule, in rounds of latency.
+    """A policy's distance from the best schedule, in rounds of latency, split by its causes.
 
-    ``predictions + foresight + order == total``; each part may be negative, where knowing more
-    makes a greedy policy worse. Arrays have shape (n,) and sum to the totals.
+    ``predictions + foresight + order == total`` holds for every request. A part may be negative,
+    since a greedy policy that knows more may do worse.
 
     Parameters
     ----------
     instance : Instance
+        The instance in rounds.
     policy : str
-    tel, best, bound : float
-        Total latency of the policy (mean over seeds), of the best schedule, and a bound.
-    predictions : ndarray
-        The policy as it is, less the same with true output lengths.
-    foresight : ndarray
-        That, less the same order when all arrivals are known: requests are placed in the
-        policy's order, those that come later included, each at its earliest feasible start at
-        which nobody ahead of it is waiting. So one that comes later and goes first finds its KV
-        kept free. None of it where all arrive together.
-    order : ndarray
-        That, less the best schedule: the order itself, and what the policy admits in it.
+        The policy's specification, or the name of its class.
+    tel : float
+        Total latency of the policy, as the mean over seeds, in rounds.
+    best : float
+        Total latency of the best schedule found.
+    bound : float or None
+        Lower bound of the optimum.
+    predictions : ndarray of float64, shape (n,)
+        Latency of each request under the policy, minus that under the policy with true output
+        lengths.
+    foresight : ndarray of float64, shape (n,)
+        Latency under the policy with true lengths, minus that in its order when all arrivals are
+        known. In the latter all requests are placed in the policy's order, including those that
+        arrive later. Each starts at its earliest feasible time at which no request ahead of it is
+        waiting. A request that arrives later and goes first thus finds its KV kept free. This part
+        is 0 if all requests arrive together.
+    order : ndarray of float64, shape (n,)
+        Latency in the policy's order with all arrivals known, minus that in the best schedule. It
+        is due to the order, and to when the policy admits requests in it.
     """
 
     instance: Instance
@@ -58,7 +67,7 @@ class Gap:
 
     @property
     def total(self) -> NDArray[np.float64]:
-        """Latency of each request beyond that in the best schedule, shape (n,)."""
+        """The latency of each request minus that in the best schedule, in rounds, shape (n,)."""
         return self.predictions + self.foresight + self.order
 
     @property
@@ -67,13 +76,19 @@ class Gap:
         return self.bound == self.best
 
     def parts(self) -> dict[str, float]:
-        """Return the three parts, summed over requests."""
+        """Return the three parts by name, each summed over requests, in rounds."""
         return {
             name: float(getattr(self, name).sum()) for name in ("predictions", "foresight", "order")
         }
 
     def table(self, most: int = 10) -> str:
-        """Return the requests that lose most as a Markdown table."""
+        """Return the requests that lose most as a Markdown table.
+
+        Parameters
+        ----------
+        most : int
+            Max number of requests in the table.
+        """
         lines = [
             "| request | lost rounds | predictions | foresight | order |",
             "|---|---|---|---|---|",
@@ -95,32 +110,40 @@ def gap_breakdown(
     progress: bool | Callable[[Progress], None] = True,
     stop: threading.Event | None = None,
 ) -> Gap:
-    """Split a policy's total latency beyond the optimum into what caused it.
+    """Split the difference between a policy's total latency and the optimum by its causes.
 
     Parameters
     ----------
     instance : Instance
-        In rounds, without limits on batches.
+        An instance in rounds, without limits on batches.
     policy : str, Rules, Windows or Policy
+        The policy to explain.
     seeds, seed : int
-        Runs of a policy that draws at random, and the first one's seed.
+        Number of runs of a random policy, and the seed of the first one.
     time_limit_s : float
-        For the optimum; where it is not proved, ``best`` is the best schedule found.
+        Seconds for the optimum. If it is not proved, ``best`` is the best schedule found.
     progress : bool or callable
-        Whether to show a bar on standard error, where that is a terminal; or what to call with a
-        `Progress` of the search for the optimum.
+        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        called with the `Progress` of the search for the optimum.
     stop : threading.Event, optional
-        When set, the search for the optimum ends, as at the time limit; Ctrl-C ends it too.
+        When it is set, the search for the optimum ends as at the time limit. Ctrl-C ends it too.
+
+    Returns
+    -------
+    Gap
 
     Raises
     ------
     UsageError
-        An instance in seconds or with limits.
+        The instance is in seconds, or has limits on batches.
     """
     if not instance.in_rounds:
-        raise UsageError("gap_breakdown: an instance in rounds is right; it needs the optimum")
+        raise UsageError(
+            "gap_breakdown: found an instance in seconds; expected one in rounds, since the "
+            "optimum is needed"
+        )
     if instance.limits.as_dict() or instance.hybrid_batching is False:
-        raise UsageError("gap_breakdown: an instance without limits on batches is right")
+        raise UsageError("gap_breakdown: found limits on batches; expected an instance without")
     truth = instance.without_predictions()
     name, bare = _without_predictor(policy)
     told = [_latency(instance, policy, seed + k) for k in range(seeds)]
@@ -164,7 +187,7 @@ def gap_breakdown(
 
 @njit(cache=True)
 def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-untyped-def]
-    """Return the starts of MC-SF's rule for this order when all arrivals are known."""
+    """Return the starts that MC-SF's rule gives in this order when all arrivals are known."""
     n = line.shape[0]
     starts = np.empty(n, dtype=np.int64)
     top = 0
@@ -176,7 +199,7 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
             later = k
             for b in range(a):
                 j = line[b]
-                if arrival[j] <= k < starts[j]:  # ahead of it, and waiting
+                if arrival[j] <= k < starts[j]:  # j is ahead of i and waits
                     later = max(later, starts[j])
             if later == k:
                 break
@@ -202,7 +225,8 @@ def _latency(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:
     """Return each request's place in the policy's order of waiting requests.
 
-    Rules say it. A policy object's, or a random one, is that of the last starts of its run.
+    Rules have such an order. For a policy object or a random order, it is the order of the last
+    starts in a run.
     """
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
     rank = runner_of(made).waiting_rank(instance, UnitCost())

@@ -1,4 +1,4 @@
-"""How the laboratory shows where long work stands, and notices that it shall end."""
+"""Progress bars for long work on ratios, and a way to notice that it shall end."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from optsched.problem.budget import Progress
 from optsched.problem.markup import number
 
 DELAY_S = 1.0
-"""Seconds before a bar appears: what is quick shows none."""
+"""Seconds before a bar appears, so that quick work shows none."""
 
 
 class Bar:
-    """A bar on standard error that goes when the work ends; nothing where that is no terminal.
+    """A bar on standard error that disappears when the work ends.
+
+    Where standard error is not a terminal, nothing is shown.
 
     Parameters
     ----------
     what : str
-        Words before the bar.
+        The words before the bar.
     total : float
-        What `show` counts up to.
+        The value that `show` counts up to.
     wanted : bool
-        Whether to show it at all.
+        Whether to show the bar at all.
     """
 
     def __init__(self, what: str, total: float, *, wanted: bool = True) -> None:
@@ -54,14 +56,27 @@ class Bar:
                 self._bar.stop()
 
     def show(self, done: float, words: str = "") -> None:
-        """Move the bar, and put words behind it."""
+        """Move the bar, and put words behind it.
+
+        Parameters
+        ----------
+        done : float
+            How much of ``total`` is done.
+        words : str
+            The words behind the bar.
+        """
         with self._lock:
             self._done, self._words = done, words
             if self._bar is not None:
                 self._bar.update(self._task, completed=done, words=words)
 
     def solving(self, state: Progress) -> None:
-        """Show where a solve stands."""
+        """Show the progress of a solver: elapsed time, incumbent and bound.
+
+        Parameters
+        ----------
+        state : Progress
+        """
         ends = [
             f"{name} {number(value)}"
             for name, value in (("incumbent", state.incumbent), ("bound", state.bound))
@@ -75,7 +90,7 @@ class Bar:
 
         with self._lock:
             if self._timer is None:
-                return  # the work has ended meanwhile
+                return  # the work has ended in the meantime
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -92,10 +107,10 @@ class Bar:
 
 @contextmanager
 def interrupts_noted() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, beside the interrupt that it always is.
+    """Yield an event that Ctrl-C sets, in addition to its usual effect.
 
-    A solve takes Ctrl-C for its own end and returns what it has: the event tells whoever runs
-    many of them. Outside the main thread it stays as it is.
+    On Ctrl-C a solver ends and returns what it has found. The event tells the caller who runs many
+    solvers. Outside the main thread the event is never set.
     """
     noted = threading.Event()
     before = signal.getsignal(signal.SIGINT)

@@ -32,22 +32,26 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Ratio:
-    """One policy on one instance: its total latency over the reference lies in [low, high].
+    """The ratio of one policy on one instance: total latency over the reference.
 
     Parameters
     ----------
     policy : str
+        The policy's specification.
     instance : int
-        Position among the instances.
+        Position of the instance in the study, from 0.
     name : str
-        The instance's.
+        Name of the instance.
     tel : float or None
-        Mean over the seeds; None if the policy failed.
+        Total latency in the instance's time unit, as the mean over seeds. None if the policy
+        failed.
     low, high : float or None
-        Equal where the reference is known exactly. ``high`` is None without a bound.
+        The ratio lies in [low, high]. The two are equal if the reference is known exactly, and
+        ``high`` is None without a bound.
     error : str or None
-        Why there is no latency, or no ratio: an optimum or a bound is one for schedules of its
-        own model (`optsched.optimize.strategies.outside_reason`), such as those of one worker.
+        Why there is no latency or no ratio. There is no ratio for a schedule outside the model of
+        the reference (`optsched.optimize.strategies.outside_reason`), such as one of several
+        workers.
     """
 
     policy: str
@@ -60,25 +64,25 @@ class Ratio:
 
     @property
     def exact(self) -> bool:
-        """Whether the ratio is one number."""
+        """Whether the ratio is known exactly."""
         return self.low is not None and self.low == self.high
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean ratio over instances: it lies in [low, high], each end with its interval.
+    """The mean ratio of a policy over instances, which lies in [low, high].
 
     Parameters
     ----------
     low, high : float
-        Mean of the lower and the upper ends; ``high`` is infinite where a bound is missing.
+        Means of the ratios' lower and upper ends. ``high`` is infinite if a bound is missing.
     interval : tuple of float
-        Confidence interval for the mean over instances: the lower limit belongs to ``low``, the
-        upper one to ``high``.
+        Confidence interval of the mean over instances. Its lower limit is that of ``low``, and its
+        upper limit that of ``high``.
     count, failed : int
-        Instances with a ratio, and without.
+        Number of instances with a ratio, and of those without.
     exact : bool
-        Whether every ratio is one number.
+        Whether every ratio is known exactly.
     """
 
     low: float
@@ -91,17 +95,19 @@ class Mean:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two policies on the same instances: quotient of their total latencies, first over second.
+    """Two policies on the same instances, compared by the quotient of their total latencies.
 
     Parameters
     ----------
     first, second : str
+        The policies' specifications.
     quotient : float
-        Geometric mean over instances; below 1 the first is better. It needs no optimum.
+        Geometric mean over instances of first / second. Below 1 the first policy is better. No
+        optimum is needed.
     interval : tuple of float
-        Its confidence interval.
+        Confidence interval of the quotient.
     wins, ties, losses : int
-        Instances on which the first is better, equal, worse.
+        Number of instances on which the first policy is better, equal and worse.
     """
 
     first: str
@@ -115,19 +121,22 @@ class Paired:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Ratios of policies over instances.
+    """The ratios of policies over instances, as `competitive_ratio` returns them.
 
     Parameters
     ----------
     policies : tuple of str
+        The policies' specifications.
     reference : str
+        The reference that total latencies are divided by.
     rows : tuple of Ratio
-        Instance by instance, policies in order.
+        The ratios by instance, and for each instance in the order of the policies.
     confidence : float
+        Confidence of the intervals, such as 0.95.
     seed : int
-        Of the resampling behind the intervals, and of the policies' first run.
+        Seed of the policies' first run, and of the resampling for the intervals.
     unfinished : int
-        Instances without rows, since the work was stopped before they had run.
+        Number of instances without rows, because the work was stopped before they had run.
     """
 
     policies: tuple[str, ...]
@@ -138,24 +147,39 @@ class Study:
     unfinished: int = 0
 
     def of(self, policy: str) -> list[Ratio]:
-        """Return a policy's rows.
+        """Return a policy's ratios, one per instance.
+
+        Parameters
+        ----------
+        policy : str
+            One of ``policies``.
 
         Raises
         ------
         InputError
-            A policy that is not in the study.
+            The policy is not in the study.
         """
         if policy not in self.policies:
-            raise InputError(f"policy {policy!r} is not here; there are {', '.join(self.policies)}")
+            known = ", ".join(self.policies)
+            raise InputError(f"policy: found {policy!r}; expected one of {known}")
         return [row for row in self.rows if row.policy == policy]
 
     def mean(self, policy: str) -> Mean:
-        """Return the mean ratio with its confidence interval (bootstrap over instances).
+        """Return a policy's mean ratio with its confidence interval, by bootstrap over instances.
+
+        Parameters
+        ----------
+        policy : str
+            One of ``policies``.
+
+        Returns
+        -------
+        Mean
 
         Raises
         ------
         InputError
-            A policy that is not in the study, or failed everywhere.
+            The policy is not in the study, or has no ratio on any instance.
         """
         rows, good = self.of(policy), self._good(policy)
         low = np.array([row.low for row in good], dtype=np.float64)
@@ -170,16 +194,40 @@ class Study:
         )
 
     def worst(self, policy: str) -> Ratio:
-        """Return the row with the largest ratio that is certain (its lower end)."""
+        """Return the policy's row with the largest certain ratio, which is its lower end.
+
+        Parameters
+        ----------
+        policy : str
+            One of ``policies``.
+
+        Returns
+        -------
+        Ratio
+
+        Raises
+        ------
+        InputError
+            The policy is not in the study, or has no ratio on any instance.
+        """
         return max(self._good(policy), key=lambda row: row.low or 0.0)
 
     def paired(self, first: str, second: str) -> Paired:
         """Compare two policies on the instances that both finished.
 
+        Parameters
+        ----------
+        first, second : str
+            Two of ``policies``.
+
+        Returns
+        -------
+        Paired
+
         Raises
         ------
         InputError
-            No such instance.
+            A policy is not in the study, or there is no instance that both finished.
         """
         both = [
             (a.tel, b.tel)
@@ -187,7 +235,10 @@ class Study:
             if a.tel is not None and b.tel is not None
         ]
         if not both:
-            raise InputError(f"policies {first!r} and {second!r}: no instance that both finished")
+            raise InputError(
+                f"policies {first!r} and {second!r}: found no instance that both finished; "
+                "expected at least one"
+            )
         one, two = np.array(both, dtype=np.float64).T
         logs = np.log(one / two)
         bottom, top = np.exp(self._interval(logs)).tolist()
@@ -225,15 +276,15 @@ class Study:
         return "\n".join(lines)
 
     def _good(self, policy: str) -> list[Ratio]:
-        """Return a policy's rows that have a ratio, of which there must be one."""
+        """Return a policy's rows that have a ratio. If there is none, an error is raised."""
         rows = self.of(policy)
         good = [row for row in rows if row.low is not None]
         if not good:
-            raise InputError(f"policy {policy!r}: no ratio at all: {rows[0].error}")
+            raise InputError(f"policy {policy!r}: found no ratio on any instance: {rows[0].error}")
         return good
 
     def _interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
-        """Return the confidence interval of a mean, from means of resampled instances."""
+        """Return the confidence interval of a mean, by the means of resampled instances."""
         if not np.isfinite(values).all():
             return math.inf, math.inf
         rng = np.random.default_rng(self.seed)
@@ -262,67 +313,73 @@ def competitive_ratio(
     Parameters
     ----------
     policies : str or sequence of str
-        Specifications.
+        Policy specifications.
     instances : iterable of Instance
+        The instances on which every policy runs.
     reference : {"optimum", "bound", "h-sf", "best-known"}
-        What total latency is divided by. ``"optimum"``: the hindsight program's (rounds only);
-        where it is not proved within the limit, the ratio lies between policy / best known and
-        policy / bound. ``"bound"``: the largest of `optsched.bounds`, so that the ratio is at
-        most ``high``, and ``low`` is 1. ``"h-sf"``: MC-SF with the true lengths (Chen et al. 2025).
-        ``"best-known"``: the instance's known optimum, or the best of all policies and those
-        measured.
+        The value that total latency is divided by.
+
+        - ``"optimum"`` is the optimum of the hindsight program, in rounds only. If it is not
+          proved within the limit, the ratio lies between policy / best known and policy / bound.
+        - ``"bound"`` is the largest of `optsched.bounds`. The ratio to the optimum then lies
+          between 1 (``low``) and ``high``.
+        - ``"h-sf"`` is MC-SF with the true lengths (Chen, Ye and Zhou 2025).
+        - ``"best-known"`` is the instance's known optimum, or else the best value of all policies,
+          including those measured.
     cost_model : BatchCost, str or path, optional
-        For instances in seconds.
+        The cost model, its name or its file. Instances in seconds need one.
     seeds : int
-        Runs of each policy; their mean latency counts.
+        Number of runs of each policy, whose mean latency counts.
     seed : int
-        Seed of the first run, the next ones follow; also of the resampling.
+        Seed of the first run and of the resampling. The other runs have the next seeds.
     time_limit_s : float
-        For each optimum.
+        Seconds for each optimum.
     confidence : float
-        Of the intervals for means over instances.
+        Confidence of the intervals for means over instances, between 0 and 1.
     jobs : int
-        Processes.
+        Number of processes.
     progress : bool or callable
-        Whether to show a bar on standard error, where that is a terminal; or what to call with
-        the numbers of finished and of all instances.
+        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        called with the numbers of finished and of all instances.
     stop : threading.Event, optional
-        When set, no further instance counts, and what has finished is kept. Ctrl-C has the same
-        effect once an instance has finished.
+        When it is set, no further instance counts, and the finished ones are kept. Ctrl-C has the
+        same effect once an instance has finished.
 
     Returns
     -------
     Study
-        A policy that loops, raises or names an unknown request has a row with the error, and
-        everything else is kept. Where the work was stopped, the instances that had finished.
+        A policy that loops, raises or names an unknown request has a row with the error, and all
+        other rows are kept. If the work was stopped, it has the instances that had finished.
 
     Raises
     ------
     InputError, UsageError
-        No instances, numbers out of range, a specification that cannot be read; the optimum of
-        an instance in seconds.
+        There are no instances, numbers are out of range, a specification cannot be read, or the
+        optimum is asked of an instance in seconds.
     """
     specs = (policies,) if isinstance(policies, str) else tuple(policies)
     cases = list(instances)
     if not cases or not specs:
-        raise InputError("instances, policies: empty; at least one of each is right")
+        raise InputError(
+            f"instances, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
+        )
     if reference not in REFERENCES:
-        raise InputError(f"reference: {reference!r}; one of {', '.join(REFERENCES)} is right")
+        raise InputError(f"reference: found {reference!r}; expected one of {', '.join(REFERENCES)}")
     if seeds < 1 or jobs < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
-            f"seeds, jobs, confidence, time_limit_s: {seeds}, {jobs}, {confidence}, "
-            f"{time_limit_s}; at least 1, 1, between 0 and 1, and more than 0 are right"
+            f"seeds, jobs, confidence, time_limit_s: found {seeds}, {jobs}, {confidence}, "
+            f"{time_limit_s}; expected >= 1, >= 1, between 0 and 1, and > 0"
         )
     if len(set(specs)) < len(specs):
-        raise InputError("policies: one is given twice")
+        raise InputError(f"policies: found one twice in {', '.join(specs)}; expected each once")
     for spec in specs:
         make_policy(spec)
     for k, case in enumerate(cases):
         cost_for(case, cost_model)
         if reference == "optimum" and not case.in_rounds:
             raise UsageError(
-                f"reference: instance {k} is in seconds, where no optimum is at hand; use bound, "
-                "h-sf or best-known"
+                f"reference: found instance {k} in seconds, where no optimum is known; expected "
+                "bound, h-sf or best-known"
             )
     plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
     found = _measure(plan, cases, jobs, progress, stop)
@@ -351,7 +408,7 @@ def _measure(
         try:
             for k, rows in work:
                 if interrupted.is_set():
-                    raise KeyboardInterrupt  # a solve took it for its own end: these are cut short
+                    raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
                 found[k] = rows
                 bar.show(len(found), f"{len(found)} of {len(cases)} instances")
                 if tell is not None:
@@ -363,14 +420,14 @@ def _measure(
                 raise
         finally:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # joblib's, that results were not asked for
+                warnings.simplefilter("ignore")  # joblib warns of results that nobody asked for
                 work.close()
     return found
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured on every instance, see `competitive_ratio`."""
+    """The options that say what is measured on every instance; see `competitive_ratio`."""
 
     specs: tuple[str, ...]
     reference: Reference
@@ -382,7 +439,7 @@ class _Plan:
     def rows(self, number: int, instance: Instance) -> tuple[int, list[Ratio]]:
         """Measure all policies on one instance."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a cost model's range, each time
+            warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             found = [self._measured(instance, spec) for spec in self.specs]
             inside = [tel for tel, error in found if error is None]
             below, above = self._reference(instance, inside)
@@ -396,7 +453,7 @@ class _Plan:
         return number, rows
 
     def _measured(self, instance: Instance, spec: str) -> tuple[float | None, str | None]:
-        """Return the mean total latency, and why there is none or it has no ratio."""
+        """Return the mean total latency, and the reason if it is missing or has no ratio."""
         try:
             tel, outside = self._tel(instance, spec, self.seeds)
         except (InputError, UsageError):
@@ -408,7 +465,7 @@ class _Plan:
         return tel, f"no ratio: {outside}"
 
     def _tel(self, instance: Instance, spec: str, seeds: int) -> tuple[float, str | None]:
-        """Return the mean total latency, and why some schedule is outside the bounds' model."""
+        """Return the mean total latency, and the reason if a schedule is outside the model."""
         judged = [
             evaluate(
                 instance,
@@ -423,7 +480,7 @@ class _Plan:
     def _reference(
         self, instance: Instance, tels: list[float | None]
     ) -> tuple[float | None, float | None]:
-        """Return two values between which the reference lies; None where there is none."""
+        """Return two values between which the reference lies. A missing one is None."""
         if self.reference == "h-sf":
             value, _ = self._tel(instance.without_predictions(), "h-sf", 1)
             return value, value

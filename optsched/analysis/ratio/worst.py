@@ -1,4 +1,4 @@
-"""Instances that hurt a policy, found by local search."""
+"""Find instances on which a policy is far from the optimum, by local search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
 _DRAWS = 10
-"""Instances drawn at each restart, of which the best one is changed."""
+"""Number of instances drawn at each restart. The search starts from the best of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +34,20 @@ class WorstCase:
     Parameters
     ----------
     policy : str
+        The policy's specification, or the name of its class.
     instance : Instance
-        With ``known``: the optimum, or a bound and the best known value.
+        The instance in rounds. Its ``known`` has the optimum, or a bound and the best known value.
     tel : float
-        The policy's total latency, the mean over seeds if it is random.
+        Total latency of the policy in rounds, as the mean over seeds if it is random.
     low, high : float
-        The competitive ratio on the instance lies between; equal when the optimum is proved.
+        The competitive ratio on the instance lies in [low, high]. The two are equal if the optimum
+        is proved.
     schedule : Schedule
-        The best schedule found, of the optimum's value where that is proved.
+        The best schedule found. It is optimal if the optimum is proved.
     evaluations : int
-        Instances tried.
+        Number of instances tried.
     wall_s : float
+        Seconds that the search took.
     """
 
     policy: str
@@ -58,7 +61,7 @@ class WorstCase:
 
     @property
     def proved(self) -> bool:
-        """Whether the optimum is."""
+        """Whether the optimum is proved, so that the ratio is exact."""
         return self.low == self.high
 
 
@@ -78,46 +81,56 @@ def worst_case(
 ) -> WorstCase:
     """Search for an instance in rounds on which a policy is far from the optimum.
 
-    Restarted local search: the best of a few instances of the family, then changes to one or two
-    requests at a time. It climbs the policy's total latency over that of a schedule found by
-    placing the requests in many orders. That schedule is feasible, so the quotient never exceeds
-    the true ratio; the best instances are then solved to optimality, best first, and the best
-    proved ratio is the answer.
+    This is a local search with restarts. Each restart takes the best of a few instances of the
+    family, and then changes one or two requests at a time. It maximizes the quotient of the
+    policy's total latency and that of a schedule found by placing the requests in many orders.
+    That schedule is feasible, so that the quotient never exceeds the true ratio. Then the best
+    instances are solved to optimality, beginning with the best. The answer is the instance with
+    the largest proved ratio.
 
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
+        The policy for which a bad instance is sought.
     family : str or callable
-        One of `FAMILIES`, or a function like them. All arrivals stay at 0 where they begin so.
+        One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
+        stay 0.
     budget_s : float
-        Seconds for all.
-    kv_capacity, n : int
-        M, and the number of requests.
+        Seconds for search and proofs together.
+    kv_capacity : int
+        M, at least 4 tokens.
+    n : int
+        Number of requests.
     seeds : int
-        Runs of a policy that draws at random.
+        Number of runs of a random policy.
     seed : int
+        Seed of the search.
     proof_s : float, optional
-        Seconds of the budget kept for proofs; a third by default.
+        Seconds of the budget kept for proofs. By default it is a third.
     enough : float
-        The search ends, and the proofs begin, once a quotient is that large.
+        Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
-        Whether to show a bar on standard error, where that is a terminal; or what to call with
-        the best quotient and the number of instances tried, about once a second.
+        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        called about once a second with the best quotient and the number of instances tried.
     stop : threading.Event, optional
-        When set, the search ends: the worst instance so far is solved within a second, and
-        returned. Ctrl-C has the same effect once there is one.
+        When it is set, the search ends. The worst instance so far is solved within a second, and
+        returned. Ctrl-C has the same effect once there is such an instance.
+
+    Returns
+    -------
+    WorstCase
 
     Raises
     ------
     InputError
-        An unknown family, or numbers out of range.
+        The family is unknown, or numbers are out of range.
     """
     if isinstance(family, str) and family not in FAMILIES:
-        raise InputError(f"family {family!r} is unknown; known are {', '.join(FAMILIES)}")
+        raise InputError(f"family: found {family!r}; expected one of {', '.join(FAMILIES)}")
     if n < 1 or kv_capacity < 4 or seeds < 1 or not budget_s > 0:
         raise InputError(
-            f"n, kv_capacity, seeds, budget_s: {n}, {kv_capacity}, {seeds}, {budget_s}; at least "
-            "1, 4, 1, and more than 0 are right"
+            f"n, kv_capacity, seeds, budget_s: found {n}, {kv_capacity}, {seeds}, {budget_s}; "
+            "expected >= 1, >= 4, >= 1 and > 0"
         )
     draw = FAMILIES[family] if isinstance(family, str) else family
     begin = time.perf_counter()
@@ -141,7 +154,7 @@ def worst_case(
         try:
             return _mean_tel(instance, policy, seeds) / quick_optimum(instance)[0]
         except LoopError:
-            return 0.0  # no latency to compare: another search than this one
+            return 0.0  # there is no latency to compare; this search is not for loops
 
     def goes_on() -> bool:
         return time.perf_counter() < until and not (stop is not None and stop.is_set())
@@ -157,7 +170,7 @@ def worst_case(
                 patience = 0 if worth > value else patience + 1
                 if worth >= value:
                     now, value = trial, worth
-        finally:  # also when it is interrupted
+        finally:  # also when the search is interrupted
             pool.append((value, now))
             pool.sort(key=lambda pair: -pair[0])
             del pool[8:]
@@ -190,9 +203,9 @@ def _proved(
     report: Callable[[float], None],
     interrupted: threading.Event,
 ) -> WorstCase:
-    """Solve the best instances, and return the one of the largest ratio that is certain.
+    """Solve the best instances, and return the one with the largest certain ratio.
 
-    The first one always, for a second if the deadline has passed.
+    The first one is always solved, within a second if the deadline has passed.
     """
     best: WorstCase | None = None
     name = policy if isinstance(policy, str) else type(policy).__name__
@@ -216,7 +229,7 @@ def _proved(
 def _solved(
     instance: Instance, policy: str | Scheduler, seeds: int, name: str, time_limit_s: float
 ) -> WorstCase:
-    """Return what an instance comes to, once its optimum has been looked for."""
+    """Solve an instance, and return it with its ratio."""
     tel = _mean_tel(instance, policy, seeds)
     starts = quick_optimum(instance)[1]
     result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))
@@ -245,7 +258,10 @@ def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
 
 
 def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
-    """Return the instance with one or two requests changed; predictions are dropped or kept."""
+    """Return the instance with one or two requests changed.
+
+    Intervals of predictions are kept, and other predictions are dropped.
+    """
     columns = (instance.arrival, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
@@ -262,10 +278,10 @@ def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
         elif kind == 2:
             output[i] = min(max(1, _nudged(int(output[i]), capacity, rng)), capacity - 1)
             prompt[i] = min(prompt[i], capacity - output[i])
-        elif kind == 3:  # as another request
+        elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)
             prompt[i], output[i], arrival[i] = prompt[j], output[j], arrival[j]
-        else:  # all that are equal to it, together
+        else:  # all equal requests are changed together
             same = (prompt == prompt[i]) & (output == output[i])
             step = int(rng.choice([-1, 1]))
             output[same] = np.clip(output[same] + step, 1, capacity - prompt[same])
@@ -295,19 +311,36 @@ def _nudged(value: int, high: int, rng: np.random.Generator) -> int:
 
 
 def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[np.int64]]:
-    """Return the total latency and starts of a good schedule of an instance in rounds.
+    """Return the total latency and the starts of a good schedule of an instance in rounds.
 
-    Orders by output, volume, arrival and their reverses, each placed request by request at its
-    earliest feasible start; the best is improved by moving one request at a time, ``passes``
-    times through all moves.
+    Requests are placed one by one at their earliest feasible starts, in orders by output, volume,
+    arrival and their reverses. The best order is improved by moving one request at a time.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds, without limits on batches.
+    passes : int
+        Max number of passes through all moves.
+
+    Returns
+    -------
+    total : int
+        Total latency in rounds.
+    starts : ndarray of int64, shape (n,)
+        The round in which each request starts.
 
     Raises
     ------
     UsageError
-        An instance in seconds, or with limits on batches.
+        The instance is in seconds, or has limits on batches.
     """
     if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
-        raise UsageError("ratio: instances in rounds without limits on batches are right")
+        raise UsageError(
+            f"ratio: found an instance in {instance.time_unit}s"
+            f"{' with limits on batches' if instance.in_rounds else ''}; expected one in rounds "
+            "without limits on batches"
+        )
     arrival = np.asarray(instance.arrival, dtype=np.int64)
     output, volume = instance.output_tokens, instance.volume
     first_kv = instance.prompt_tokens + instance.kv_offset

@@ -1,1 +1,1 @@
-"""The studies of the papers and our own, one file each."""
+"""The studies: those of the papers and those of optsched, one file each."""

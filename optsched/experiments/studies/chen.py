@@ -1,4 +1,4 @@
-"""Robust policies under interval predictions, and their ratios (Chen, Ye, Zhou 2025)."""
+"""Robust policies under interval predictions, and their ratios (Chen, Ye and Zhou 2025)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
-PAPER = "Chen, Ye, Zhou 2025"
+PAPER = "Chen, Ye and Zhou 2025"
 
 # --- interval predictions -------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ SETTINGS = {
 
 @measured
 def run_intervals(trial: Row) -> Row:
-    """Run one policy over a random subset of 2000 requests that all arrive at 0."""
+    """Run one policy on a random subset of 2000 requests that all arrive at 0."""
     seed = 1000 * trial["seed"] + trial["draw"]
     whole = generate(
         "lognormal", seed=seed, n=2000, arrivals="all-at-once", kv_capacity=trial["kv_capacity"]
@@ -55,7 +55,7 @@ def run_intervals(trial: Row) -> Row:
 
 
 def interval_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return the statements of section 6, at the largest number of requests."""
+    """Return the statements of section 6, measured at the largest number of requests."""
     here = select(rows, requests=max((row["requests"] for row in rows), default=None))
 
     def ratio(first: tuple[str, str], second: tuple[str, str]) -> float | None:
@@ -105,10 +105,10 @@ INTERVALS = Experiment(
         "draw": "which draw of the 2000 requests",
         "prediction": "1000: [1, 1000]; classes: of width 100; x: max(1, (1 - x) o) to (1 + x) o",
         "requests": "size of the subset; all arrive at 0",
-        "policy": "specification",
+        "policy": "policy specification",
         "kv_capacity": "M, tokens",
         "mean_latency_s": "mean end-to-end latency, s",
-        "evictions": "restarted runs",
+        "evictions": "number of restarted runs",
         "mean_kv": "mean KV held, tokens",
         "error": "why there is no schedule",
     },
@@ -149,7 +149,7 @@ def ratio_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 @measured
 def run_ratio(trial: Row) -> Row:
-    """Return the simulated ratio to H-SF, and the closed form for the same shares and s = 1."""
+    """Return the simulated ratio to H-SF with the closed form for the same shares and s = 1."""
     draw = _two_point if trial["family"] == "two-point" else _shares
     instance, closed, bound = draw(trial)
     found = [_tel(instance, trial["policy"], trial["seed"] + k) for k in range(trial["seeds"])]
@@ -191,7 +191,7 @@ def _tel(instance: Instance, policy: str, seed: int) -> float:
 
 
 def ratio_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return, per distribution at the largest capacity, what is farthest from the theory."""
+    """Return, for each distribution, the values farthest from theory at the largest capacity."""
     good = [row for row in rows if row.get("ratio") is not None]
     claims = []
     for policy, family in dict.fromkeys((row["policy"], row["family"]) for row in good):
@@ -214,7 +214,7 @@ SIDES = {"ratio": "simulated", "closed_form": "closed form", "bound": "bound"}
 
 DISTRIBUTIONS = Experiment(
     name="chen-distributions",
-    summary="ratios to H-SF on two-point, geometric and worst-case outputs, beside the theorems",
+    summary="ratios to H-SF on two-point, geometric and worst-case outputs, against the theorems",
     paper=f"{PAPER}, sections 3 to 5 (Figures 1 to 3)",
     parameters={
         "kv_capacity": [500, 2000, 8000], "q": [0.3, 0.6, 0.8, 0.9, 0.95],
@@ -224,11 +224,11 @@ DISTRIBUTIONS = Experiment(
     run=run_ratio,
     summarize=ratio_claims,
     columns={
-        "policy": "specification",
+        "policy": "policy specification",
         "family": "distribution of outputs; worst: the shares of Figure 1",
         "kv_capacity": "M, tokens; prompts have 1 token, all arrive at 0",
-        "ratio": "mean total latency over H-SF's",
-        "closed_form": "Lemma 4.6 for s = 1, or the proof of Theorem 5.2 (s = 0)",
+        "ratio": "mean total latency over that of H-SF",
+        "closed_form": "ratio by Lemma 4.6 for s = 1, or by the proof of Theorem 5.2 (s = 0)",
         "bound": "the theorem's bound; for worst, the largest Rayleigh quotient (s = 0)",
         "error": "why there is no schedule",
     },

@@ -1,7 +1,8 @@
-"""ELIS (Choi et al. 2025): job completion times, and peak throughput over workers.
+"""ELIS (Choi et al. 2025): job completion times, and peak throughput by number of workers.
 
-LMSYS-Chat-1M and batch times of the paper's models are not at hand: requests have the published
-statistics of its lengths, and a cost model is stretched in time to the published average latency.
+LMSYS-Chat-1M and batch times of the paper's models are not at hand. Requests have the published
+statistics of its lengths instead. A cost model is stretched in time to the published average
+latency.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LATENCY_S = {
     "opt-6.7b": 1.3155, "opt-13b": 2.6432, "vicuna-13b": 2.9649,
     "llama2-7b": 6.5222, "llama2-13b": 8.6102,
 }  # fmt: skip
-"""Average latency of one request (Table 4)."""
+"""Average latency of one request in seconds, by model (Table 4)."""
 
 TABLE_5 = {
     "opt-13b": ((77.83, 73.57, 20.35), (116.46, 98.74, 43.63), (118.13, 118.11, 43.63)),
@@ -43,7 +44,7 @@ TABLE_5 = {
     "llama2-13b": ((240.25, 212.60, 70.55), (350.55, 352.53, 133.11), (451.59, 377.29, 125.59)),
     "llama2-7b": ((91.28, 130.71, 37.02), (229.64, 200.34, 59.37), (251.66, 234.08, 89.64)),
 }
-"""Mean JCT of FCFS, ISRTF and SJF at 1x, 3x and 5x load, batch size 4 (Table 5), seconds."""
+"""Mean JCT of FCFS, ISRTF and SJF in seconds, at 1x, 3x and 5x load and batch size 4 (Table 5)."""
 
 POLICIES = ["elis-fcfs", "isrtf", "elis-sjf"]
 LOADS = [1.0, 3.0, 5.0]
@@ -60,8 +61,10 @@ def stretched(cost: BatchCost, latency_s: float) -> BatchCost:
     Parameters
     ----------
     cost : BatchCost
+        The cost model to stretch.
     latency_s : float
-        Mean latency, alone, of a request with the published statistics of lengths.
+        The mean latency in seconds that requests with the published statistics of lengths shall
+        have when they are alone.
     """
     factor = latency_s / _mean_alone(cost)
     coefficients = {k: repr(float(text) * factor) for k, text in cost.coefficients.items()}
@@ -80,14 +83,14 @@ def _requests(n: int, cv: float, seed: int | np.random.Generator) -> Instance:
 
 
 def _spec(trial: Row) -> str:
-    """Return the policy, which may carry parameters of its own, with the trial's."""
+    """Return the policy's specification with the trial's parameters added to its own."""
     policy: str = trial["policy"]
     joint = "," if ":" in policy else ":"
     return f"{policy}{joint}window={trial['window']},batch_size={trial['batch_size']}"
 
 
 def _told(trial: Row) -> str | None:
-    """Return the predictor: the paper's baselines need nothing, or know the truth."""
+    """Return the predictor, or None: the paper's baselines need none, or know true lengths."""
     return str(trial["predictor"]) if trial["policy"].startswith("isrtf") else None
 
 
@@ -96,7 +99,7 @@ def _told(trial: Row) -> str | None:
 
 @measured
 def run_jct(trial: Row) -> Row:
-    """Return the delays of one run of one policy."""
+    """Run one policy and return its delays."""
     cost = stretched(load_cost_model(trial["cost_model"]), LATENCY_S[trial["model"]])
     # All policies, loads and batch sizes serve the same requests; each model has its own.
     place = list(LATENCY_S).index(trial["model"])
@@ -114,7 +117,7 @@ def run_jct(trial: Row) -> Row:
 
 
 def summarize_jct(rows: Sequence[Row]) -> list[Claim]:
-    """Return the paper's figures beside ours: ratios to FCFS, then Table 5."""
+    """Return the paper's numbers with ours: first the ratios to FCFS, then Table 5."""
 
     def gain(column: str, policy: str, **where: object) -> float | None:
         one, base = (mean(rows, column, policy=p, **where) for p in (policy, "elis-fcfs"))
@@ -151,14 +154,14 @@ def summarize_jct(rows: Sequence[Row]) -> list[Claim]:
 
 
 COMMON_COLUMNS = {
-    "policy": "specification",
+    "policy": "policy specification",
     "draw": "which draw of the requests",
-    "requests": "per draw",
-    "batch_size": "most requests of a batch",
+    "requests": "requests in each draw",
+    "batch_size": "max number of requests in a batch",
     "window": "K, tokens",
     "cv": "coefficient of variation of the gaps between arrivals (Gamma)",
-    "predictor": "what isrtf is told; the other two need nothing or the truth",
-    "cost_model": "before it is stretched",
+    "predictor": "the predictor of isrtf; the other policies need none, or know true lengths",
+    "cost_model": "the cost model before it is stretched",
     "error": "why there is no result",
 }
 _NAMES = {"elis-fcfs": "FCFS", "isrtf": "ISRTF", "elis-sjf": "SJF, oracle"}
@@ -181,16 +184,16 @@ JCT = Experiment(
     summarize=summarize_jct,
     columns={
         **COMMON_COLUMNS,
-        "model": "whose average latency the cost model is stretched to",
-        "load": "request rate, in multiples of batch size / average latency",
+        "model": "the model to whose average latency the cost model is stretched",
+        "load": "request rate in multiples of batch size / average latency",
         "rate": "requests per second",
         "jct_s": "mean time from arrival to completion, s",
         "queuing_s": "mean time from arrival to the first batch, s",
-        "waiting_s": "mean time in no batch, s",
+        "waiting_s": "mean time outside of batches, s",
         "p99_s": "99th percentile of the time from arrival to completion, s",
         "most_s": "largest time from arrival to completion, s",
         "makespan_s": "last completion, s",
-        "evictions": "requests that lost their KV",
+        "evictions": "number of evictions",
     },
     figures=[
         Figure(
@@ -208,12 +211,12 @@ JCT = Experiment(
 # --- peak throughput ------------------------------------------------------------------------------
 
 PEAKS = {10: 2.31, 50: 18.77}
-"""Peak throughput by number of workers, requests per second (section 6.4, on H100)."""
+"""Peak throughput in requests per second, by number of workers (section 6.4, on H100)."""
 
 
 @measured
 def run_scaling(trial: Row) -> Row:
-    """Return the peak throughput of one draw."""
+    """Return the peak throughput for one draw of requests."""
     cost = stretched(load_cost_model(trial["cost_model"]), trial["latency_s"])
     rng = np.random.default_rng([trial["seed"], trial["draw"], trial["workers"]])
     instance = _requests(trial["requests"], trial["cv"], rng)
@@ -232,7 +235,7 @@ def run_scaling(trial: Row) -> Row:
 
 
 def summarize_scaling(rows: Sequence[Row]) -> list[Claim]:
-    """Return the peaks, and how far they are from a line through the origin."""
+    """Return the peaks, and how near they are to growth in proportion to the workers."""
     by_workers = sorted(set(distinct(rows, "workers")))
     peaks = {w: mean(rows, "peak", workers=w, policy="isrtf") for w in {*by_workers, *PEAKS}}
     claims = [
@@ -272,11 +275,11 @@ SCALING = Experiment(
         **COMMON_COLUMNS,
         "workers": "machines behind the least-loaded balancer",
         "max_delay_s": "limit of the mean queuing delay, s",
-        "latency_s": "average latency of one request that the cost model is stretched to, s",
+        "latency_s": "average latency of one request to which the cost model is stretched, s",
         "peak": "largest rate within the limit, requests/s",
-        "peak_per_worker": "the same over the number of workers",
-        "load": "the same in multiples of batch size / average latency, per worker",
-        "delay_s": "mean queuing delay at that rate, s",
+        "peak_per_worker": "peak over the number of workers, requests/s",
+        "load": "peak per worker in multiples of batch size / average latency",
+        "delay_s": "mean queuing delay at the peak, s",
     },
     figures=[
         Figure(

@@ -1,4 +1,4 @@
-"""What InferMax's studies share (Kim et al. 2024): a scheduler over requests at 0, and ratios."""
+"""Common parts of the studies of InferMax (Kim et al. 2024): runs on equal requests, ratios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = "llama2-7b-a100-infermax-paper"
 POWERS = [2**k for k in range(11)]
 SCHEDULERS = ["vllm", "sarathi", "sarathi-pc"]
 VARIANTS = {"text": "", "vidur": "watermark=0.01,evicted_first=true"}
-"""Schedulers as the paper's text has them, and with the two habits of the simulator it extends."""
+"""The schedulers by the paper's text, and with two habits of the simulator that it extends."""
 
 METRICS = {
     "makespan_s": "makespan", "tps": "tps", "mean_ttft_s": "mean_ttft", "mean_tpot_s": "mean_tpot",
@@ -71,7 +71,7 @@ def spec_of(trial: Row) -> str:
 
 
 def fixed(trial: Row) -> Instance:
-    """Return ``requests`` equal requests at 0."""
+    """Return an instance of ``requests`` equal requests that arrive at 0."""
     n = trial["requests"]
     return Instance(
         arrival=np.zeros(n),
@@ -85,12 +85,12 @@ def fixed(trial: Row) -> Instance:
 
 @measured
 def run_fixed(trial: Row) -> Row:
-    """Run one scheduler over equal requests."""
+    """Run one scheduler on equal requests and return its metrics."""
     return run_on(fixed(trial), trial)
 
 
 def run_on(instance: Instance, trial: Row) -> Row:
-    """Run one scheduler over an instance and return its metrics."""
+    """Run one scheduler on an instance and return its metrics."""
     cost = load_cost_model(trial["cost_model"])
     with quiet():
         schedule = simulate(instance, spec_of(trial), cost)
@@ -106,7 +106,7 @@ Pairs = list[tuple[Row, Row]]
 
 
 def pairs(rows: Sequence[Row], axis: str, first: Any, second: Any, **where: Any) -> Pairs:
-    """Return pairs of rows that differ in one axis only: first and second value."""
+    """Return pairs of rows that differ only in one column, which has the first or second value."""
     skip = {"trial", axis, "mean_running", "error", *METRICS}
 
     def identity(row: Row) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ def pairs(rows: Sequence[Row], axis: str, first: Any, second: Any, **where: Any)
 def extreme(
     found: Pairs, metric: str, pick: Callable[[Iterable[float]], float] = max
 ) -> float | None:
-    """Return the extreme of second / first in a metric, None without pairs."""
+    """Return the extreme of a metric's quotient second / first, or None without pairs."""
     values = [
         b[metric] / a[metric] for a, b in found if a.get(metric) and b.get(metric) is not None
     ]
@@ -129,5 +129,5 @@ def extreme(
 
 
 def share(found: Pairs, test: Callable[[Row, Row], bool]) -> str:
-    """Return in words how many pairs meet a test."""
+    """Return a text that says how many pairs meet a test."""
     return f"{sum(test(*pair) for pair in found)} of {len(found)}"

@@ -1,4 +1,4 @@
-"""Are evictions always evil? (InferMax, Kim et al. 2024, sections 4.3 to 4.5)"""
+"""Do evictions always hurt? (InferMax, Kim et al. 2024, sections 4.3 to 4.5)"""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def eviction_free_claims(rows: Sequence[Row]) -> list[Claim]:
 
 EVICTION_FREE = Experiment(
     name="infermax-eviction-free",
-    summary="eviction-free schedulers beside the originals, O = B = 1024",
+    summary="eviction-free schedulers against the originals, O = B = 1024",
     paper=f"{PAPER}, section 4.3 (Figure 8)",
     parameters={"requests": 1024, "prompt": POWERS, "output": 1024, **SHARED},
     trials=sweep(
@@ -174,7 +174,7 @@ SPECS = {"vllm_ms": "vllm", "vllm_ef_ms": "vllm:eviction_free=true", "sarathi_ms
 @measured
 @quiet()
 def run_csp(trial: Row) -> Row:
-    """Solve with and without evictions, and run the schedulers."""
+    """Find the optimum with and without evictions, and run the schedulers."""
     instance = generate(
         "infermax-fixed",
         n=trial["requests"],
@@ -241,10 +241,10 @@ CSP = Experiment(
     run=run_csp,
     summarize=csp_claims,
     columns={
-        "optimum_ms": "least makespan found; likewise ef_optimum_ms without evictions",
-        "bound_ms": "no schedule is faster; equal to the optimum when proved",
-        "evictions": "of the optimum",
-        "vllm_ms": "makespan of vLLM; likewise eviction-free and Sarathi",
+        "optimum_ms": "smallest makespan found, ms; ef_optimum_ms is that without evictions",
+        "bound_ms": "lower bound of the makespan, ms; equal to the optimum when it is proved",
+        "evictions": "number of evictions in the optimum",
+        "vllm_ms": "makespan of vLLM, ms; likewise of eviction-free vLLM and of Sarathi",
     },
     figures=[
         Figure(

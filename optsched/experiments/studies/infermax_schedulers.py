@@ -117,18 +117,18 @@ CONTENTION = Experiment(
 # --- how many requests run at once ----------------------------------------------------------------
 
 BEST = {32: 512, 1024: 128}
-"""R_max of the highest TPS by O."""
+"""The R_max at which the paper finds the highest TPS, by O."""
 
 
 def rmax_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return where TPS peaks, for every scheduler and I (Figure 11)."""
+    """Return the R_max at which TPS peaks, for every scheduler and I (Figure 11)."""
     claims = []
     for variant in distinct(rows, "variant"):
         for output, paper in BEST.items():
             best: dict[tuple[str, int], Row] = {}
             for row in select(rows, variant=variant, output=output):
                 key = row["scheduler"], row["prompt"]
-                # Among equals the smallest: a limit that does not bind is not better.
+                # The smallest of equals counts, since a limit that does not bind is no better.
                 least = 1.002 * best[key]["tps"] if key in best else 0
                 if row.get("tps") and row["tps"] > least:
                     best[key] = row
@@ -201,7 +201,7 @@ UP_TO = [
 
 @measured
 def run_mix(trial: Row) -> Row:
-    """Draw the mix and run the scheduler; all three see the same requests."""
+    """Draw the mix and run the scheduler. All three rankings see the same requests."""
     seed = 1000 * trial["seed"] + trial["draw"]
     drawn = {name: trial[name] for name in ("mix", "kv_capacity")}
     instance = generate("infermax-mix", seed=seed, n=trial["requests"], **drawn)

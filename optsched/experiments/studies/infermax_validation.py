@@ -1,4 +1,7 @@
-"""Cost models beside Splitwise's measured end-to-end times (InferMax, Kim et al. 2024)."""
+"""Cost models against end-to-end times that Splitwise measured (InferMax, Kim et al. 2024).
+
+The measurements are those of Patel et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from optsched.policies.base import Rules
 from optsched.problem.errors import InputError
 
 TIMES = {"prompt": "prompt_time", "token": "token_time", "e2e": "e2e_time"}
-"""What is measured, and Splitwise's column of milliseconds."""
+"""The quantities compared, and the columns of milliseconds in Splitwise's table."""
 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
@@ -27,16 +30,16 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     folder = parameters["data"] or os.environ.get("OPTSCHED_DATA", "")
     if not folder:
         raise InputError(
-            "experiment infermax-validation: data: no folder; --set data=FOLDER with Splitwise's "
-            "perf_model.csv, or the environment variable OPTSCHED_DATA, is right"
+            "experiment infermax-validation: data: found no folder; expected --set data=FOLDER "
+            "with Splitwise's perf_model.csv, or the environment variable OPTSCHED_DATA"
         )
     places = [Path(folder) / "perf_model.csv", Path(folder) / "splitwise" / "perf_model.csv"]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        raise InputError(f"{places[0]}: no such file; Splitwise's perf_model.csv is right")
+        raise InputError(f"{places[0]}: found no such file; expected Splitwise's perf_model.csv")
     degree = parameters["tensor_parallel"]
     frame = splitwise_rows(file, parameters["model"], degree, device(parameters["device"]))
-    # Longer outputs end early, at an end-of-sequence token that the table does not show.
+    # Longer outputs end early at an end-of-sequence token, which the table does not show.
     frame = frame[frame["token_size"] == SPLITWISE_TOKENS]
     for sizes, group in frame.groupby(["prompt_size", "batch_size"]):
         prompt, batch = (int(str(size)) for size in sizes)
@@ -52,12 +55,13 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def run(trial: Row) -> Row:
-    """Simulate the batch, and hold its times against the measured ones."""
+    """Simulate the batch, and compare its times with the measured ones."""
     found = _simulated(trial)
     if found["error"] is None:
         for name in TIMES:
             found[f"{name}_error"] = found[f"{name}_s"] / trial[f"measured_{name}_s"] - 1
-    # 64 prompts of 512 tokens in 0.8 s would be nine times the peak of two A100.
+    # Some measurements are impossible: 64 prompts of 512 tokens in 0.8 s would need nine times the
+    # peak of two A100.
     found["plausible"] = trial["measured_prompt_s"] > 1e-4 * trial["requests"] * trial["prompt"]
     return found
 
@@ -65,7 +69,7 @@ def run(trial: Row) -> Row:
 @measured
 @quiet()
 def _simulated(trial: Row) -> Row:
-    """Return the times of one prefill of all prompts, then decodes together."""
+    """Return the times of one batch that prefills all prompts, and of the decodes after it."""
     roomy = trial["requests"] * (trial["prompt"] + trial["output"])
     cost = load_cost_model(trial["cost_model"].replace(";", ","))
     metrics = judged(fixed({**trial, "kv_capacity": roomy}), Rules(), cost).metrics
@@ -73,7 +77,7 @@ def _simulated(trial: Row) -> Row:
 
 
 def summarize(rows: Sequence[Row]) -> list[Claim]:
-    """Return the mean errors; section 2.3 quotes 9 % for Vidur itself."""
+    """Return the mean errors. Section 2.3 quotes 9 % for Vidur."""
     claims = []
     for cost_model in distinct(rows, "cost_model"):
         here = select(rows, cost_model=cost_model, plausible=True, error=None)
@@ -109,8 +113,8 @@ EXPERIMENT = Experiment(
         "measured_prompt_s": "median measured prefill time",
         "measured_token_s": "median measured time per output token",
         "measured_e2e_s": "median measured time of the batch",
-        "prompt_s": "simulated prefill, likewise token_s and e2e_s",
-        "prompt_error": "simulated over measured, less 1; likewise token_error and e2e_error",
-        "plausible": "whether the measurement is within the devices' peaks",
+        "prompt_s": "simulated prefill time; token_s and e2e_s are the other simulated times",
+        "prompt_error": "simulated over measured prefill time, minus 1; likewise the other errors",
+        "plausible": "whether the devices' peaks allow the measurement",
     },
 )

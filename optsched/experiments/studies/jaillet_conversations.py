@@ -35,7 +35,7 @@ TABLE_1 = {
     "alpha-beta:alpha=0.1,beta=0.1": 50.862,
     "alpha-beta:alpha=0.1,beta=0.2": 53.393,
 }
-"""Mean of the average latency in seconds, 50 runs of 1000 requests, as printed."""
+"""Mean over 50 runs of 1000 requests of the average latency in seconds, as printed."""
 
 COLUMNS = {
     "draw": "which draw of the requests",
@@ -60,7 +60,7 @@ RATES = {HIGH: "50 requests per second", LOW: "10 requests per second"}
 
 @measured
 def run(row: Row) -> Row:
-    """Run one policy over conversations with the published statistics."""
+    """Run one policy on conversations with the published statistics."""
     seed = 1000 * row["seed"] + row["draw"]
     capacity = row["kv_capacity"]
     instance = generate(
@@ -115,15 +115,15 @@ TABLE = Experiment(
 # --- Figure 3 -------------------------------------------------------------------------------------
 
 PUBLISHED_SLOPES = {HIGH: (1 / 6, 1 / 2), LOW: (1 / 800, 1 / 100)}
-"""Of MC-SF and of the best other policy, by rate.
+"""The printed slopes of MC-SF and of the best other policy, by rate.
 
-They are in no unit that the paper's own Table 1 bears out (1/6 s for each of 9000 further requests
-would be 1500 s); their quotient needs none.
+They are in no unit that fits the paper's own Table 1: 1/6 s for each of 9000 further requests would
+be 1500 s. Their quotient needs no unit.
 """
 
 
 def slope(rows: Sequence[Row], policy: str, rate: float) -> float | None:
-    """Return seconds of average latency per further request, by least squares."""
+    """Return the slope of average latency in seconds per request, by least squares."""
     found = [
         (row["requests"], row["mean_latency_s"])
         for row in select(rows, policy=policy, rate=rate)
@@ -180,7 +180,7 @@ SLOPES = Experiment(
 
 
 def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
-    """Yield the plain policy (beta = 1) for every alpha, the others where they come to an end."""
+    """Yield the plain policy (beta = 1) for every alpha, and the others where they end."""
 
     def policy(row: Row, _: Mapping[str, Any]) -> str:
         if row["beta"] < 1:
@@ -195,7 +195,7 @@ def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def _best(rows: Sequence[Row], column: str) -> float | None:
-    """Return the value of a column under which the mean latency is least."""
+    """Return the value of a column for which the mean latency is smallest."""
     curve = {
         value: mean(rows, "mean_latency_s", **{column: value})
         for value in sorted(set(distinct(rows, column)))
@@ -234,7 +234,7 @@ ALPHA = Experiment(
             0.25, 0.28, 0.3, 0.35, 0.4,
         ],
         "betas": [0.1, 0.2],
-        "betas_from": 0.02,  # below, requests clear each other for hours of simulated time
+        "betas_from": 0.02,  # below this, requests evict each other for hours of simulated time
         **SHARED,
     },
     trials=_alpha_trials,

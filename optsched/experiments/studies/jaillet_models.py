@@ -1,6 +1,6 @@
-"""MC-SF beside the hindsight optimum on two synthetic models (Jaillet et al. 2025).
+"""MC-SF against the hindsight optimum on two synthetic models (Jaillet et al. 2025, section 5.1).
 
-Section 5.1; the optimum of a trial may be known as a certified interval only.
+Of some trials the optimum is known only as a certified interval.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRINTED = {
 
 
 def trials(model: str, parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
-    """Yield draw after draw, without end; the draw's seed is the trial's."""
+    """Yield trials without end. Each is a draw with a seed of its own."""
     draw = seed
     while True:
         yield {"model": model, "seed": draw, **parameters}
@@ -34,7 +34,7 @@ def trials(model: str, parameters: Mapping[str, Any], seed: int) -> Iterator[Row
 
 @measured
 def run(trial: Row) -> Row:
-    """Bound the optimum and hold MC-SF against the best schedule known and the bound."""
+    """Bound the optimum, and compare MC-SF with the best schedule known and with the bound."""
     fixed = {k: trial[k] for k in ("n", "kv_capacity") if trial[k]}
     instance = generate(trial["model"], seed=trial["seed"], **fixed)
     mc_sf = judged(instance, "mc-sf").metrics["tel"]
@@ -64,13 +64,13 @@ def run(trial: Row) -> Row:
 
 @cache
 def _compile(model: str, method: str) -> None:
-    """Solve a small instance first, so that compiling takes nothing of the first trial's limits."""
+    """Solve a small instance first, so that compiling takes no time of the first trial's limits."""
     solve(generate(model, seed=0, n=8), method=method, threads=1)
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[threading.Event]:
-    """Yield an event that is set when this process has used so many seconds of CPU from now."""
+    """Yield an event that is set once this process has used so many more seconds of CPU time."""
     stop, done = threading.Event(), threading.Event()
     used = time.process_time()
 
@@ -92,7 +92,7 @@ def _mean(ratios: list[float]) -> float:
 
 
 def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
-    """Return the paper's ratios beside the intervals that certify ours."""
+    """Return the paper's ratios with the certified intervals of ours."""
     rows = [row for row in rows if row.get("bound")]
     if not rows:
         return []
@@ -118,7 +118,7 @@ def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
 MODEL_1, MODEL_2 = (
     Experiment(
         name=model,
-        summary=f"MC-SF beside the optimum, {arrivals}",
+        summary=f"MC-SF against the optimum, {arrivals}",
         paper="Jaillet et al. 2025, section 5.1 (Figure 2)",
         parameters={
             "n": 0, "kv_capacity": 0, "time_limit": 60.0, "cpu_limit": 0.0, "method": "ramp",
@@ -128,16 +128,16 @@ MODEL_1, MODEL_2 = (
         summarize=partial(summarize, model),
         default_trials=200,
         columns={
-            "n": "requests, 0: drawn as in the paper; likewise kv_capacity",
-            "time_limit": "seconds for a proof; likewise cpu_limit, of CPU, 0: none",
+            "n": "number of requests asked for; 0: drawn as in the paper; likewise kv_capacity",
+            "time_limit": "seconds for a proof; cpu_limit: CPU seconds for it, 0 for no limit",
             "requests": "number of requests drawn",
             "capacity": "KV capacity drawn, tokens",
             "mc_sf": "total latency of MC-SF, rounds",
-            "best_known": "least total latency found, rounds",
-            "bound": "no schedule has less, rounds",
-            "proved": "whether the two are equal",
-            "ratio_to_best_known": "the ratio to the optimum is at least this",
-            "ratio_to_bound": "and at most this",
+            "best_known": "smallest total latency found, rounds",
+            "bound": "lower bound of the total latency, rounds",
+            "proved": "whether best_known equals the bound",
+            "ratio_to_best_known": "mc_sf / best_known, a lower bound of the ratio to the optimum",
+            "ratio_to_bound": "mc_sf / bound, an upper bound of the ratio to the optimum",
         },
         figures=[
             Figure(

@@ -1,4 +1,4 @@
-"""What a larger KV capacity buys: any policies, and the bound, over a sweep of M."""
+"""The gain of a larger KV capacity: any policies, and the bound, over a sweep of M."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(text: str, seed: int) -> Instance:
 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
-    """Yield one trial per capacity and policy, and per capacity the bound."""
+    """Yield one trial per capacity and policy, and one per capacity for the bound."""
     instance = source(parameters["instance"], seed)
     for factor in parameters["factors"]:
         for policy in [*parameters["policies"], "bound"]:
@@ -59,7 +59,7 @@ def run(trial: Row) -> Row:
 
 
 def summarize(rows: Sequence[Row]) -> list[Claim]:
-    """Return, per policy, the gain in total latency from the smallest to the largest M."""
+    """Return the gain in total latency from the smallest to the largest M, for each policy."""
     claims = []
     for policy in distinct(rows, "policy"):
         mine = [row for row in select(rows, policy=policy) if row.get("tel") is not None]
@@ -85,8 +85,8 @@ EXPERIMENT = Experiment(
     run=run,
     summarize=summarize,
     columns={
-        "policy": "policy specification, or bound: no schedule has a smaller tel",
-        "tel": "total latency in the instance's time unit; likewise makespan, mean_ttft",
-        "origin": "the bound that is largest",
+        "policy": "policy specification; in rows of bound, tel is a bound that no schedule beats",
+        "tel": "total latency in the instance's time unit, as are makespan and mean_ttft",
+        "origin": "name of the largest bound",
     },
 )

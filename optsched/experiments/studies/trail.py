@@ -1,10 +1,11 @@
 """TRAIL against vLLM: the choice of C, request rates, a burst, and the predictor.
 
-Shahout et al. 2024. The Alpaca prompts, Llama-3-8B's answers and its batch times are not at hand.
-Answers are lognormal with the range of the paper's bins, 1 to 512 tokens, an assumed mean of 200
-and median of 170; prompts have an assumed mean of 44 tokens, the size of the one that section 3.1
-shows. Batch times are Llama-2-7B's. Under them an A100 is not busy at the paper's 14 requests/s:
-rates are around the saturation of ours, where requests queue for seats, for KV, or for both.
+Source: Shahout et al. 2024. The Alpaca prompts, Llama-3-8B's answers and its batch times are not at
+hand. Answers are lognormal instead. They range from 1 to 512 tokens as the paper's bins do, with an
+assumed mean of 200 and an assumed median of 170. Prompts have an assumed mean of 44 tokens, the
+size of the prompt that section 3.1 shows. Batch times are those of Llama-2-7B. With them an A100 is
+not busy at the paper's 14 requests/s. The rates are therefore around the saturation of this cost
+model, where requests queue for seats, for KV, or for both.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from optsched.workloads.predict import predict
 
 PAPER = "Shahout et al. 2024 (TRAIL)"
 SETTINGS = {"seats": 100_000, "both": 50_000, "memory": 20_000}
-"""KV capacity in tokens. With 100,000 the 256 seats of a batch are what requests queue for (vLLM's
-default number), with 50,000 both seats and KV are short, with 20,000, about a sixth of the card, KV
-alone is."""
+"""KV capacities in tokens. With 100,000, requests queue for the 256 seats of a batch, which is the
+default number of vLLM. With 50,000, both seats and KV are short. With 20,000, about a sixth of the
+card, only KV is short."""
 ALPACA = {
     "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
     "prompt_mean": 44.0, "prompt_median": 40.0, "prompt_max": 200,
@@ -50,10 +51,10 @@ POLICIES = {
     "trail-keep": "trail:keep=true",
     "trail-bert-keep": "trail:refine=false,keep=true",
 }
-"""What runs at every rate: vLLM without and with chunked prefill, and TRAIL with preempted KV
-discarded at once, or kept until the memory is needed."""
+"""The policies that run at every rate: vLLM without and with chunked prefill, and TRAIL with the KV
+of preempted requests discarded at once, or kept until the memory is needed."""
 BURST = {"srpt": "srpt", "srpt-keep": "srpt:keep=true"}
-"""What runs in the burst, too."""
+"""The policies that run in the burst too."""
 METRICS = {
     "mean_latency_s": "mean_latency", "p50_latency_s": "p50_latency", "mean_ttft_s": "mean_ttft",
     "p50_ttft_s": "p50_ttft", "mean_kv": "mean_kv", "peak_kv": "peak_kv", "evictions": "evictions",
@@ -62,7 +63,7 @@ METRICS = {
 
 
 def workload(requests: int, rate: float | None, kv_capacity: int, seed: int) -> Instance:
-    """Return requests like Alpaca's, Poisson at a rate, or all at once where it is None."""
+    """Return requests like Alpaca's. They arrive as Poisson at a rate, or all at once if None."""
     arrivals: dict[str, Any] = {"arrivals": "all-at-once"} if rate is None else {"rate": rate}
     return generate(
         "lognormal", seed=seed, n=requests, kv_capacity=kv_capacity, **ALPACA, **arrivals
@@ -71,7 +72,7 @@ def workload(requests: int, rate: float | None, kv_capacity: int, seed: int) -> 
 
 @measured
 def run(trial: Row) -> Row:
-    """Run one policy; all policies of a draw serve the same requests under the same predictions."""
+    """Run one policy. All policies of a draw serve the same requests with the same predictions."""
     seed = 1000 * trial["seed"] + trial["draw"]
     instance = workload(trial["requests"], trial["rate"], trial["kv_capacity"], seed)
     spec = trial["policy"]
@@ -82,7 +83,7 @@ def run(trial: Row) -> Row:
 
 
 def mean(rows: Sequence[Row], column: str, **where: Any) -> Estimate | None:
-    """Return the mean of a column over draws with its 95 % interval, None below two draws."""
+    """Return the mean of a column over draws with its 95 % interval, or None below two draws."""
     return over_draws(by_draw(rows, column, where))
 
 
@@ -95,13 +96,13 @@ def ratio(
 
 
 def by_draw(rows: Sequence[Row], column: str, where: Mapping[str, Any]) -> dict[int, float]:
-    """Return a column's value by draw, of the rows that have these values."""
+    """Return a column's value by draw, over the rows that have given values."""
     here = select(rows, **where)
     return {row["draw"]: float(row[column]) for row in here if row.get(column) is not None}
 
 
 def over_draws(values: Mapping[int, float]) -> Estimate | None:
-    """Return the mean of values by draw, None below two."""
+    """Return the mean of the values by draw, or None below two draws."""
     return estimate(np.array(list(values.values()))) if len(values) > 1 else None
 
 
@@ -116,7 +117,7 @@ def exceeds(value: Estimate | None) -> bool:
 
 
 def above(what: str, value: Estimate | None) -> Claim:
-    """Return the claim that a ratio exceeds 1, which holds where its interval does."""
+    """Return the claim that a ratio exceeds 1. It holds if the whole interval is above 1."""
     return claim(what, "above 1", value, exceeds, text)
 
 
@@ -125,7 +126,7 @@ FIRST: dict[str, Any] = {
     "requests": "requests", "max_running": "max_running", "predictor": "predictor",
     "cost_model": "cost_model", "seed": "seed",
 }  # fmt: skip
-"""Columns that follow the setting."""
+"""The columns after those of the setting."""
 SHARED = {
     "draws": 10,
     "requests": 3000,
@@ -160,7 +161,7 @@ TIMES = (("mean_latency_s", "mean latency"), ("mean_ttft_s", "mean TTFT"))
 
 
 def summarize_c(rows: Sequence[Row]) -> list[Claim]:
-    """Return section 4.2's and Appendix D's statements about C."""
+    """Return the statements about C of section 4.2 and Appendix D."""
     claims = []
     for setting in SETTINGS:
         for keep in (False, True):
@@ -223,7 +224,7 @@ C = Experiment(
 
 
 def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
-    """Yield one trial per setting, draw, rate (the burst last) and policy."""
+    """Yield one trial per setting, draw, rate and policy. The burst comes after the rates."""
     for setting in ("seats", "memory"):
         yield from sweep(
             setting=[setting], **{
@@ -237,7 +238,7 @@ def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
-    """Return section 4.2's statements about request rates (Figure 6) and a burst (Figure 7)."""
+    """Return the statements of section 4.2: rates (Figure 6) and a burst (Figure 7)."""
     claims = []
     for setting in ("seats", "memory"):
         here = select(rows, setting=setting)
@@ -283,7 +284,7 @@ def _by_rate(rows: Sequence[Row], column: str, over: str, under: str) -> list[fl
 def _span(
     what: str, paper: str, values: Sequence[float], least: float, most: float = np.inf
 ) -> Claim:
-    """State the range of a ratio over rates; the largest is to lie between two values."""
+    """Return the claim that the largest ratio over the rates lies between two values."""
     return claim(
         what,
         paper,
@@ -320,10 +321,10 @@ RATES = Experiment(
 
 
 def errors(told: Instance) -> tuple[float, float]:
-    """Return the mean absolute error over all tokens that a request has produced one by one.
+    """Return two mean absolute errors over all tokens that requests produce, as in section 4.1.
 
-    Of its forecast, and of the first prediction with the tokens produced counted off, as the
-    paper compares them (section 4.1).
+    The first is that of the forecast. The second is that of the first prediction less the tokens
+    produced.
     """
     o, forecast = told.output_tokens, told.forecast
     assert forecast is not None
@@ -339,7 +340,7 @@ def errors(told: Instance) -> tuple[float, float]:
 
 @measured
 def run_prediction(trial: Row) -> Row:
-    """Return the errors of one classifier without the filter, and with it, in both readings."""
+    """Return the errors of a classifier without the filter, and with it in both readings."""
     seed = 1000 * trial["seed"] + trial["draw"]
     instance = workload(trial["requests"], None, SETTINGS["seats"], seed)
     spec = f"trail:noise={trial['noise']},bias={trial['bias']}"
@@ -353,7 +354,7 @@ def run_prediction(trial: Row) -> Row:
 
 
 def summarize_predictions(rows: Sequence[Row]) -> list[Claim]:
-    """Return section 4.1's figure for the predictor's defaults, and what the filter gains."""
+    """Return the figure of section 4.1 for the predictor's defaults, and the filter's gain."""
     default = {"noise": 60.0, "bias": 0.21}
     refined = by_draw(rows, "refined", default)
     once, raw, printed = (
@@ -381,14 +382,14 @@ PREDICTIONS = Experiment(
     run=run_prediction,
     summarize=summarize_predictions,
     columns={
-        "noise": "spread of the classifier's reading with every token, tokens",
-        "bias": "spread of its relative error that stays with a request",
+        "noise": "spread of the classifier's error that changes with every token, tokens",
+        "bias": "spread of its relative error that a request keeps",
         "draw": "which draw of requests and predictions",
         "one_off": "mean absolute error of the first prediction less the tokens produced, tokens",
-        "classifier": "of the classifier's bins, without the filter, tokens",
-        "printed": "of the filter by the printed equation, tokens",
-        "refined": "of the filter whose posterior is the next prior, tokens",
-        "error": "why there are none",
+        "classifier": "mean absolute error of the classifier's bins without the filter, tokens",
+        "printed": "mean absolute error of the filter by the printed equation, tokens",
+        "refined": "mean absolute error of the filter whose posterior is the next prior, tokens",
+        "error": "why there are no errors to report",
     },
     figures=[
         Figure(

@@ -1,6 +1,6 @@
-"""TRAIL's queue beside simulation: Lemma 1, memory against C, and refined predictions.
+"""The formulas of TRAIL's queue against simulation: Lemma 1, memory by C, refined predictions.
 
-Shahout et al. 2024, Lemma 1 (corrected and as printed) and Appendices C to E.
+The source is Shahout et al. 2024, Lemma 1 (corrected and as printed) and Appendices C to E.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LAWS = {
     "exponential": queueing.exponential_predictions,
 }
 LAST: dict[str, Any] = {"arrivals": "arrivals", "replications": "replications", "seed": "seed"}
-"""Columns with which every sweep ends. All trials have the same seed, so that they differ by the
-policy and the law and not by luck."""
+"""The columns with which every sweep ends. All trials have the same seed, so that they differ only
+in the policy and the law."""
 
 
 @cache
@@ -32,7 +32,7 @@ def _jobs(kind: str, shape: float) -> queueing.Jobs:
 
 @measured
 def run_lemma(trial: Row) -> Row:
-    """Return simulated response time and memory beside their formulas."""
+    """Return response time and memory, by simulation and by formula."""
     jobs = _jobs(trial["predictions"], trial["shape"])
     rate, c = trial["load"], trial["c"]  # the mean size is 1
     corrected = queueing.mean_response_time(jobs, rate=rate, c=c)
@@ -69,7 +69,7 @@ def within(what: str, errors: Sequence[float]) -> Claim:
 
 
 def lemma_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return the formulas' largest errors per law, and what C does to memory."""
+    """Return the largest errors of the formulas for each law, and the effect of C on memory."""
     good = [row for row in rows if row.get("simulated") is not None]
     claims = []
     for kind, shape in dict.fromkeys((row["predictions"], row["shape"]) for row in good):
@@ -114,15 +114,15 @@ LEMMA = Experiment(
     run=run_lemma,
     summarize=lemma_claims,
     columns={
-        "shape": "of the Weibull sizes, of mean 1; 1 is exponential",
+        "shape": "shape of the Weibull sizes of mean 1; shape 1 is exponential",
         "load": "arrivals per unit of time",
         "simulated": "mean response time, with the workload as control variate",
-        "half_width": "of its 95 % interval over replications",
+        "half_width": "half width of the 95 % interval of simulated, over replications",
         "corrected": "mean response time by the corrected formula",
         "printed": "mean response time by Lemma 1 as printed",
-        "corrected_error": "formula over simulation, minus 1",
-        "printed_error": "formula over simulation, minus 1",
-        "memory": "mean over time of the summed ages in the system, by formula",
+        "corrected_error": "corrected over simulated, minus 1",
+        "printed_error": "printed over simulated, minus 1",
+        "memory": "mean over time of the sum of ages in the system, by formula",
         "peak_memory": "largest sum of ages in a replication, mean over replications",
         "error": "why there is no result",
     },
@@ -175,7 +175,7 @@ def run_refined(trial: Row) -> Row:
 
 
 def refined_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return the formula's largest error, and what refinement gains."""
+    """Return the largest error of the formula, and the gain by refinement."""
     good = [row for row in rows if row.get("simulated") is not None]
     claims = []
     if good:
@@ -206,10 +206,10 @@ REFINED = Experiment(
         "hit": "chance that a unit of service reveals the size; the first prediction is a draw",
         "longest": "sizes are 1 to this many units, geometric with factor 0.9",
         "simulated": "mean response time in units of service, workload as control variate",
-        "half_width": "of its 95 % interval over replications",
-        "soap": "mean response time by SOAP",
-        "soap_error": "formula over simulation, minus 1",
-        "memory_simulated": "mean over time of the summed ages in the system",
+        "half_width": "half width of the 95 % interval of simulated, over replications",
+        "soap": "mean response time by SOAP's formula",
+        "soap_error": "soap over simulated, minus 1",
+        "memory_simulated": "mean over time of the sum of ages in the system",
         "peak_memory": "largest sum of ages in a replication, mean over replications",
         "error": "why there is no result",
     },

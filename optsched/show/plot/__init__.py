@@ -1,7 +1,7 @@
-"""Figures: each function draws on the axes given, computes nothing and shows nothing.
+"""Figures. Each function draws on the axes that it is given; it runs nothing and opens no window.
 
-All share one palette that the colour-blind can tell apart (`optsched.show.plot.style`), aggregate
-where there is too much to draw, and load matplotlib on first use.
+All functions share a palette that colour-blind readers can tell apart (`optsched.show.plot.style`).
+Where there is too much to draw, they aggregate. matplotlib is loaded on first use.
 """
 
 from optsched.show.plot.fit import plot_fit

@@ -1,4 +1,4 @@
-"""How well a fitted cost model meets what was measured."""
+"""A figure that shows how well a fitted cost model predicts measured times."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ if TYPE_CHECKING:
 
 
 def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
-    """Plot measured against predicted times, one colour per operator.
+    """Plot predicted against measured times in milliseconds, with one colour per operator.
 
-    Filled marks were held out, pale ones fitted; on the line they agree.
+    Filled marks are measurements that were held out, pale marks those that were fitted. On the
+    line the two times are equal.
 
     Parameters
     ----------
     fit : Fit
-    ax : matplotlib Axes, optional
-        Default: new ones.
+        A fitted cost model with its measurements.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (6.0, 5.0))
     low, high = float("inf"), 0.0

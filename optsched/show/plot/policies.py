@@ -1,4 +1,4 @@
-"""Pictures of policies side by side: distributions over requests, and a comparison."""
+"""Figures of several policies: distributions over requests, comparisons, and solving progress."""
 
 from __future__ import annotations
 
@@ -31,23 +31,28 @@ _POINTS = 2000
 def plot_distribution(
     evaluations: Mapping[str, Evaluation], metric: str = "latency", ax: Axes | None = None
 ) -> Axes:
-    """Plot which share of the requests has at most a latency, TTFT or TPOT, by policy.
+    """Plot the cumulative distribution of latency, TTFT or TPOT over requests, by policy.
 
     Parameters
     ----------
     evaluations : mapping of str to Evaluation
-        By the policy's name.
+        An evaluation for each policy's name.
     metric : {"latency", "ttft", "tpot"}
-        Requests of one output token have no TPOT.
+        The quantity. Requests of one output token have no TPOT and are left out of it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
 
     Raises
     ------
     ValueError
-        Another metric.
+        The metric is another one.
     """
     if metric not in DISTRIBUTIONS:
-        raise ValueError(f"metric: {metric!r}; one of {', '.join(DISTRIBUTIONS)} is right")
+        raise ValueError(f"metric: found {metric!r}; expected one of {', '.join(DISTRIBUTIONS)}")
     ax = axes(ax, (8.0, 4.5))
     found = {name: distribution(one, metric) for name, one in evaluations.items()}
     units = {unit for _, unit in found.values()}
@@ -78,20 +83,27 @@ def plot_comparison(
     unit: str = "rounds",
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot the total latency of policies beside the best known value and a bound.
+    """Plot the total latency of policies with the best known value and a bound.
 
     Parameters
     ----------
     policies : sequence of (name, total latency)
+        The policies. They are drawn in the order of their latencies.
     best_known, bound : float, optional
+        Vertical lines. Ratios are to the best known value.
     clairvoyant : sequence of str
-        Names of those that see true output lengths: hatched.
+        Names of policies that see true output lengths. Their bars are hatched.
     outside : sequence of str
-        Names of those that do what the best known schedule and the bound may not: they get no
-        ratio.
+        Names of policies whose schedules are outside the model of the best known value and the
+        bound. They get no ratio.
     unit : str
-        Of latencies.
+        The unit of the latencies.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     ranked = sorted(policies, key=lambda row: row[1])
     ax = axes(ax, (8.0, 1.4 + 0.32 * len(ranked)))
@@ -138,8 +150,13 @@ def plot_progress(
         `optsched.Result.progress`, or the columns ``elapsed_s``, ``incumbent`` and ``bound`` of
         a result file.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
     ylabel : str
-        Of the objective, with its unit.
+        Words for the objective, with its unit.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (8.0, 4.0))
     names = ("elapsed_s", "incumbent", "bound")

@@ -1,4 +1,4 @@
-"""Shadow prices over time."""
+"""A figure of shadow prices over time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     prices : array_like, shape (pieces, 2)
-        As from `optsched.bounds.shadow.shadow_prices`: first round and price of each piece.
+        The first round and the price of each piece, as `optsched.bounds.shadow.shadow_prices`
+        returns them. A price is in rounds of total latency for one token during one round.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
 
     Returns
     -------

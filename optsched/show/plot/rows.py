@@ -1,4 +1,4 @@
-"""Figures of tables: rows by parameter as lines, bars or histograms, and claims beside ours."""
+"""Figures of tables: rows as lines, bars or histograms, and claims of papers with our values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Labels = Mapping[Any, str]
 Series = dict[str, dict[Any, list[float]]]
-"""The values of each series by x, in order of appearance."""
+"""The values of each series by x. Series and x stand in the order in which rows have them."""
 
 
 def points(
@@ -38,7 +38,28 @@ def points(
     over: Any = None,
     labels: Labels | None = None,
 ) -> Series:
-    """Return what `plot_lines` and `plot_bars` draw of rows, by the labels of the series."""
+    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        Rows without a value in ``x`` or ``y`` are left out.
+    x : str
+        The column of the horizontal axis, or of the groups of bars.
+    y : str or sequence of str
+        The columns whose values are drawn.
+    series : str, optional
+        A column each of whose values is a series. Without it, each column of ``y`` is one.
+    over : object, optional
+        A series by whose means the values of the others are divided.
+    labels : mapping, optional
+        Words for values of ``series`` and for columns.
+
+    Returns
+    -------
+    dict
+        For each series' label, the values of all rows by ``x``.
+    """
     words, columns = labels or {}, _listed(y)
     found: dict[Any, dict[Any, list[float]]] = {}
     for row in rows:
@@ -73,27 +94,32 @@ def plot_lines(
     reference: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot columns of rows against a parameter: a line per series through the means.
+    """Plot columns of rows against a parameter, with a line through the means of each series.
 
-    Where several rows share a point, a band shows least to most.
+    Where several rows share a point, a band shows their range from min to max.
 
     Parameters
     ----------
     rows : sequence of mappings
         Rows without a value are left out.
     x : str
-        Column of numbers.
+        A column of numbers.
     y : str or sequence of str
-        Columns, each a series.
+        The columns to draw. Each is a series if ``series`` is not given.
     series : str, optional
-        Column whose values are series.
+        A column each of whose values is a series.
     over : object, optional
         A series by which the others are divided.
     labels : mapping, optional
         Words for values of ``series`` and for columns.
     reference : mapping of str to float, optional
-        Horizontal lines: what a paper states.
+        Horizontal lines at values that a paper states, by their words.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     found = points(rows, x, y, series=series, over=over, labels=labels)
     return draw_lines(found, axes(ax), reference=reference)
@@ -106,13 +132,30 @@ def draw_lines(
     order: Sequence[str] = (),
     reference: Mapping[str, float] | None = None,
 ) -> Axes:
-    """Draw series as lines; ``order`` holds the labels whose places say their colours."""
+    """Draw series as lines.
+
+    Parameters
+    ----------
+    found : dict
+        The series, as `points` returns them.
+    ax : Axes
+        The axes to draw on.
+    order : sequence of str
+        All labels in the order that gives them their colours, so that panels agree. By default
+        it is the order of ``found``.
+    reference : mapping of str to float, optional
+        Horizontal lines, by their words.
+
+    Returns
+    -------
+    Axes
+    """
     places_of = list(order or found)
     for label, at_x in found.items():
         k = places_of.index(label)
         places = sorted(at_x)
         middle = [float(np.mean(at_x[at])) for at in places]
-        # Of lines that coincide, the earlier ones show as rims.
+        # Where lines coincide, the earlier ones have larger markers and show as rims.
         ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **series_style(k))
         if any(len(at_x[at]) > 1 for at in places):
             low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
@@ -133,14 +176,26 @@ def plot_bars(
     published: Mapping[Any, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot means of columns as horizontal bars, a group per value of ``x``.
-
-    What is not listed is as in `plot_lines`; references are vertical lines here.
+    """Plot means of columns as horizontal bars, in a group for each value of ``x``.
 
     Parameters
     ----------
-    published : mapping of value of ``x`` to float, optional
-        A paper's values, drawn beside ours.
+    rows, y, series
+        As in `plot_lines`.
+    x : str
+        A column each of whose values has a group of bars.
+    labels : mapping, optional
+        Words for values of ``x`` and ``series``, and for columns.
+    reference : mapping of str to float, optional
+        Vertical lines at values that a paper states, by their words.
+    published : mapping, optional
+        The values that a paper publishes, by value of ``x``. They are drawn as bars of their own.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     found = points(rows, x, y, series=series, labels=labels)
     return draw_bars(found, axes(ax), labels=labels, reference=reference, published=published)
@@ -155,7 +210,19 @@ def draw_bars(
     reference: Mapping[str, float] | None = None,
     published: Mapping[Any, float] | None = None,
 ) -> Axes:
-    """Draw series as bars, as `draw_lines` draws lines."""
+    """Draw series as horizontal bars.
+
+    Parameters
+    ----------
+    found, ax, order
+        As in `draw_lines`.
+    labels, reference, published
+        As in `plot_bars`.
+
+    Returns
+    -------
+    Axes
+    """
     words = labels or {}
     groups = list(dict.fromkeys(at for at_x in found.values() for at in at_x))
     means = {
@@ -197,17 +264,26 @@ def plot_histogram(
     bins: int = 30,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot how often values of columns occur, over the same bins.
+    """Plot a histogram of each column, all with the same bins.
 
     Parameters
     ----------
     rows : sequence of mappings
+        Rows without a value are left out.
     columns : str or sequence of str
+        The columns of numbers.
     labels : mapping of column to str, optional
+        Words for columns.
     reference : mapping of str to float, optional
-        Vertical lines: what a paper states.
+        Vertical lines at values that a paper states, by their words.
     bins : int
+        Number of bins.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax)
     values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
@@ -237,12 +313,17 @@ def plot_ratios(
     Parameters
     ----------
     low : sequence of float
-        Ratio to the best schedule known, per trial.
+        The ratio to the best schedule known, for each trial.
     high : sequence of float, optional
-        Ratio to a proved bound: the ratio to the optimum lies between the two.
+        The ratio to a proved bound, for each trial. The ratio to the optimum lies between the two.
     published : mapping of str to float, optional
-        Statements of a paper, as vertical lines.
+        Vertical lines at values that a paper states, by their words.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     rows: list[Row] = [{"low": value} for value in low]
     rows += [{"high": value} for value in high] if high is not None else []
@@ -256,15 +337,20 @@ def plot_ratios(
 def plot_claims(
     claims: Sequence[tuple[str, float, float]], *, within: float = 0.15, ax: Axes | None = None
 ) -> Axes:
-    """Plot measured values over published ones, a line per statement.
+    """Plot the quotients of measured and published values, with a row for each statement.
 
     Parameters
     ----------
     claims : sequence of (what, published, measured)
-        Numbers that are not 0.
+        Statements with two numbers of one sign. Others are left out.
     within : float
-        Relative difference that counts as met, drawn as a band.
+        Max relative difference at which a statement counts as met. It is drawn as a band.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     shown = [c for c in claims if c[1] * c[2] > 0]
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))

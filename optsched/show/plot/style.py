@@ -1,4 +1,4 @@
-"""What all figures share: colours that the colour-blind can tell apart, axes, and files."""
+"""Common parts of all figures: colours that colour-blind readers can tell apart, axes, files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BLACK, YELLOW, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#222222", "#F0E442",
     "#BDBDBD",
 )  # fmt: skip
-"""The palette of Okabe and Ito, with a grey."""
+"""The palette of Okabe and Ito, and a grey."""
 
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 
 SUFFIXES = (".png", ".svg", ".pdf")
-"""Kinds of image files, by suffix."""
+"""The suffixes of the kinds of image files that `save` writes."""
 
 
 def series_style(k: int) -> dict[str, Any]:
-    """Return colour, marker and dashes of series ``k``: no two of the first 32 are alike."""
+    """Return colour, marker and dashes of series ``k``. The first 32 series all differ."""
     return {
         "color": COLOURS[k % len(COLOURS)],
         "marker": MARKERS[k % len(MARKERS)],
@@ -38,7 +38,7 @@ def series_style(k: int) -> dict[str, Any]:
 
 
 def shade(k: int, count: int) -> str:
-    """Return the colour of part ``k`` of ``count`` parts in order."""
+    """Return the colour of part ``k`` of ``count`` ordered parts."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -46,7 +46,7 @@ def shade(k: int, count: int) -> str:
 
 
 def axes(ax: Axes | None, size: tuple[float, float] = (8.0, 4.5)) -> Axes:
-    """Return the axes given, or new ones of a size in inches."""
+    """Return the axes ``ax``, or new axes in a figure of ``size`` in inches if there are none."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -55,18 +55,18 @@ def axes(ax: Axes | None, size: tuple[float, float] = (8.0, 4.5)) -> Axes:
 
 
 def figure(size: tuple[float, float] = (8.0, 4.5)) -> Figure:
-    """Return a figure that no window and no global state knows, for files."""
+    """Return a figure for files, which has no window and is not in matplotlib's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")
 
 
 def plain(text: object, limit: int = 48) -> str:
-    """Return text from outside for a label: no mathematics, one line, not too long."""
+    """Return a text as a label: on one line, without mathematics, of at most ``limit`` letters."""
     words = " ".join(str(text).split())
     if len(words) > limit:
         words = words[: limit - 1] + "…"
-    if words.startswith("_"):  # which legends leave out
+    if words.startswith("_"):  # legends leave out labels that begin so
         words = f" {words}"
     return words.replace("$", r"\$")
 
@@ -84,7 +84,7 @@ def plain_ticks(axis: Any) -> None:
 
 
 def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
-    """Put the legend inside where it has few entries, else beside the axes."""
+    """Put the legend inside the axes if it has few entries, and beside them otherwise."""
     count = len(ax.get_legend_handles_labels()[0]) if entries is None else entries
     if not count:
         return
@@ -99,19 +99,22 @@ def check_suffix(path: str | Path) -> None:
     Raises
     ------
     InputError
-        Another suffix than those of `SUFFIXES`.
+        The suffix is not one of `SUFFIXES`.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a name ending in {', '.join(SUFFIXES)} is right")
+        raise InputError(
+            f"{path}: found the suffix {Path(path).suffix!r}; expected a name ending in "
+            f"{', '.join(SUFFIXES)}"
+        )
 
 
 def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
-    """Write a figure atomically; the same figure gives the same bytes.
+    """Write a figure to a file, atomically. The same figure always gives the same bytes.
 
     Raises
     ------
     InputError
-        An unknown suffix, or a file that cannot be written.
+        The suffix is not one of `SUFFIXES`, or the file cannot be written.
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""Pictures of a schedule over time: requests, KV memory and batches."""
+"""Figures of a schedule over time: its requests, its KV memory and its batches."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
 
 PHASE_COLOURS = dict(zip(PHASES, (GREY, BLUE, SKY, YELLOW, RED, PURPLE), strict=True))
-"""Waiting, prefill, decode, paused, evicted, refill."""
+"""A colour for each phase: waiting, prefill, decode, paused, evicted and refill."""
 
 ROWS_APART = 300
-"""Requests up to which `plot_gantt` draws each one."""
+"""Max number of requests for which `plot_gantt` draws each request in a row of its own."""
 _NAMED = 40
 _GRID = 60
 _STEPS = 1500
 
 
 def _over_time(timeline: Timeline, ax: Axes, what: str) -> Axes:
-    """Label axes of something over a schedule's time, from nothing up."""
+    """Label axes that show a quantity from 0 upwards over the time of a schedule."""
     ax.set_xlim(timeline.begin, timeline.end)
     ax.set_ylim(bottom=0)
     ax.set(xlabel=f"time [{timeline.unit}]", ylabel=what)
@@ -50,16 +50,22 @@ def _over_time(timeline: Timeline, ax: Axes, what: str) -> Axes:
 
 
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
-    """Plot what every request does when: a row per request, in order of arrival.
+    """Plot the phases of every request over time, in a row for each request by arrival.
 
-    With more than `ROWS_APART` requests a row is a group of requests that arrived one after
-    another: the colour is the phase that most of those present are in, stronger the more of the
-    group are there, and dots are evictions.
+    With more than `ROWS_APART` requests, a row is a group of requests that arrived one after
+    another. Its colour is the phase that most of the requests present are in. It is stronger the
+    larger the share of the group that is present. Dots are evictions.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     from matplotlib.patches import Patch
 
@@ -106,7 +112,7 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
     n = timeline.instance.n
     shares = timeline.phase_shares(min(n, ROWS_APART), 900)
     colours = np.array([to_rgb(PHASE_COLOURS[name]) for name in PHASES])
-    # The root, so that a few of many are seen.
+    # The root makes a few requests of a large group visible.
     strength = np.sqrt(np.clip(shares.sum(axis=0), 0, 1))[:, :, None]
     ax.imshow(
         strength * colours[shares.argmax(axis=0)] + (1 - strength),
@@ -124,12 +130,18 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
 
 
 def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
-    """Plot how many requests are in each phase over time, stacked.
+    """Plot the number of requests in each phase over time, stacked.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (9.0, 4.0))
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
@@ -149,17 +161,25 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
 def plot_kv(
     timeline: Timeline, ax: Axes | None = None, *, groups: int = 10, worker: int | None = None
 ) -> Axes:
-    """Plot the KV memory held over time against the capacity M, stacked by request.
+    """Plot the KV memory held over time in tokens, stacked by request, and the capacity M.
 
-    With many requests, groups of those that arrived one after another are stacked. With several
-    workers there is a line for each of the first 32, unless one is asked for.
+    With many requests, groups of requests that arrived one after another are stacked. With several
+    workers there is a line for each of the first 32, unless one worker is asked for.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
     groups : int
+        Number of groups, where there are too many requests to stack each.
     worker : int, optional
+        The worker to draw, counted from 0.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (9.0, 4.0))
     capacity, grouped = timeline.instance.kv_capacity, False
@@ -183,22 +203,29 @@ def plot_kv(
 
 
 def _shades(count: int) -> list[str]:
-    """Return colours for a stack: of single requests, or of groups in order."""
+    """Return the colours of a stack: distinct ones for few requests, shades for ordered groups."""
     if count <= SEPARATE:
         return [BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY, BLACK][:count]
     return [shade(k, count) for k in range(count)]
 
 
 def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
-    """Plot how many tokens of prefill, decode and refill each batch processes, stacked.
+    """Plot the tokens of prefill, decode and refill that each batch processes, stacked.
 
-    With many batches, the mean of those that start in a step of time.
+    With many batches, each step of time shows the mean over the batches that start in it.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
     worker : int
+        The worker to draw, counted from 0.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (9.0, 3.5))
     edges, means, per = batch_tokens(timeline, _STEPS // 3, worker)
@@ -211,16 +238,23 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
 
 
 def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
-    """Plot how long each batch takes over time.
+    """Plot the time of each batch, in milliseconds or rounds, over the time of the schedule.
 
-    With many batches, the mean of those that start in a step of time, and a band from the
-    shortest to the longest.
+    With many batches, each step of time shows the mean over the batches that start in it, and a
+    band from the shortest to the longest.
 
     Parameters
     ----------
     timeline : Timeline
+        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
+        The axes to draw on. By default new ones are made.
     worker : int
+        The worker to draw, counted from 0.
+
+    Returns
+    -------
+    Axes
     """
     ax = axes(ax, (9.0, 3.0))
     scale, unit = (1.0, "rounds") if timeline.instance.in_rounds else (1000.0, "ms")

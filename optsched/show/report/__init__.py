@@ -1,7 +1,7 @@
 """One self-contained HTML file about instances, results, comparisons and schedules.
 
-It needs the packages of the extra ``report`` and no network: plotly's script is inside, and its
-content policy forbids to load anything. Whatever comes from files is escaped.
+It needs the packages of the extra ``report``, but no network. Plotly's script is inside, and the
+content policy forbids the page to load anything. All texts from files are escaped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def write_report(
     Parameters
     ----------
     files : sequence of path
-        Results, comparisons, certificates, schedules and instances, in any order; shipped
-        instances also by name. What belongs together is found by the instance's digest;
-        schedules and certificates that results name are read where they are at hand.
+        Results, comparisons, certificates, schedules and instances, in any order. Shipped
+        instances can also be given by name. The digest of the instance says which files belong
+        together. Schedules and certificates that results name are read if their files are there.
     path : path
         The HTML file.
     cost_model : str, optional
@@ -49,7 +49,8 @@ def write_report(
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"report: needs the package {missing[0]}; `pip install 'optsched[report]'` is right"
+            f"report: needs the package {missing[0]}; install it by `pip install "
+            "'optsched[report]'`"
         )
     from optsched.show.report.gather import gather
     from optsched.show.report.page import render

@@ -1,4 +1,4 @@
-"""Interactive figures as plotly's JSON: requests, KV and batches over time, distributions."""
+"""Interactive figures as JSON for plotly: requests, KV and batches over time, distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optsched.show.plot.style import COLOURS, RED, shade
 from optsched.show.plot.timelines import PHASE_COLOURS
 
 APART = 4000
-"""Spans up to which each is a bar of its own."""
+"""Max number of spans for which each is drawn as a bar of its own."""
 _ROWS, _COLUMNS, _STEPS, _POINTS = 150, 360, 400, 400
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _GRID = "#e5e5e5"
@@ -32,13 +32,13 @@ Floats = NDArray[np.float64]
 
 
 def safe(text: object, limit: int = 60) -> str:
-    """Return text for plotly, which reads a little HTML in labels."""
+    """Return a text with its HTML escaped, since plotly reads some HTML in labels."""
     words = " ".join(str(text).split())
     return escape(words if len(words) <= limit else words[: limit - 1] + "…")
 
 
 def timeline_figure(found: Timeline) -> dict[str, Any]:
-    """Return requests, KV memory and batches of a schedule over one axis of time."""
+    """Return the figure of a schedule: requests, KV memory and batches over one axis of time."""
     batches, per = _batches(found)
     traces = _bars(found) if len(found.span_start) <= APART else _shares(found)
     traces += _kv(found) + batches
@@ -124,8 +124,9 @@ def _shares(found: Timeline) -> list[dict[str, Any]]:
     shares = found.phase_shares(rows, _COLUMNS)
     most = shares.argmax(axis=0)
     present = np.clip(shares.sum(axis=0), 0, 0.98)
-    # A cell is its phase's number plus the root of the share of the group that is there (a few
-    # of many shall be seen); the scale of colours goes from white to the phase's in each unit.
+    # A cell's value is the number of its phase plus the root of the share of the group that is
+    # present. The root makes a few requests of many visible. In each unit the colours go from
+    # white to that of the phase.
     level = np.round(most + np.sqrt(present), 2)
     shown = [
         [v if there else None for v, there in zip(line, here, strict=True)]
@@ -158,7 +159,7 @@ def _shares(found: Timeline) -> list[dict[str, Any]]:
 
 
 def _line(axis: str, name: str, x: Floats, y: list[Any], **more: Any) -> dict[str, Any]:
-    """Return a trace of steps on an axis below the requests."""
+    """Return a trace drawn as steps, on an axis below the requests."""
     return {
         "type": "scatter", "mode": "lines", "name": name, "xaxis": "x", "yaxis": f"y{axis}",
         "legend": f"legend{axis}", "x": _numbers(x), "y": y, **more,
@@ -186,7 +187,7 @@ def _kv(found: Timeline) -> list[dict[str, Any]]:
 
 
 def _batches(found: Timeline) -> tuple[list[dict[str, Any]], str]:
-    """Return the batches' tokens over time, and what one value is."""
+    """Return the traces of the batches' tokens over time, and words for their values."""
     edges, means, per = batch_tokens(found, _STEPS)
     traces = [
         _line(

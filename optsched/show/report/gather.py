@@ -1,4 +1,4 @@
-"""What a report says, collected from files: plain values, not yet escaped."""
+"""Collect the content of a report from files, as plain values that are not escaped yet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 FORMATS = ("result", "comparison", "certificate", "schedule", "instance")
 
 MAX_TIMELINES = 4
-"""Schedules of one instance that are drawn over time: those of files first, then the best."""
+"""Max number of schedules of one instance drawn over time: first those of files, then the best."""
 
 MAX_DISTRIBUTIONS = 8
-"""Schedules of one instance whose distributions are drawn."""
+"""Max number of schedules of one instance whose distributions are drawn."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What checking something came to; ``value`` is the bound that a certificate proves."""
+    """The outcome of a check. ``value`` is the bound that a certificate proves."""
 
     state: Literal["verified", "rejected", "unchecked"]
     words: str
@@ -39,12 +39,12 @@ class Verdict:
 
 @dataclass(eq=False)
 class Section:
-    """All that is known about one instance, which is None where its file is not at hand.
+    """The part of a report about one instance, which is None if its file is not at hand.
 
-    ``results`` and ``comparisons`` are the files' objects, each with ``file``, and ``verdicts`` by
-    what was checked; ``schedules`` are by label, in the order of `MAX_TIMELINES`; ``notes`` say
-    what could not be shown; ``checked`` has certificates by their place; ``tell`` is called with
-    what takes time.
+    ``results`` and ``comparisons`` are the objects of the files. Each has the name of its ``file``
+    and its ``verdicts`` by the thing checked. ``schedules`` are by label, in the order of
+    `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has the verdicts on
+    certificates by their paths. ``tell`` is called with words for each step that takes time.
     """
 
     sha256: str
@@ -67,12 +67,12 @@ class Section:
 
     @property
     def unit(self) -> str:
-        """Unit of times, empty where it is not known."""
+        """The unit of times in words, or an empty text if it is not known."""
         return time_words(self.time_unit)
 
     @property
     def time_unit(self) -> str | None:
-        """The instance's time unit, None where it is not known."""
+        """The instance's time unit, or None if it is not known."""
         if self.instance is not None:
             return self.instance.time_unit
         units = (data.get("time_unit") for data in (*self.results, *self.comparisons))
@@ -81,7 +81,10 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Sections by instance; per file its name, format, digest, and what it says of its making."""
+    """The sections of a report, one per instance, and the origin of each file.
+
+    An origin has the file's name, format and digest, and what the file says about how it was made.
+    """
 
     sections: list[Section]
     origins: list[dict[str, Any]]
@@ -92,25 +95,29 @@ def gather(
     cost_model: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Report:
-    """Read files and have everything in them checked that can be.
+    """Read files and check everything in them that can be checked.
 
     Parameters
     ----------
     files, cost_model
         As `optsched.show.report.write_report`.
     tell : callable, optional
-        Its ``progress``.
+        The ``progress`` of `optsched.show.report.write_report`.
+
+    Returns
+    -------
+    Report
 
     Raises
     ------
     UsageError
-        No file.
+        No file is given.
     InputError, ViolationError
-        A file that cannot be read, two instances for one schedule, or a refused schedule.
+        A file cannot be read, a schedule fits two instances, or a schedule is not valid.
     """
     if not files:
-        raise UsageError("report: no file is given; results, comparisons, certificates, "
-                         "schedules and instances are right")  # fmt: skip
+        raise UsageError("report: found no file; expected results, comparisons, certificates, "
+                         "schedules or instances")  # fmt: skip
     from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
@@ -128,7 +135,7 @@ def gather(
             instances[one.sha256] = one
         else:
             read.append((text, form, data))
-    if len(instances) == 1:  # what names no instance is this one's
+    if len(instances) == 1:  # schedules that name no instance are taken for this one's
         for _, form, data in read:
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
@@ -263,7 +270,7 @@ def _simulate_absent(
     given: str | None,
     verdicts: dict[str, Verdict],
 ) -> None:
-    """Draw policies whose schedules no file keeps: simulated again, if the metrics agree."""
+    """Simulate policies again whose schedules no file has, and draw those whose metrics agree."""
     from optsched.judge.timeline import timeline
     from optsched.show.again import NotAgainError, cost_model_again, simulate_again
 
@@ -319,11 +326,11 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
     "result": _add_result,
     "comparison": _add_comparison,
 }
-"""What to do with a file, in the order in which files are taken."""
+"""The functions that add a file to its section, in the order in which files are taken."""
 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
-    """Have a certificate checked, once per file."""
+    """Check a certificate, once per file, and return the verdict."""
     name, place = Path(file).name, Path(file).resolve()
     if place in section.checked:
         return section.checked[place]
@@ -354,7 +361,7 @@ def _schedule(
     cost: str | None,
     known: Mapping[str, Any] | None,
 ) -> str | None:
-    """Lay out a schedule under a label of its own; return the label, None where it cannot be."""
+    """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn."""
     from optsched.files.read_write import read_schedule, schedule_from_dict
     from optsched.judge.timeline import timeline
 
@@ -377,7 +384,7 @@ def _schedule(
 
 
 def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
-    """Hold a metric that a file claims against the judge's."""
+    """Compare a metric that a file claims with the evaluation's."""
     value = section.schedules[label].evaluation.metrics.get(name)
     words = f"replayed by the judge: {name} {value}"
     if value is None or claimed is None or abs(value - claimed) > 1e-6 * max(1.0, abs(value)):
@@ -386,7 +393,7 @@ def _replayed(section: Section, label: str, name: str, claimed: float | None) ->
 
 
 def _check_results(section: Section) -> None:
-    """Hold what results say of their schedules against the judge, and bounds against proofs."""
+    """Check the objectives of results by evaluating their schedules, and bounds by certificates."""
     for entry in section.results:
         label = entry.get("label")
         if label is not None:

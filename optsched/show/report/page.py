@@ -1,4 +1,4 @@
-"""The page of a report: tables as rows of cells, figures as JSON, everything escaped by jinja2."""
+"""The HTML page of a report: tables as rows of cells, figures as JSON, all escaped by jinja2."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
 
 
 def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return headers, and a cell for every row and column."""
+    """Return the headers of a table, and a cell for every row and column."""
     made = [[value(row) for _, _, value in columns] for row in rows]
     return {
         "headers": [{"text": text, "unit": unit} for text, unit, _ in columns],
@@ -93,7 +93,7 @@ def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[st
 
 
 def _cell(value: Any, text: str | None = None) -> Cell:
-    """Return a cell: what is shown, and the number that it sorts by."""
+    """Return a cell: the text that it shows, and the number by which it sorts."""
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
     sort = ""
     if numeric:
@@ -110,7 +110,7 @@ def _verdict(verdict: Verdict | None) -> Cell:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return what a file holds for texts as a list of texts."""
+    """Return a value from a file, which should be a text or a list of texts, as a list of texts."""
     if value is None:
         return []
     return [str(text) for text in value] if isinstance(value, list) else [str(value)]
@@ -188,7 +188,7 @@ def _columns_of_policies(section: Section, verdicts: dict[str, Verdict]) -> list
         return next((name for name in ("measured", "clairvoyant") if row.get(name)), "")
 
     def replayed(row: dict[str, Any]) -> Cell:
-        # Of a schedule that was not at hand there is nothing to say, of a good one no more words.
+        # A schedule that was not at hand has no verdict, and a good one needs no further words.
         found = verdicts.get(f"schedule of {row['policy']}")
         good = found is not None and found.state != "rejected"
         return _verdict(replace(found, words="") if found is not None and good else found)
@@ -204,7 +204,7 @@ def _columns_of_policies(section: Section, verdicts: dict[str, Verdict]) -> list
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
-        # Beside the ratios that it bears out, and within a narrow window.
+        # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
     return [*columns, *map(metric, COMPARED), ("decisions", "ms", wall)]
 
