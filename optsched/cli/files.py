@@ -67,7 +67,7 @@ class ImportCommand(TyperCommand):
 
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
-                parameter.help = f"{', '.join(trace_formats())}."
+                parameter.help = f"The format: {', '.join(trace_formats())}."
         super().format_help(ctx, formatter)
 
 
