@@ -271,6 +271,7 @@ def _arcs_of(net: Network, v: int, number: Callable[[Node | None], int]) -> list
     prob, node = net.prob, net.nodes[v]
     s, o = net.sizes[node.cls]
     c, off, k = prob.costs, prob.offset, node.produced
+    most_tokens = prob.prefill_tokens
     arcs = [Arc(v, v, STAY, 0, net.held_by(node), 0)]
     after = Node(node.cls, k + 1, s + k, True) if k + 1 < o else None
     if node.ready:
@@ -279,7 +280,7 @@ def _arcs_of(net: Network, v: int, number: Callable[[Node | None], int]) -> list
     def prefill(kind: int, cached: int) -> None:
         rest = s + k - cached
         for tokens in range(1, rest + 1) if prob.chunked else [rest]:
-            if tokens > prob.prefill_tokens:
+            if tokens > most_tokens:
                 continue
             target = after if tokens == rest else Node(node.cls, k, cached + tokens, False)
             kv = cached + tokens + off

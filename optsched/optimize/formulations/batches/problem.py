@@ -86,11 +86,13 @@ class Costs:
 
     def decode(self, kv: int) -> int:
         """Own work of decoding with ``kv`` tokens cached before."""
-        return int(decode_ms(self.values, kv))
+        work: int = decode_ms(self.values, kv)
+        return work
 
     def prefill(self, tokens: int, kv: int = 0) -> int:
         """Own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
-        return int(prefill_ms(self.values, tokens, kv))
+        work: int = prefill_ms(self.values, tokens, kv)
+        return work
 
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
         """Less than the own work of prefilling ``tokens`` in so many batches or more.
@@ -98,12 +100,18 @@ class Costs:
         In chunks of one token the squares shrink to the tokens. Other terms are left out, as
         coefficients are not negative.
         """
+        each, request = self._in_chunks
+        return each * tokens + request * batches
+
+    @cached_property
+    def _in_chunks(self) -> tuple[int, int]:
         each = self["token"] + self["prefill_token"] + self["prefill_square"]
-        return each * tokens + self["prefill_request"] * batches
+        return each, self["prefill_request"]
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Cost of a batch whatever its requests."""
-        return int(fixed_ms(self.values, decodes, prefills))
+        cost: int = fixed_ms(self.values, decodes, prefills)
+        return cost
 
     def refuse_unknown(self, known: Collection[str], method: str) -> None:
         """Refuse a coefficient for which a method has no term.
