@@ -350,7 +350,15 @@ def test_every_term_of_the_cost_model_counts_as_defined() -> None:
     #            + 0.125 * (4 + 16) + 0.375 * 2 * 1 + 0.0625 * 1 + 0.5 * 6 + 3 * 2 + 13 ) ms
     instance = Instance([0.0] * 3, [3, 5, 4], [2, 1, 1], kv_capacity=99, time_unit="second")
     rows = ({0: 3}, {1: 1}, {0: 1, 1: 2, 2: 4}, {1: 2})
-    found = evaluate(instance, batches(instance, *rows), TIMED)
+    eleven = {  # a term that is added later has a test of its own
+        name: TIMED.coefficients[name]
+        for name in (
+            "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
+            "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",
+        )
+    }  # fmt: skip
+    cost = BatchCost("eleven", 3, eleven)
+    found = evaluate(instance, batches(instance, *rows), cost)
     lasted = found.batch_end - found.batch_start
     assert lasted[2] == pytest.approx(
         3 * (17.5 + 13.75 + 2.5 + 0.75 + 0.0625 + 3.0 + 6.0 + 13.0) / 1000
