@@ -250,6 +250,6 @@ def test_measured_out_without_measured_times_writes_nothing(tmp_path, monkeypatc
     put(tmp_path, BENCH)
     words = ("import", "vllm", "bench.json", "--limit", "2", "-o", "i.json")
     line = one_line_error(invoke(*words, "--measured-out", "m.json"))
-    assert "--measured-out: there are measured times only where the trace" in line
+    assert "--measured-out: found no measured times; expected a trace" in line
     assert not Path("i.json").exists()
     assert not Path("m.json").exists()
