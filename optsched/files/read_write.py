@@ -72,7 +72,7 @@ def read_instance(path: str | Path) -> Instance:
         file = example_instances().get(str(path), file)
         if not os.path.exists(file):
             shipped = ", ".join(example_instances())
-            raise InputError(f"{path}: found no such file; expected a file or one of {shipped}")
+            raise InputError(f"{path}: no such file; expected a file or one of {shipped}")
     data = read_json(file, expect="instance")
     with Place(file):
         return instance_from_dict(data, name=stem(file))

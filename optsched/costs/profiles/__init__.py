@@ -58,7 +58,7 @@ def read_profile(
     peak = device(hardware) if isinstance(hardware, str) else hardware
     path = Path(folder)
     if not path.is_dir():
-        raise InputError(f"{path}: found no such folder; expected a folder of profiles")
+        raise InputError(f"{path}: no such folder; expected a folder of profiles")
     if tensor_parallel < 1:
         raise InputError(f"tensor_parallel: found {tensor_parallel!r}; expected an integer >= 1")
     if model is not None:
