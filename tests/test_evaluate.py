@@ -226,15 +226,15 @@ def test_every_rule_of_rounds_has_starts_that_break_it(name: str) -> None:
     ("options", "text"),
     [
         (([0, 1], [A], [3, 1], {}), "tokens: has 2 values"),
-        (([0, 2], [A], [3], {}), "batch_offsets: must rise from 0 to the column's length 1"),
+        (([0, 2], [A], [3], {}), "batch_offsets: found [0, 2]; expected offsets that rise from 0"),
         (([1, 1], [A], [3], {}), "batch_offsets"),
         (([0, 2, 1, 2], [A, B], [3, 2], {}), "batch_offsets"),
         (([], [], [], {}), "batch_offsets"),
         (([0, 1], [A], [3], {"evicted_offsets": [0], "evicted": []}), "evicted_offsets"),
         (([0, 1], [A], [3], {"evicted_offsets": [0, 1], "evicted": []}), "evicted_offsets"),
-        (([0, 1], [A], [3], {"start": [0, 1]}), "start: has 2 values; 1 is right"),
-        (([0, 1], [A], [3], {"worker": []}), "worker: has 0 values; 1 is right"),
-        (([0, 1], [0.5], [3], {}), "request: must hold integers"),
+        (([0, 1], [A], [3], {"start": [0, 1]}), "start: found 2 values; expected 1"),
+        (([0, 1], [A], [3], {"worker": []}), "worker: found 0 values; expected 1"),
+        (([0, 1], [0.5], [3], {}), "request: found float64 values; expected integers"),
     ],
 )
 def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> None:

@@ -118,7 +118,7 @@ def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
     told = predict(instance, f"column:file={file}")
     assert told.predicted_lower.tolist() == [1, 3, 7]
     file.write_text("predicted\n1\nx\n2\n")
-    with pytest.raises(InputError, match="request 1: 'x' is not a number"):
+    with pytest.raises(InputError, match="request 1: found 'x'; expected a number"):
         predict(instance, f"column:file={file}")
     file.write_text("guess\n1\n")
     with pytest.raises(InputError, match="no column of predicted"):
@@ -139,9 +139,9 @@ def _raises(instance, rng):
 @pytest.mark.parametrize(
     ("predictor", "text"),
     [
-        (lambda i, _: [1.0, float("nan"), 3.0], "request 1: nan is not a finite number"),
+        (lambda i, _: [1.0, float("nan"), 3.0], "request 1: found nan; expected a finite number"),
         (lambda i, _: [1, 2], "predicted: has 2 values, but arrival has 3"),
-        (lambda i, _: [1, None, 3], "request 1: None is not a number"),
+        (lambda i, _: [1, None, 3], "request 1: found None; expected a number"),
         (lambda i, _: [1, 0, 3], "request 1: 0"),
         (lambda i, _: ([1, 9, 8], [3, 12, 7]), "request 2: the interval is reversed"),
         (lambda i, _: ([1, 11, 7], [3, 12, 7]), "request 1: output_tokens lies below"),
@@ -158,7 +158,7 @@ def _raises(instance, rng):
         ("classes:width=0", "width: 0"),
         ("classes:size=3", "parameter 'size' is unknown; known are width"),
         ("relative:x=1.5", "x: 1.5"),
-        ("relative:x=nan", "x: 'nan' is not a number"),
+        ("relative:x=nan", "x: found 'nan'; expected a number"),
         ("noisy:mae=1,bias=2", "at least the size of the bias"),
         ("noisy:mae=500", "mae below"),
         ("missing.py:f", "no such file"),

@@ -125,26 +125,30 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
     with pytest.raises(InputError) as caught:
         read_trace("azure", put(tmp_path, OLD), kv_capacity=40)
     # 40 prompt tokens + 5 output - 1 = 44.
-    words = r"kv_capacity: request 3: needs 44 KV .*\(line 5\); a larger kv_capacity is right$"
+    words = r"kv_capacity: request 3: found \d+; expected at least 44, .*\(line 5\); a larger kv_capacity fits$"
     assert re.search(words, str(caught.value))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (",20,3", ",20", "line 3: has 2 fields in '2023-11-16 18:16:00.0000000,20'; 3 is right"),
+        (",20,3", ",20", "line 3: found 2 fields in '2023-11-16 18:16:00.0000000,20'; expected 3"),
         (",20,3", ",20,3,4", "line 3: has 4 fields"),
-        (",20,3", ",x,3", "line 3: ContextTokens: 'x' is not an integer"),
-        (",20,3", ",20,", "line 3: GeneratedTokens: '' is not an integer"),
-        (",20,3", ",20,3.5", "line 3: GeneratedTokens: '3.5' is not an integer"),
-        (",20,3", ",1_0,3", "line 3: ContextTokens: '1_0' is not an integer"),
-        (",20,3", ",nan,3", "line 3: ContextTokens: 'nan' is not an integer"),
-        (",20,3", ",99999999999,3", "line 3: ContextTokens: 99999999999 is out of range"),
+        (",20,3", ",x,3", "line 3: ContextTokens: found 'x'; expected an integer"),
+        (",20,3", ",20,", "line 3: GeneratedTokens: found ''; expected an integer"),
+        (",20,3", ",20,3.5", "line 3: GeneratedTokens: found '3.5'; expected an integer"),
+        (",20,3", ",1_0,3", "line 3: ContextTokens: found '1_0'; expected an integer"),
+        (",20,3", ",nan,3", "line 3: ContextTokens: found 'nan'; expected an integer"),
+        (",20,3", ",99999999999,3", "line 3: ContextTokens: found 99999999999"),
         (",20,3", f",{'9' * 30},3", "line 3: ContextTokens: '999"),
-        ("2023-11-16 18:16:00.0", "yesterday", "line 3: TIMESTAMP: 'yesterday000000' is not a"),
+        (
+            "2023-11-16 18:16:00.0",
+            "yesterday",
+            "line 3: TIMESTAMP: found 'yesterday000000'; expected a",
+        ),
         ("2023-11-16 18:16:00.0", "2023-02-30 18:16:00.0", "line 3: TIMESTAMP: '2023-02-30"),
         ("2023-11-16 18:16:00.0", "2999-11-16 18:16:00.0", "line 3: TIMESTAMP: '2999-11-16"),
-        ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: 'NaT' is not a date"),
+        ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: found 'NaT'; expected a date"),
         (
             "GeneratedTokens",
             "Generated",
@@ -169,15 +173,15 @@ def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"offset": -1}, "offset: -1; an integer >= 0 is right"),
-        ({"limit": 0}, "limit: 0; an integer >= 1 is right"),
-        ({"limit": True}, "limit: True; an integer >= 1 is right"),
-        ({"rate_scale": 0}, "rate_scale: 0; a finite number above 0 is right"),
-        ({"rate_scale": float("nan")}, "rate_scale: nan; a finite number above 0 is right"),
-        ({"rate_scale": "2"}, "rate_scale: '2' is not a number"),
-        ({"round_seconds": 1.0}, "kv_capacity: missing; an instance in rounds needs one"),
+        ({"offset": -1}, "offset: found -1; expected an integer >= 0"),
+        ({"limit": 0}, "limit: found 0; expected an integer >= 1"),
+        ({"limit": True}, "limit: found True; expected an integer >= 1"),
+        ({"rate_scale": 0}, "rate_scale: found 0; expected a finite number above 0"),
+        ({"rate_scale": float("nan")}, "rate_scale: found nan; expected a finite number above 0"),
+        ({"rate_scale": "2"}, "rate_scale: found '2'; expected a number"),
+        ({"round_seconds": 1.0}, "kv_capacity: found nothing; expected tokens"),
         ({"round_seconds": -1.0, "kv_capacity": 99}, "round_seconds: -1.0; a finite number"),
-        ({"kv_capacity": 1.5}, "kv_capacity: 1.5; an integer >= 1 is right"),
+        ({"kv_capacity": 1.5}, "kv_capacity: found 1.5; expected an integer >= 1"),
         ({"offset": 4}, "offset 4 leaves no request: the file has 4 rows; an offset of at most 3"),
         ({"offset": 9}, "offset 9 leaves no request: the file has 4 rows; an offset of at most 3"),
     ],

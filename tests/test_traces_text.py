@@ -84,12 +84,12 @@ def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
 @pytest.mark.parametrize("code", ["utf-16", "utf-32"])
 def test_wide_characters_are_named(tmp_path, code):
     name = code.upper()
-    words = f"is {name} text; UTF-8 is right (iconv -f {name} -t UTF-8)"
+    words = f"found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
     refused_azure(words, put(tmp_path, TEXT.encode(code)))
 
 
 def test_what_is_no_text_is_named(tmp_path):
-    refused_azure("holds zero bytes and is no UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
+    refused_azure("found zero bytes; expected UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
     latin = TEXT.replace("12,3", "é12,3").encode("latin-1")
     refused_azure(
         "line 4: is not UTF-8 text (byte 0xe9, invalid continuation byte)", put(tmp_path, latin)
@@ -252,14 +252,14 @@ def test_times_at_the_edges():
     "text", ["", "x", "nan", "inf", "1_0", "1,5", "--1", ".", "1e", "1e9999", "\u0661"]
 )
 def test_what_is_no_time_is_named(text):
-    words = f"x.csv: line 3: Field: {text!r} is not a number of seconds"
+    words = f"x.csv: line 3: Field: found {text!r}; expected a number of seconds"
     with pytest.raises(InputError, match=re.escape(words)):
         fields(["1.5", text]).nanoseconds("field", "s")
 
 
 def test_a_time_beyond_64_bits_is_out_of_range():
     for text in ("9" * 20, "1e999", "-1e10", "4611686019"):
-        words = f"line 2: Field: {text!r} is out of range; at most 146 years are right"
+        words = f"line 2: Field: found {text!r}; expected at most 146 years"
         with pytest.raises(InputError, match=words):
             fields([text]).nanoseconds("field", "s")
 
@@ -274,10 +274,10 @@ def test_tokens_are_integers(numbers, tail):
 
 def test_huge_tokens_are_out_of_range():
     with pytest.raises(
-        InputError, match=r"line 2: Field: 2147483648 is out of range; at most 21474"
+        InputError, match=r"line 2: Field: found 2147483648; expected an integer of at most 21474"
     ):
         fields(["2147483648"]).whole_numbers("field")
-    with pytest.raises(InputError, match=r"line 3: Field: '9{30}' is not an integer"):
+    with pytest.raises(InputError, match=r"line 3: Field: found '9{30}'; expected an integer"):
         fields(["1", "9" * 30]).whole_numbers("field")
 
 
@@ -318,7 +318,9 @@ def test_timestamps_are_those_of_the_calendar(stamps, digits):
     ],
 )  # fmt: skip
 def test_what_is_no_timestamp_is_named(text):
-    with pytest.raises(InputError, match=re.escape(f"line 3: Field: {text!r} is not a date and")):
+    with pytest.raises(
+        InputError, match=re.escape(f"line 3: Field: found {text!r}; expected a date and")
+    ):
         fields(["2024-02-29 23:59:59", text]).timestamps("field")
 
 
