@@ -225,8 +225,11 @@ def test_every_rule_of_rounds_has_starts_that_break_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (([0, 1], [A], [3, 1], {}), "tokens: has 2 values"),
-        (([0, 2], [A], [3], {}), "batch_offsets: found [0, 2]; expected offsets that rise from 0"),
+        (([0, 1], [A], [3, 1], {}), "tokens: found 2 values; expected 1, as many as request has"),
+        (
+            ([0, 2], [A], [3], {}),
+            "batch_offsets: found [0, 2]; expected offsets that rise from 0 to the",
+        ),
         (([1, 1], [A], [3], {}), "batch_offsets"),
         (([0, 2, 1, 2], [A, B], [3, 2], {}), "batch_offsets"),
         (([], [], [], {}), "batch_offsets"),
@@ -246,7 +249,7 @@ def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> Non
 def test_what_cannot_be_judged_is_an_input_error() -> None:
     instance = pair()
     good = batches(instance, *WHOLE)
-    with pytest.raises(InputError, match="2 requests need one each"):
+    with pytest.raises(InputError, match="expected 2, one per request"):
         evaluate(instance, from_starts([0], instance))
     with pytest.raises(InputError, match="another instance's"):
         evaluate(pair(kv_capacity=41), good)
@@ -384,7 +387,7 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     assert kept.metrics["evictions"] == lost.metrics["evictions"] == 1
     assert lost.first_start[0] == 0.0
     # Each mode refuses the other's refill.
-    with pytest.raises(ViolationError, match="only 2 of its input"):
+    with pytest.raises(ViolationError, match="at most the 2 left of its input"):
         evaluate(instance, batches(instance, *head, {0: 4}, evict=gone, evict_mode="restart"),
                  LINEAR)  # fmt: skip
 

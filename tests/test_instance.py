@@ -23,9 +23,15 @@ def make(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"arrival": [], "prompt_tokens": [], "output_tokens": []}, "requests: the list is empty"),
-        ({"arrival": [0]}, "requests.prompt_tokens: has 2 values, but arrival has 1"),
-        ({"output_tokens": [3, 4, 5]}, "requests.output_tokens: has 3 values, but arrival has 2"),
+        (
+            {"arrival": [], "prompt_tokens": [], "output_tokens": []},
+            "requests: found an empty list; expected one or more requests",
+        ),
+        ({"arrival": [0]}, "requests.prompt_tokens: found 2 values; expected 1, as many as"),
+        (
+            {"output_tokens": [3, 4, 5]},
+            "requests.output_tokens: found 3 values; expected 2, as many as",
+        ),
         ({"prompt_tokens": [1, -2]}, "requests.prompt_tokens: request 1: found -2"),
         (
             {"prompt_tokens": [0, 2]},
@@ -55,7 +61,10 @@ def make(**changes):
             {"output_tokens": [3, [4]]},
             "requests.output_tokens: request 1: found [4]; expected an integer",
         ),
-        ({"output_tokens": [[3], [4]]}, "requests.output_tokens: request 0: [3] is not"),
+        (
+            {"output_tokens": [[3], [4]]},
+            "requests.output_tokens: request 0: found [3]; expected an",
+        ),
         ({"output_tokens": "34"}, "requests.output_tokens: found '34'; expected a list of numbers"),
         ({"output_tokens": {"a": 1}}, "requests.output_tokens: found {'a': 1}; expected a list"),
         ({"output_tokens": np.ones((2, 2), dtype=int)}, "found 2 dimensions; expected a flat list"),
@@ -81,7 +90,10 @@ def make(**changes):
             "request 1: found inf; expected a finite",
         ),
         ({"arrival": [0, True], "time_unit": "second"}, "request 1: found True; expected a number"),
-        ({"arrival": [0, 2**53 + 1]}, "requests.arrival: request 1: 9007199254740993 is out of"),
+        (
+            {"arrival": [0, 2**53 + 1]},
+            "requests.arrival: request 1: found 9007199254740993; expected",
+        ),
         ({"kv_capacity": 0}, "kv_capacity: found 0; expected a number from 1 to"),
         ({"kv_capacity": 10.5}, "kv_capacity: found 10.5; expected an integer"),
         ({"kv_capacity": True}, "kv_capacity: found True; expected an integer"),
@@ -90,22 +102,25 @@ def make(**changes):
         ({"kv_capacity": float("nan")}, "kv_capacity: found nan; expected a finite number"),
         ({"time_unit": "minute"}, "time_unit: found 'minute'; expected 'round' or 'second'"),
         ({"kv_accounting": "none"}, "kv_accounting: found 'none'; expected"),
-        ({"hybrid_batching": 1}, "hybrid_batching: 1 is not true, false or null"),
+        ({"hybrid_batching": 1}, "hybrid_batching: found 1; expected true, false or null"),
         ({"name": 3}, "name: found 3; expected a string"),
         ({"id": ["a", "a"]}, "requests.id: request 1: found 'a', which request 0 has too"),
-        ({"id": ["a"]}, "requests.id: has 1 values, but arrival has 2"),
+        ({"id": ["a"]}, "requests.id: found 1 values; expected 2, as many as arrival"),
         ({"id": [1, True]}, "requests.id: request 1: found True; expected a string or integer"),
         ({"id": 5}, "requests.id: found 5; expected a list of strings or integers"),
         ({"id": "ab"}, "requests.id: found 'ab'; expected a list of strings or integers"),
         ({"predicted": [0, 1]}, "requests.predicted: request 0: found 0"),
-        ({"predicted_lower": [1, 1]}, "requests.predicted_upper: missing"),
+        (
+            {"predicted_lower": [1, 1]},
+            "requests.predicted_upper: found nothing; expected both ends",
+        ),
         (
             {"predicted_lower": [4, 1], "predicted_upper": [5, 9]},
-            "request 0: output_tokens lies below the interval [4, 5] (output_tokens 3)",
+            "request 0: found the interval [4, 5] and output_tokens 3; expected lower <=",
         ),
         (
             {"predicted_lower": [5, 1], "predicted_upper": [4, 9]},
-            "request 0: the interval is reversed [5, 4]",
+            "request 0: found the interval [5, 4] and output_tokens 3;",
         ),
     ],
 )
@@ -130,7 +145,9 @@ def test_a_request_fits_iff_its_peak_does(accounting, capacity, fits):
 
 def test_a_prompt_beyond_a_hard_token_limit_needs_chunks():
     limits = Limits(max_batch_tokens=1)
-    with pytest.raises(InputError, match=r"limits\.max_batch_tokens: request 1: prompt_tokens 2"):
+    with pytest.raises(
+        InputError, match=r"limits\.max_batch_tokens: request 1: found 1; expected .* 2"
+    ):
         make(limits=limits, chunked_prefill=False)
     assert make(limits=limits).n == 2
 

@@ -180,28 +180,31 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("", "is empty"),
-        ("  \n", "is empty"),
+        ("", "found an empty file"),
+        ("  \n", "found an empty file"),
         ("{", "line 1, column 2: not JSON"),
         ('{\n "a": 1,\n}', "line 3, column 1: not JSON"),
         ("[1]", "found a JSON list; expected an object"),
         ("3", "found a JSON int; expected an object"),
         ('{"a": NaN}', "found NaN, which is not JSON; expected a finite number or null"),
-        ('{"a": -Infinity}', "-Infinity is not JSON"),
-        ('{"a": 1, "a": 1}', "a: given twice in one object"),
+        ('{"a": -Infinity}', "found -Infinity, which is not JSON"),
+        ('{"a": 1, "a": 1}', "a: found twice in one object; expected once"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "number of thousands of digits"),
         (without("format"), "format: found nothing; expected 'optsched-instance'"),
         ({**GOOD, "format": "instance"}, "format: found 'instance'; expected 'optsched-instance'"),
-        ({**GOOD, "format": "optsched-schedule"}, "format: 'optsched-schedule'; 'optsched-inst"),
+        ({**GOOD, "format": "optsched-schedule"}, "format: found 'optsched-schedule'; expected"),
         ({**GOOD, "format": ["x"] * 9999}, "expected 'optsched-instance'"),
         (without("version"), "version: found nothing; expected 1"),
-        ({**GOOD, "version": 2}, "version: 2; this optsched reads version 1 of instance files"),
-        ({**GOOD, "version": True}, "version: True; this optsched reads version 1"),
-        ({**GOOD, "version": "1"}, "version: '1'; this optsched reads version 1"),
-        (without("kv_capacity"), "kv_capacity: missing"),
-        (without("time_unit"), "time_unit: missing"),
-        (without("requests"), "requests: missing"),
+        (
+            {**GOOD, "version": 2},
+            "version: found 2; expected 1, the version of instance files that",
+        ),
+        ({**GOOD, "version": True}, "version: found True; expected 1, the version of instance"),
+        ({**GOOD, "version": "1"}, "version: found '1'; expected 1, the version of instance files"),
+        (without("kv_capacity"), "kv_capacity: found nothing; expected this field of the format"),
+        (without("time_unit"), "time_unit: found nothing; expected this field of the format"),
+        (without("requests"), "requests: found nothing; expected this field of the format"),
         ({**GOOD, "kv_capcity": 3}, "kv_capcity: unknown field; known here are format, version"),
         (with_request(output=[1]), "requests.output: unknown field; known here are arrival, pro"),
         ({**GOOD, "limits": {"max": 1}}, "limits.max: unknown field; known here are max_batch_to"),
@@ -211,13 +214,25 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
             {**GOOD, "limits": {"max_running": True}},
             "limits.max_running: found True; expected an integer",
         ),
-        ({**GOOD, "known": {"optimum": "9"}}, "known.optimum: '9'"),
+        (
+            {**GOOD, "known": {"optimum": "9"}},
+            "known.optimum: found '9'; input should be a valid number",
+        ),
         ({**GOOD, "known": {"optimal": 9}}, "known.optimal: unknown field; known here are optimum"),
-        ({**GOOD, "name": 3}, "name: 3: input should be a valid string"),
-        ({**GOOD, "hybrid_batching": 1}, "hybrid_batching: 1: input should be a valid boolean"),
+        ({**GOOD, "name": 3}, "name: found 3; input should be a valid string"),
+        (
+            {**GOOD, "hybrid_batching": 1},
+            "hybrid_batching: found 1; input should be a valid boolean",
+        ),
         ({**GOOD, "requests": [[0, 1, 1]]}, "requests: found [[0, 1, 1]]; expected an object"),
-        ({**GOOD, "requests": {"arrival": []}}, "requests.prompt_tokens: missing"),
-        (with_request(arrival=[], prompt_tokens=[], output_tokens=[]), "requests: the list is emp"),
+        (
+            {**GOOD, "requests": {"arrival": []}},
+            "requests.prompt_tokens: found nothing; expected this field of",
+        ),
+        (
+            with_request(arrival=[], prompt_tokens=[], output_tokens=[]),
+            "requests: found an empty list; expected one or more requests",
+        ),
         (with_request(arrival=[0]), "requests.prompt_tokens: has 2 values, but arrival has 1"),
         (with_request(arrival=7), "requests.arrival: found 7; expected a list of numbers"),
         (with_request(arrival=[0, -1]), "requests.arrival: request 1: found -1"),
@@ -225,16 +240,40 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
             with_request(arrival=[0, 1.5]),
             "requests.arrival: request 1: found 1.5; expected an integer",
         ),
-        (with_request(prompt_tokens=[1, -1]), "requests.prompt_tokens: request 1: -1 is out of"),
-        (with_request(output_tokens=[1, 0]), "requests.output_tokens: request 1: 0 is out of"),
-        (with_request(output_tokens=[1, 2.5]), "requests.output_tokens: request 1: 2.5 is not"),
-        (with_request(output_tokens=[1, True]), "requests.output_tokens: request 1: True is not"),
-        (with_request(output_tokens=[1, "2"]), "requests.output_tokens: request 1: '2' is not"),
-        (with_request(output_tokens=[1, None]), "requests.output_tokens: request 1: None is not"),
+        (
+            with_request(prompt_tokens=[1, -1]),
+            "requests.prompt_tokens: request 1: found -1; expected a",
+        ),
+        (
+            with_request(output_tokens=[1, 0]),
+            "requests.output_tokens: request 1: found 0; expected a number",
+        ),
+        (
+            with_request(output_tokens=[1, 2.5]),
+            "requests.output_tokens: request 1: found 2.5; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, True]),
+            "requests.output_tokens: request 1: found True; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, "2"]),
+            "requests.output_tokens: request 1: found '2'; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, None]),
+            "requests.output_tokens: request 1: found None; expected an",
+        ),
         (with_request(output_tokens=[1, 2**64]), "request 1: found 18446744073709551616"),
-        (with_request(output_tokens=["y" * 9999, 1]), "request 0: 'yyy"),
-        (with_request(output_tokens=[3, 9]), "kv_capacity: request 1: needs 11 KV tokens"),
-        (with_request(id=["a", "a"]), "requests.id: request 1: 'a' is also request 0's"),
+        (with_request(output_tokens=["y" * 9999, 1]), "request 0: found"),
+        (
+            with_request(output_tokens=[3, 9]),
+            "kv_capacity: request 1: found 10; expected at least 11, the",
+        ),
+        (
+            with_request(id=["a", "a"]),
+            "requests.id: request 1: found 'a', which request 0 has too;",
+        ),
         (with_request(id=5), "requests.id: found 5; expected a list"),
         (
             json.dumps(GOOD).replace("[0, 2]", "[0, 1e999]"),
@@ -247,8 +286,8 @@ def test_a_wrong_instance_is_refused_in_one_line(tmp_path, data, words):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    refused(tmp_path / "none.json", "no such file; shipped instances are chen-example-3-2")
-    refused(tmp_path / "none.json", "no such file", read=read_schedule)
+    refused(tmp_path / "none.json", "no such file; expected a file or one of chen-example-3-2,")
+    refused(tmp_path / "none.json", "no file missing.py; expected file.py:name", read=read_schedule)
     refused(tmp_path, "found a directory; expected a file")
     file = tmp_path / "x.json"
     file.write_bytes(b'{"name": "\xff"}')
@@ -271,17 +310,20 @@ def test_unsorted_arrivals_and_a_byte_order_mark_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"kind": "start"}, "kind: 'start': input should be 'starts' or 'batches'"),
+        ({"kind": "start"}, "kind: found 'start'; input should be 'starts' or 'batches'"),
         ({"starts": None}, "starts: found nothing; expected one start per request"),
         ({"starts": [0, 1.5]}, "starts: entry 1: found 1.5; expected an integer"),
         ({"starts": [0, True]}, "starts: entry 1: found True; expected an integer"),
         ({"starts": [0, 2**70]}, "starts: entry 1: found 1180591620717411303424"),
-        ({"request": [0]}, "request: a schedule of kind 'starts' has no such column"),
-        ({"kind": "batches"}, "starts: a schedule of kind 'batches' has no such column"),
+        ({"request": [0]}, "request: expected no such column in a schedule of kind 'starts'"),
+        ({"kind": "batches"}, "starts: expected no such column in a schedule of kind 'batches'"),
         ({"starst": [1]}, "starst: unknown field; known here are"),
-        ({"instance_sha256": "abc"}, "instance_sha256: 'abc'"),
-        ({"columns": "../y.parquet", "starts": None}, "columns: '../y.parquet'"),
-        ({"columns": "y.parquet"}, "starts: given here and in y.parquet"),
+        ({"instance_sha256": "abc"}, "instance_sha256: found 'abc'; string should match pattern"),
+        (
+            {"columns": "../y.parquet", "starts": None},
+            "columns: found '../y.parquet'; string should match pattern",
+        ),
+        ({"columns": "y.parquet"}, "starts: found here and in y.parquet; expected one place"),
     ],
 )
 def test_a_wrong_schedule_of_starts_is_refused(tmp_path, changes, words):
@@ -292,8 +334,8 @@ def test_a_wrong_schedule_of_starts_is_refused(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tokens": [1]}, "tokens: has 1 values, but request has 2"),
-        ({"tokens": None}, "tokens: missing"),
+        ({"tokens": [1]}, "tokens: found 1 values; expected 2, as many as request has"),
+        ({"tokens": None}, "tokens: found nothing; expected the columns batch_offsets,"),
         (
             {"batch_offsets": [0, 3]},
             "batch_offsets: found [0, 3]; expected offsets that rise from 0",
@@ -301,7 +343,10 @@ def test_a_wrong_schedule_of_starts_is_refused(tmp_path, changes, words):
         ({"evicted_offsets": None}, "evicted_offsets: found nothing; expected the columns"),
         ({"start": [0, 1]}, "start: found 2 values; expected 1"),
         ({"start": ["0"]}, "start: batch 0: found '0'; expected a number"),
-        ({"evict_mode": "drop"}, "evict_mode: 'drop': input should be 'restart' or 'recompute'"),
+        (
+            {"evict_mode": "drop"},
+            "evict_mode: found 'drop'; input should be 'restart' or 'recompute'",
+        ),
         (
             {"evict_mode": None, "evicted": [0], "evicted_offsets": [0, 1]},
             "evict_mode: found nothing; expected 'restart' or 'recompute'",
@@ -349,7 +394,7 @@ def test_columns_in_parquet_come_back_and_are_tied_to_their_file(tmp_path):
     write_json(data, file)
     refused(file, "expected a Parquet file", read=read_schedule)
     beside.unlink()
-    refused(file, "'plan.columns.parquet' cannot be read beside this file", read=read_schedule)
+    refused(file, "'plan.columns.parquet' beside this file; it cannot be read", read=read_schedule)
 
 
 def test_columns_in_parquet_may_be_empty_or_start_between_seconds(tmp_path):
@@ -494,12 +539,24 @@ CERTIFICATE = {
 @pytest.mark.parametrize(
     ("data", "changes", "words"),
     [
-        (RESULT, {"status": "ok"}, "status: 'ok': input should be 'optimal', 'feasible'"),
-        (RESULT, {"objective": "9"}, "objective: '9': input should be a valid number"),
-        (RESULT, {"instance": {"name": "x"}}, "instance.sha256: missing"),
-        (COMPARISON, {"policies": [{}]}, "policies.0.policy: missing"),
-        (CERTIFICATE, {"claim": "proof"}, "claim: 'proof': input should be 'bound' or 'optimal'"),
-        (CERTIFICATE, {"sha256": "00"}, "sha256: '00'"),
+        (RESULT, {"status": "ok"}, "status: found 'ok'; input should be 'optimal', 'feasible',"),
+        (RESULT, {"objective": "9"}, "objective: found '9'; input should be a valid number"),
+        (
+            RESULT,
+            {"instance": {"name": "x"}},
+            "instance.sha256: found nothing; expected this field of the",
+        ),
+        (
+            COMPARISON,
+            {"policies": [{}]},
+            "policies.0.policy: found nothing; expected this field of the",
+        ),
+        (
+            CERTIFICATE,
+            {"claim": "proof"},
+            "claim: found 'proof'; input should be 'bound' or 'optimal'",
+        ),
+        (CERTIFICATE, {"sha256": "00"}, "sha256: found '00'; string should match pattern"),
     ],
 )
 def test_results_comparisons_and_certificates_have_a_checked_shape(tmp_path, data, changes, words):

@@ -61,7 +61,7 @@ def test_a_name_is_given_once() -> None:
     registry: Registry[Thing] = Registry("thing")
     first = registry.add("x", Thing("x"))
     assert registry.add("x", first) is first
-    with pytest.raises(ValueError, match="thing 'x' exists twice"):
+    with pytest.raises(ValueError, match="thing 'x': found two of that name; expected one"):
         registry.add("x", Thing("x"))
 
 

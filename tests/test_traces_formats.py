@@ -54,7 +54,12 @@ def test_burstgpt_drops_failed_requests_and_counts_them(tmp_path):
     assert columns == [[0.0, 113.5], [472, 417], [18, 276]]
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (3, 1, 1, 3)
     assert report.notes == ("dropped 1 of 3 rows (1 failed), the first in line 3",)
-    refused("line 3: a failed request", "burstgpt", tmp_path / "trace.csv", strict=True)
+    refused(
+        "line 3: found a failed request; expected 1 or more prompt and",
+        "burstgpt",
+        tmp_path / "trace.csv",
+        strict=True,
+    )
 
 
 def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path):
@@ -118,10 +123,10 @@ def test_mooncake_times_are_milliseconds(tmp_path):
         ),
         (', "input_length": 8}\n', ', "inp', "line 3: not JSON: the file is cut short"),
         (', "input_length": 8}\n', "", "line 3: not JSON: the file is cut short"),
-        ("3052.25", "1e" + "9" * 30, "line 3: not JSON: holds a number of too many digits"),
-        ("3052.25", "9" * 5000, "line 3: not JSON: holds a number of too many digits"),
+        ("3052.25", "1e" + "9" * 30, "line 3: not JSON: found a number of too many digits"),
+        ("3052.25", "9" * 5000, "line 3: not JSON: found a number of too many digits"),
         ('": 3052,', '" 3052,', "line 2: not JSON: expecting ':' delimiter"),
-        (MOONCAKE, "\n \n", "no requests: 0 rows"),
+        (MOONCAKE, "\n \n", "no requests in 0 rows; expected rows with 1 or more prompt"),
     ],
 )
 def test_a_malformed_object_is_named_with_its_line(tmp_path, old, new, words):
@@ -143,7 +148,7 @@ def test_a_trace_without_arrivals_says_so_and_how_to_give_them(tmp_path):
     assert arrival == [0.0] * 4
     assert report.arrivals is False
     assert report.notes[0].startswith("the trace has no arrivals: all requests arrive at 0; rate")
-    refused("the trace has no arrivals; rate=R (--rate R) for Poisson", "vidur", file, strict=True)
+    refused("found no arrivals; expected rate=R (--rate R) for Poisson", "vidur", file, strict=True)
     assert read("vidur", file, rate=math.inf, strict=True)[0] == [0.0] * 4
 
 
@@ -204,8 +209,11 @@ def test_a_tokenizer_may_be_a_function_or_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("def count(text):\n    return text", "returns 'How are you today?'; a list of tokens or"),
-        ("def count(text):\n    return True", "returns 'True'; a list of tokens"),
+        (
+            "def count(text):\n    return text",
+            "found the result 'How are you today?'; expected a list of tokens or",
+        ),
+        ("def count(text):\n    return True", "found the result 'True'; expected a list of tokens"),
         ("def count(text):\n    1 / 0", "fails on 'How are you today?': ZeroDivisionError"),
         ("count = 3", "defines no class or function 'count'"),
         ("import nothing_of_this_name", "fails to load"),
@@ -258,10 +266,13 @@ def test_a_malformed_conversation_is_named_with_its_line(tmp_path, row, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[{"conversations": []} {"conversations": []}]', "line 1: not JSON: a comma between"),
+        (
+            '[{"conversations": []} {"conversations": []}]',
+            "line 1: not JSON: expected a comma between objects",
+        ),
         ('[{"conversations": []},\n{"conversations": []}', "line 2: not JSON: the file is cut sh"),
         ('[{"conversations": []},\n{"conver', "line 2: not JSON: the file is cut short"),
-        ("[]", "no requests: 0 rows"),
+        ("[]", "no requests in 0 rows; expected rows with 1 or more prompt"),
         ('"text"', "line 1: found 'text'; expected an object with named fields"),
     ],
 )
@@ -325,7 +336,7 @@ def test_parquet_meets_the_same_checks(tmp_path):
     refused("line 2: in: found ''; expected an integer", "csv", file, columns=COLUMNS)
     frame.assign(when=pd.to_datetime(["2024-05-10", "2024-05-11"])).to_parquet(file)
     assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 86_400.0]
-    refused("'inn': no such column; the file has 'when', 'in', 'out'", "csv", file,
+    refused("expected a column 'inn'; found 'when', 'in', 'out'", "csv", file,
             columns={**COLUMNS, "prompt_tokens": "inn"})  # fmt: skip
     file.write_bytes(file.read_bytes()[:-30])
     refused("trace.parquet: expected a Parquet file", "csv", file, columns=COLUMNS)
@@ -338,10 +349,16 @@ def test_parquet_meets_the_same_checks(tmp_path):
             {"columns": {"prompt": "in"}},
             "columns: found 'prompt'; expected fields of arrival, prompt_tokens, o",
         ),
-        ({"columns": {}}, "'prompt_tokens': no such column; the file has 'when', 'in', 'out'"),
-        ({"columns": {**COLUMNS, "latency": "x"}}, "'x': no such column"),
-        ({"columns": COLUMNS, "unit": "hours"}, "unit: 'hours'; one of s, ms, us, ns, datetime"),
-        ({"columns": COLUMNS, "tokenizer": "a.py:b"}, "tokenizer: the format 'csv' takes none; lm"),
+        ({"columns": {}}, "expected a column 'prompt_tokens'; found 'when', 'in', 'out'"),
+        ({"columns": {**COLUMNS, "latency": "x"}}, "expected a column 'x'; found"),
+        (
+            {"columns": COLUMNS, "unit": "hours"},
+            "unit: found 'hours'; expected one of s, ms, us, ns, datetime",
+        ),
+        (
+            {"columns": COLUMNS, "tokenizer": "a.py:b"},
+            "tokenizer: found with the format 'csv'; expected only",
+        ),
         ({"columns": COLUMNS, "rate": 0.0}, "rate: found 0.0; expected a finite number above 0"),
         (
             {"columns": COLUMNS, "rate": math.nan},
@@ -357,7 +374,7 @@ def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
 
 @pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake", "vidur", "vllm", "lmsys"])
 def test_only_named_columns_take_names_and_units(tmp_path, format):
-    words = f"columns: the format {format!r} takes none; csv can"
+    words = f"columns: found with the format {format!r}; expected only with csv"
     refused(words, format, tmp_path / "any", columns=COLUMNS)
 
 

@@ -66,15 +66,17 @@ def test_lines_may_end_in_any_way(tmp_path, end, final):
 def test_an_ambiguous_header_is_refused_azure(tmp_path):
     text = TEXT.replace("TIMESTAMP", "time stamp,Timestamp").replace("2023", "x,2023")
     refused_azure(
-        "line 1: TIMESTAMP: 2 columns have this name: 'time stamp', 'Timesta", put(tmp_path, text)
+        "line 1: TIMESTAMP: found 2 columns of this name in 'time stamp',", put(tmp_path, text)
     )
 
 
 def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
     file = put(tmp_path, TEXT[:-4])
     assert TEXT[:-4].endswith("18:16:03.0000000,1")
-    words = "line 5: the last line is cut short: 2 of 3 fields in '2023-11-16 18:16:03.0000000,1'; "
-    refused_azure(words + "the whole file is right, or limit 3 reads the 3 rows before it", file)
+    words = "line 5: found 2 of 3 fields in '2023-11-16 18:16:03.0000000,1', since the last line is cut "
+    refused_azure(
+        words + "short; expected the whole file (limit 3 reads the 3 rows before it)", file
+    )
     assert prompts(file, limit=3) == [10, 11, 12]
     words = "line 5: the last line is cut short: 2 of 3 fields"
     refused_azure(words, file, offset=1)
@@ -92,7 +94,8 @@ def test_what_is_no_text_is_named(tmp_path):
     refused_azure("found zero bytes; expected UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
     latin = TEXT.replace("12,3", "é12,3").encode("latin-1")
     refused_azure(
-        "line 4: is not UTF-8 text (byte 0xe9, invalid continuation byte)", put(tmp_path, latin)
+        "line 4: found the byte 0xe9 (invalid continuation byte); expected UTF-8",
+        put(tmp_path, latin),
     )
     refused_azure("line 1: is not UTF-8 text", put(tmp_path, b"\xe9" + TEXT.encode()))
     refused_azure("no such column", put(tmp_path, codecs.BOM_UTF8))
@@ -129,7 +132,10 @@ def test_quotes_change_nothing(tmp_path):
     assert prompts(put(tmp_path, quoted)) == prompts(put(tmp_path, plain)) == [10, 11, 12, 13]
     assert prompts(put(tmp_path, quoted), offset=1, limit=2) == [11, 12]
     # Each row takes two lines: row 2 begins in line 6.
-    refused_azure("line 6: ContextTokens: 'x2'", put(tmp_path, quoted.replace(",12,", ",x2,")))
+    refused_azure(
+        "line 6: ContextTokens: found 'x2'; expected an integer of at",
+        put(tmp_path, quoted.replace(",12,", ",x2,")),
+    )
     refused_azure("line 6: has 3 fields", put(tmp_path, quoted.replace(",12,", ",")))
     refused_azure("not CSV: a quote is never closed", put(tmp_path, plain + ',"'))
 
@@ -175,7 +181,10 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
     assert pieces.sha256 == whole.sha256
     assert (again.read, again.dropped) == (report.read, report.dropped) == (300, 43)
     assert read_trace_report("azure", file, sample=20, seed=3)[0].sha256 == thin.sha256
-    refused_azure("line 302: has 1 fields", put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]])))
+    refused_azure(
+        "line 302: found 1 fields in 'x'; expected 3",
+        put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]])),
+    )
 
 
 def test_a_sample_is_a_set_of_rows_in_their_order(tmp_path):
