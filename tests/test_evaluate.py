@@ -253,7 +253,7 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
         evaluate(instance, from_starts([0], instance))
     with pytest.raises(InputError, match="another instance's"):
         evaluate(pair(kv_capacity=41), good)
-    with pytest.raises(UsageError, match="leave the cost model out"):
+    with pytest.raises(UsageError, match="expected none, or an instance in seconds"):
         evaluate(instance, good, LINEAR)
     with pytest.raises(InputError, match="slo_ttft"):
         evaluate(instance, good, slo_ttft=0)

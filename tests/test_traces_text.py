@@ -73,9 +73,11 @@ def test_an_ambiguous_header_is_refused_azure(tmp_path):
 def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
     file = put(tmp_path, TEXT[:-4])
     assert TEXT[:-4].endswith("18:16:03.0000000,1")
-    words = "line 5: found 2 of 3 fields in '2023-11-16 18:16:03.0000000,1', since the last line is cut "
+    words = (
+        "line 5: found 2 of 3 fields in '2023-11-16 18:16:03.0000000,1', since the last line is "
+    )
     refused_azure(
-        words + "short; expected the whole file (limit 3 reads the 3 rows before it)", file
+        words + "cut short; expected the whole file (limit 3 reads the 3 rows before it)", file
     )
     assert prompts(file, limit=3) == [10, 11, 12]
     words = "line 5: the last line is cut short: 2 of 3 fields"

@@ -296,7 +296,7 @@ class _Options:
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
-                    f"{key}: found with the format {format.name!r}; expected one of {able}"
+                    f"{key}: found with the format {format.name!r}; expected only with {able}"
                 )
 
 
