@@ -109,8 +109,8 @@ def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
     [
         (0, [0, 1], [1.0], "requests.forecast.every: found 0"),
         (1.5, [0, 1], [1.0], "every: found 1.5; expected an integer"),
-        (1, [], [], "offsets: found [] at the beginning; expected 0"),
-        (1, [1, 2], [1.0], "offsets: found [1] at the beginning; expected 0"),
+        (1, [], [], "offsets: found .* at the beginning; expected 0"),
+        (1, [1, 2], [1.0], "offsets: found .1. at the beginning; expected 0"),
         (1, [0, 2, 2], [1.0, 1.0], "offsets: request 1: found no entry from 2 to 2; expected one"),
         (1, [0, 2, 1], [1.0, 1.0], "offsets: request 1: found no entry from 2 to 1; expected one"),
         (1, [0, 0.5], [1.0], "offsets: entry 1: found 0.5; expected an integer"),

@@ -233,7 +233,10 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
             with_request(arrival=[], prompt_tokens=[], output_tokens=[]),
             "requests: found an empty list; expected one or more requests",
         ),
-        (with_request(arrival=[0]), "requests.prompt_tokens: has 2 values, but arrival has 1"),
+        (
+            with_request(arrival=[0]),
+            "requests.prompt_tokens: found 2 values; expected 1, as many as",
+        ),
         (with_request(arrival=7), "requests.arrival: found 7; expected a list of numbers"),
         (with_request(arrival=[0, -1]), "requests.arrival: request 1: found -1"),
         (
@@ -287,11 +290,11 @@ def test_a_wrong_instance_is_refused_in_one_line(tmp_path, data, words):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     refused(tmp_path / "none.json", "no such file; expected a file or one of chen-example-3-2,")
-    refused(tmp_path / "none.json", "no file missing.py; expected file.py:name", read=read_schedule)
+    refused(tmp_path / "none.json", "no such file", read=read_schedule)
     refused(tmp_path, "found a directory; expected a file")
     file = tmp_path / "x.json"
     file.write_bytes(b'{"name": "\xff"}')
-    refused(file, "is not UTF-8 text: byte 10")
+    refused(file, "expected UTF-8 text; byte 10")
     file.write_bytes(gzip.compress(json.dumps(GOOD).encode()))
     refused(file, "found gzip compression; expected a name that ends in .json.gz")
     packed = tmp_path / "x.json.gz"

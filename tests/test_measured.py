@@ -236,7 +236,9 @@ def test_measured_times_of_another_instance_are_refused(tmp_path):
         optsched.compare(other, ["vllm"], cost_model=COST, measured=report.measured)
     with pytest.raises(InputError, match="measured: found 2 requests; expected the 3 of 'bench'"):
         optsched.compare(instance, cost_model=COST, measured=optsched.Measured([1.0, 1.0]))
-    with pytest.raises(UsageError, match="measured: times are in seconds; an instance in sec"):
+    with pytest.raises(
+        UsageError, match="measured: found an instance in rounds; expected one in sec"
+    ):
         optsched.compare(optsched.read_instance("tiny"), measured=report.measured)
 
 

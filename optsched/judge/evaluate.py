@@ -202,7 +202,7 @@ class Evaluation:
         if self.workers > 1:
             return f"it uses {self.workers} workers"
         if self.pauses.any():
-            return "it pauses running requests, which the optimum of the round model may not do"
+            return "it pauses running requests, which the round model's optimum may not do"
         limits = self.instance.limits
         if self.split_prefill and (limits.max_batch_tokens or limits.max_prefill_tokens):
             return "it splits prefills under a token limit, which the optimum may not do"
