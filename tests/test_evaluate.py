@@ -263,7 +263,7 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
         evaluate(seconds, made)
     with pytest.raises(InputError, match="another cost model's"):
         evaluate(seconds, made, TIMED)
-    with pytest.raises(InputError, match="found .starts. for an instance in seconds"):
+    with pytest.raises(InputError, match=r"found .starts. for an instance in seconds"):
         evaluate(seconds, from_starts([0, 0], seconds), LINEAR)
     with pytest.raises(InputError, match="finite"):
         evaluate(seconds, batches(seconds, *WHOLE, start=[0.0, math.nan, 9.0]), LINEAR)
