@@ -116,8 +116,9 @@ class _Lists:
 
     def _check_time(self, name: str, request: int, value: Any) -> None:
         if type(value) not in (int, float) or not 0 <= value < 4e9:
-            right = "expected a time in seconds, 0 or more"
-            raise self._refuse(name, request, f"found {value!r:.80}; {right}")
+            raise self._refuse(
+                name, request, f"found {value!r:.80}; expected a time in seconds, 0 or more"
+            )
 
     def _refuse(self, name: str, request: int, words: str) -> InputError:
         return InputError(f"{self.path}: {name}: request {request}: {words}")
