@@ -173,7 +173,7 @@ def _raises(instance, rng):
         ("relative:x=nan", "x: found 'nan'; expected a number"),
         ("noisy:mae=1,bias=2", "at least the size of the bias"),
         ("noisy:mae=500", "mae below"),
-        ("missing.py:f", "no file missing.py; expected file.py:name"),
+        ("missing.py:f", "missing.py: no such file; expected file.py:name"),
         ("column", "parameter 'file': found nothing; expected a value"),
     ],
 )

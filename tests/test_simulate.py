@@ -610,7 +610,7 @@ def test_evictions_in_rounds_are_restarts() -> None:
         ("vllm:max_running=two", "max_running: found 'two'; expected an integer"),
         ("vllm:max_running=1.5", "max_running: found '1.5'; expected an integer"),
         ("vllm:max_running=0", "max_running: 0; an integer >= 1"),
-        ("vllm:eviction_free=1", "eviction_free: '1'; true or false"),
+        ("vllm:eviction_free=1", "eviction_free: found '1'; expected true or false"),
         ("alpha-protection:alpha=x", "alpha: found 'x'; expected a number"),
         ("alpha-protection:alpha=nan", "alpha: found 'nan'; expected a number"),
         ("alpha-protection:alpha=1", "alpha: 1.0; 0 <= alpha < 1"),

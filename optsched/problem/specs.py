@@ -259,7 +259,7 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     path = Path(file)
     where = f"{kind} {name!r}"
     if not path.is_file():
-        raise InputError(f"{where}: found no file {file}; expected file.py:name")
+        raise InputError(f"{where}: {file}: no such file; expected file.py:name")
     try:
         state = path.stat()
         module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
