@@ -6,7 +6,7 @@
     >>> evaluation.metrics["tel"]
     4
 
-Everything is loaded when it is first asked for, so that importing the package is cheap.
+Everything is loaded on first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _PUBLIC = {
     "workloads.generate": "generate",
     "workloads.traces": "read_trace read_trace_report",
 }
-"""The public names of every module; what type checkers see above is the same, as a test holds."""
+"""The public names of every module. A test checks that type checkers see the same names above."""
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = [*sorted(_HOMES), "queueing"]
@@ -111,14 +111,14 @@ _MOVED = {
     "theory": "analysis.theory",
     "traces": "workloads.traces",
 }
-"""Modules that the documentation of version 0.1.0 named, and where they are now.
+"""Modules of version 0.1.0 that its documentation named, and their places now.
 
-Users' policies and notebooks import them by the old name, which stays the same module.
+Users' policies and notebooks import them by the old name, which gives the same module.
 """
 
 
 class _Alias(Loader):
-    """Answers an import of an old name with the module of the new one."""
+    """A loader that answers an import of an old name with the module of the new name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -133,6 +133,8 @@ class _Alias(Loader):
 
 
 class _Finder(MetaPathFinder):
+    """A finder of the modules in `_MOVED` by their old names."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -148,7 +150,7 @@ if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name, a room or a module by its older name when it is first asked for."""
+    """Load a public name, a room or a module by its old name on first use."""
     if name in _HOMES:
         value = getattr(import_module(f"optsched.{_HOMES[name]}"), name)
     else:

@@ -507,8 +507,8 @@ def test_the_command_refuses_forgeries_and_large_files_in_one_line(
     for name, code, words in (
         ("forged.json", 5, "is proved"),
         ("slow.json", 5, "a clock of 1000000 rounds"),
-        ("blanks.json.gz", 2, "is too large: more than 2 MiB of JSON"),
-        ("plain.json", 2, "is too large: more than 2 MiB of JSON"),
+        ("blanks.json.gz", 2, "found too much JSON; expected at most 2 MiB"),
+        ("plain.json", 2, "found too much JSON; expected at most 2 MiB"),
     ):
         result = CliRunner().invoke(app, ["verify", str(path), str(tmp_path / name)])
         assert result.exit_code == code, result

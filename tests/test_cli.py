@@ -200,7 +200,7 @@ def test_a_path_with_a_nul_is_bad_input(run, instance: Path) -> None:
     Path("nul.json").write_text(json.dumps({**data, "columns": "\0.parquet"}))
     for command in ("evaluate", "verify"):
         error = one_line_error(run(command, instance, "nul.json"), 2)
-        assert "nul.json: columns: '\\x00.parquet' cannot be read" in error
+        assert "nul.json: columns: expected '\\x00.parquet' beside this file" in error
 
 
 def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Pa
 def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     sha = "0" * 64
     Path("c.json").write_text(json.dumps({"format": "optsched-certificate", "version": 1}))
-    assert "missing" in one_line_error(run("verify", instance, "c.json"), 2)
+    assert "found nothing" in one_line_error(run("verify", instance, "c.json"), 2)
     Path("other.json").write_text(json.dumps({"format": "recipe"}))
     assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
@@ -632,7 +632,7 @@ BAD_FILES = {
     "capacity overflow": ("kv_capacity", 2**70, "kv_capacity"),
     "zero outputs": ("requests.output_tokens", [2, 3, 0, 2, 1], "request 2"),
     "too large": ("requests.prompt_tokens", [2, 9, 1, 2, 1], "request 1"),
-    "empty": ("requests", {key: [] for key in BASE["requests"]}, "at least one"),
+    "empty": ("requests", {key: [] for key in BASE["requests"]}, "one or more requests"),
     "duplicate ids": ("requests.id", ["a", "b", "c", "d", "a"], "'a'"),
     "missing field": ("kv_capacity", ..., "kv_capacity"),
     "unknown field": ("requests.colour", [], "colour"),

@@ -88,10 +88,10 @@ def test_a_worse_predictor_makes_isrtf_worse() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("elis:window=0", "window: 0; an integer >= 1"),
-        ("elis:error=-1", "error: -1; a factor >= 0"),
-        ("elis:decay=0", "decay: 0; 0 < decay <= 1"),
-        ("elis:decay=1.5", "decay: 1.5"),
+        ("elis:window=0", "window: found 0; expected an integer >= 1"),
+        ("elis:error=-1", "error: found -1; expected a factor >= 0"),
+        ("elis:decay=0", "decay: found 0; expected 0 < decay <= 1"),
+        ("elis:decay=1.5", "decay: found 1.5; expected 0 < decay <= 1"),
         ("elis:mae=3", "parameter 'mae' is unknown; known are window, error, decay"),
     ],
 )

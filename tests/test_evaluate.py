@@ -225,16 +225,19 @@ def test_every_rule_of_rounds_has_starts_that_break_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (([0, 1], [A], [3, 1], {}), "tokens: has 2 values"),
-        (([0, 2], [A], [3], {}), "batch_offsets: must rise from 0 to the column's length 1"),
+        (([0, 1], [A], [3, 1], {}), "tokens: found 2 values; expected 1, as many as request has"),
+        (
+            ([0, 2], [A], [3], {}),
+            "expected offsets that rise from 0 to the column's length 1",
+        ),
         (([1, 1], [A], [3], {}), "batch_offsets"),
         (([0, 2, 1, 2], [A, B], [3, 2], {}), "batch_offsets"),
         (([], [], [], {}), "batch_offsets"),
         (([0, 1], [A], [3], {"evicted_offsets": [0], "evicted": []}), "evicted_offsets"),
         (([0, 1], [A], [3], {"evicted_offsets": [0, 1], "evicted": []}), "evicted_offsets"),
-        (([0, 1], [A], [3], {"start": [0, 1]}), "start: has 2 values; 1 is right"),
-        (([0, 1], [A], [3], {"worker": []}), "worker: has 0 values; 1 is right"),
-        (([0, 1], [0.5], [3], {}), "request: must hold integers"),
+        (([0, 1], [A], [3], {"start": [0, 1]}), "start: found 2 values; expected 1"),
+        (([0, 1], [A], [3], {"worker": []}), "worker: found 0 values; expected 1"),
+        (([0, 1], [0.5], [3], {}), "request: found float64 values; expected integers"),
     ],
 )
 def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> None:
@@ -246,21 +249,21 @@ def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> Non
 def test_what_cannot_be_judged_is_an_input_error() -> None:
     instance = pair()
     good = batches(instance, *WHOLE)
-    with pytest.raises(InputError, match="2 requests need one each"):
+    with pytest.raises(InputError, match="expected 2, one per request"):
         evaluate(instance, from_starts([0], instance))
     with pytest.raises(InputError, match="another instance's"):
         evaluate(pair(kv_capacity=41), good)
-    with pytest.raises(UsageError, match="leave the cost model out"):
+    with pytest.raises(UsageError, match="expected none, or an instance in seconds"):
         evaluate(instance, good, LINEAR)
     with pytest.raises(InputError, match="slo_ttft"):
         evaluate(instance, good, slo_ttft=0)
     seconds = pair(time_unit="second")
     made = batches(seconds, *WHOLE, cost_model_sha256=LINEAR.sha256)
-    with pytest.raises(UsageError, match="needs one"):
+    with pytest.raises(UsageError, match="expected one, shipped are"):
         evaluate(seconds, made)
     with pytest.raises(InputError, match="another cost model's"):
         evaluate(seconds, made, TIMED)
-    with pytest.raises(InputError, match="needs an instance in rounds"):
+    with pytest.raises(InputError, match=r"found .starts. for an instance in seconds"):
         evaluate(seconds, from_starts([0, 0], seconds), LINEAR)
     with pytest.raises(InputError, match="finite"):
         evaluate(seconds, batches(seconds, *WHOLE, start=[0.0, math.nan, 9.0]), LINEAR)
@@ -384,7 +387,7 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     assert kept.metrics["evictions"] == lost.metrics["evictions"] == 1
     assert lost.first_start[0] == 0.0
     # Each mode refuses the other's refill.
-    with pytest.raises(ViolationError, match="only 2 of its input"):
+    with pytest.raises(ViolationError, match="at most the 2 left of its input"):
         evaluate(instance, batches(instance, *head, {0: 4}, evict=gone, evict_mode="restart"),
                  LINEAR)  # fmt: skip
 

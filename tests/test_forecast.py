@@ -107,32 +107,37 @@ def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("every", "offsets", "remaining", "text"),
     [
-        (0, [0, 1], [1.0], "requests.forecast.every: 0 is out of range"),
-        (1.5, [0, 1], [1.0], "every: 1.5 is not an integer"),
-        (1, [], [], "offsets: must begin with 0"),
-        (1, [1, 2], [1.0], "offsets: must begin with 0"),
-        (1, [0, 2, 2], [1.0, 1.0], "offsets: request 1: 2 to 2 holds no entry"),
-        (1, [0, 2, 1], [1.0, 1.0], "offsets: request 1: 2 to 1 holds no entry"),
-        (1, [0, 0.5], [1.0], "offsets: entry 1: 0.5 is not an integer"),
-        (1, [0, 1], [1.0, 2.0], "remaining: has 2 values, but offsets end at 1"),
-        (1, [0, 2], [1.0], "remaining: has 1 values, but offsets end at 2"),
-        (1, [0, 1], ["x"], "remaining: request 0 after 0 tokens: 'x' is not a number"),
-        (1, [0, 1], [None], "remaining: request 0 after 0 tokens: None is not a number"),
+        (0, [0, 1], [1.0], "requests.forecast.every: found 0"),
+        (1.5, [0, 1], [1.0], "every: found 1.5; expected an integer"),
+        (1, [], [], "offsets: found .* at the beginning; expected 0"),
+        (1, [1, 2], [1.0], "offsets: found .1. at the beginning; expected 0"),
+        (1, [0, 2, 2], [1.0, 1.0], "offsets: request 1: found no entry from 2 to 2; expected one"),
+        (1, [0, 2, 1], [1.0, 1.0], "offsets: request 1: found no entry from 2 to 1; expected one"),
+        (1, [0, 0.5], [1.0], "offsets: entry 1: found 0.5; expected an integer"),
+        (1, [0, 1], [1.0, 2.0], "remaining: found 2 values; expected 1, where the offsets end"),
+        (1, [0, 2], [1.0], "remaining: found 1 values; expected 2, where the offsets end"),
+        (1, [0, 1], ["x"], "remaining: request 0 after 0 tokens: found 'x'; expected a number"),
+        (1, [0, 1], [None], "remaining: request 0 after 0 tokens: found None; expected a number"),
         (
             5,
             [0, 1, 3],
             np.array([1, 2, np.nan]),
-            "request 1 after 5 tokens: nan is not a finite number",
+            "request 1 after 5 tokens: found nan; expected a finite number",
         ),
         (
             5,
             [0, 1, 3],
             np.array([-1, 2, 3.0]),
-            "request 0 after 0 tokens: -1.0 is out of range; 0 to",
+            "request 0 after 0 tokens: found -1.0; expected a number from 0 to",
         ),
-        (5, [0, 1, 3], [1, 2, -2.5], "request 1 after 5 tokens: -2.5 is out of range; 0 to"),
-        (5, [0, 1], [10**400], "remaining: request 0 after 0 tokens: 1000"),
-        (5, [0, 1], [True], "remaining: request 0 after 0 tokens: True is not a number"),
+        (
+            5,
+            [0, 1, 3],
+            [1, 2, -2.5],
+            "request 1 after 5 tokens: found -2.5; expected a number from 0 to",
+        ),
+        (5, [0, 1], [10**400], "remaining: request 0 after 0 tokens: found"),
+        (5, [0, 1], [True], "remaining: request 0 after 0 tokens: found True; expected a number"),
     ],
 )
 def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: str) -> None:
@@ -143,12 +148,12 @@ def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: s
 @pytest.mark.parametrize(
     ("forecast", "text"),
     [
-        (Forecast(3, [0, 2], [9, 5]), "forecast: has 1 requests, but output_tokens has 2"),
+        (Forecast(3, [0, 2], [9, 5]), "forecast: found 1 requests; expected 2, as many as"),
         (
             Forecast(3, [0, 1, 2], [9, 5]),
-            "request 0: has 1 entries; its 6 output tokens need 2, one for every 3",
+            "request 0: found 1 entries; expected 2 for 6 output tokens, one for every 3",
         ),
-        ([9, 5], r"requests.forecast: \[9, 5\] is not a Forecast"),
+        ([9, 5], r"requests.forecast: found \[9, 5\]; expected a Forecast"),
     ],
 )
 def test_an_instance_refuses_a_forecast_of_other_requests(forecast, text: str) -> None:
@@ -164,9 +169,13 @@ def test_an_instance_refuses_a_forecast_of_other_requests(forecast, text: str) -
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("every", None, "forecast.every: None is not an integer"),
-        ("offsets", [0, 1, 2], "request 0: has 1 entries"),
-        ("remaining", [1, 2, "x"], "remaining: request . after . tokens: 'x' is not a number"),
+        ("every", None, "forecast.every: found None; expected an integer"),
+        ("offsets", [0, 1, 2], "request 0: found 1 entries"),
+        (
+            "remaining",
+            [1, 2, "x"],
+            "remaining: request . after . tokens: found 'x'; expected a number",
+        ),
         ("often", 3, "often: unknown field; known here are every, offsets, remaining"),
     ],
 )

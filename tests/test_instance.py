@@ -23,56 +23,104 @@ def make(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"arrival": [], "prompt_tokens": [], "output_tokens": []}, "requests: the list is empty"),
-        ({"arrival": [0]}, "requests.prompt_tokens: has 2 values, but arrival has 1"),
-        ({"output_tokens": [3, 4, 5]}, "requests.output_tokens: has 3 values, but arrival has 2"),
-        ({"prompt_tokens": [1, -2]}, "requests.prompt_tokens: request 1: -2 is out of range"),
-        ({"prompt_tokens": [0, 2]}, "requests.prompt_tokens: request 0: 0 is out of range; 1 to"),
-        ({"output_tokens": [3, 0]}, "requests.output_tokens: request 1: 0 is out of range; 1 to"),
-        ({"output_tokens": [3, 1.5]}, "requests.output_tokens: request 1: 1.5 is not an integer"),
-        ({"output_tokens": [3, True]}, "requests.output_tokens: request 1: True is not an integer"),
-        ({"output_tokens": [3, "4"]}, "requests.output_tokens: request 1: '4' is not an integer"),
-        ({"output_tokens": [3, None]}, "requests.output_tokens: request 1: None is not an integer"),
-        ({"output_tokens": [3, [4]]}, "requests.output_tokens: request 1: [4] is not an integer"),
-        ({"output_tokens": [[3], [4]]}, "requests.output_tokens: request 0: [3] is not"),
-        ({"output_tokens": "34"}, "requests.output_tokens: '34' is not a list of numbers"),
-        ({"output_tokens": {"a": 1}}, "requests.output_tokens: {'a': 1} is not a list"),
-        ({"output_tokens": np.ones((2, 2), dtype=int)}, "has 2 dimensions; a flat list is right"),
-        ({"output_tokens": [3, MAX_TOKENS + 1]}, "request 1: 2147483648 is out of range"),
-        ({"output_tokens": [3, 2**63]}, "request 1: 9223372036854775808 is out of range"),
-        ({"output_tokens": [3, 10**30]}, "is out of range"),
-        ({"arrival": [0, -1]}, "requests.arrival: request 1: -1 is out of range"),
-        ({"arrival": [0, 0.5]}, "requests.arrival: request 1: 0.5 is not an integer"),
-        ({"arrival": [0, float("nan")]}, "requests.arrival: request 1: nan is not a finite"),
-        ({"arrival": [0, float("inf")]}, "requests.arrival: request 1: inf is not a finite"),
-        ({"arrival": [0, float("nan")], "time_unit": "second"}, "request 1: nan is not a finite"),
-        ({"arrival": [0.0, float("inf")], "time_unit": "second"}, "request 1: inf is not a finite"),
-        ({"arrival": [0, True], "time_unit": "second"}, "request 1: True is not a number"),
-        ({"arrival": [0, 2**53 + 1]}, "requests.arrival: request 1: 9007199254740993 is out of"),
-        ({"kv_capacity": 0}, "kv_capacity: 0 is out of range; 1 to"),
-        ({"kv_capacity": 10.5}, "kv_capacity: 10.5 is not an integer"),
-        ({"kv_capacity": True}, "kv_capacity: True is not an integer"),
-        ({"kv_capacity": "10"}, "kv_capacity: '10' is not an integer"),
-        ({"kv_capacity": 2**63}, "kv_capacity: 9223372036854775808 is out of range"),
-        ({"kv_capacity": float("nan")}, "kv_capacity: nan is not a finite number"),
-        ({"time_unit": "minute"}, "time_unit: 'minute' is not one of 'round', 'second'"),
-        ({"kv_accounting": "none"}, "kv_accounting: 'none' is not one of"),
-        ({"hybrid_batching": 1}, "hybrid_batching: 1 is not true, false or null"),
-        ({"name": 3}, "name: 3 is not a string"),
-        ({"id": ["a", "a"]}, "requests.id: request 1: 'a' is also request 0's; ids must be unique"),
-        ({"id": ["a"]}, "requests.id: has 1 values, but arrival has 2"),
-        ({"id": [1, True]}, "requests.id: request 1: True is no string or integer"),
-        ({"id": 5}, "requests.id: 5 is not a list of strings or integers"),
-        ({"id": "ab"}, "requests.id: 'ab' is not a list of strings or integers"),
-        ({"predicted": [0, 1]}, "requests.predicted: request 0: 0 is out of range"),
-        ({"predicted_lower": [1, 1]}, "requests.predicted_upper: missing"),
+        (
+            {"arrival": [], "prompt_tokens": [], "output_tokens": []},
+            "requests: found an empty list; expected one or more requests",
+        ),
+        ({"arrival": [0]}, "requests.prompt_tokens: found 2 values; expected 1, as many as"),
+        (
+            {"output_tokens": [3, 4, 5]},
+            "requests.output_tokens: found 3 values; expected 2, as many as",
+        ),
+        ({"prompt_tokens": [1, -2]}, "requests.prompt_tokens: request 1: found -2"),
+        (
+            {"prompt_tokens": [0, 2]},
+            "requests.prompt_tokens: request 0: found 0; expected a number from 1 to",
+        ),
+        (
+            {"output_tokens": [3, 0]},
+            "requests.output_tokens: request 1: found 0; expected a number from 1 to",
+        ),
+        (
+            {"output_tokens": [3, 1.5]},
+            "requests.output_tokens: request 1: found 1.5; expected an integer",
+        ),
+        (
+            {"output_tokens": [3, True]},
+            "requests.output_tokens: request 1: found True; expected an integer",
+        ),
+        (
+            {"output_tokens": [3, "4"]},
+            "requests.output_tokens: request 1: found '4'; expected an integer",
+        ),
+        (
+            {"output_tokens": [3, None]},
+            "requests.output_tokens: request 1: found None; expected an integer",
+        ),
+        (
+            {"output_tokens": [3, [4]]},
+            "requests.output_tokens: request 1: found [4]; expected an integer",
+        ),
+        (
+            {"output_tokens": [[3], [4]]},
+            "requests.output_tokens: request 0: found [3]; expected an",
+        ),
+        ({"output_tokens": "34"}, "requests.output_tokens: found '34'; expected a list of numbers"),
+        ({"output_tokens": {"a": 1}}, "requests.output_tokens: found {'a': 1}; expected a list"),
+        ({"output_tokens": np.ones((2, 2), dtype=int)}, "found 2 dimensions; expected a flat list"),
+        ({"output_tokens": [3, MAX_TOKENS + 1]}, "request 1: found 2147483648"),
+        ({"output_tokens": [3, 2**63]}, "request 1: found 9223372036854775808"),
+        ({"output_tokens": [3, 10**30]}, "expected a number from 1 to"),
+        ({"arrival": [0, -1]}, "requests.arrival: request 1: found -1"),
+        ({"arrival": [0, 0.5]}, "requests.arrival: request 1: found 0.5; expected an integer"),
+        (
+            {"arrival": [0, float("nan")]},
+            "requests.arrival: request 1: found nan; expected a finite",
+        ),
+        (
+            {"arrival": [0, float("inf")]},
+            "requests.arrival: request 1: found inf; expected a finite",
+        ),
+        (
+            {"arrival": [0, float("nan")], "time_unit": "second"},
+            "request 1: found nan; expected a finite",
+        ),
+        (
+            {"arrival": [0.0, float("inf")], "time_unit": "second"},
+            "request 1: found inf; expected a finite",
+        ),
+        ({"arrival": [0, True], "time_unit": "second"}, "request 1: found True; expected a number"),
+        (
+            {"arrival": [0, 2**53 + 1]},
+            "requests.arrival: request 1: found 9007199254740993; expected",
+        ),
+        ({"kv_capacity": 0}, "kv_capacity: found 0; expected a number from 1 to"),
+        ({"kv_capacity": 10.5}, "kv_capacity: found 10.5; expected an integer"),
+        ({"kv_capacity": True}, "kv_capacity: found True; expected an integer"),
+        ({"kv_capacity": "10"}, "kv_capacity: found '10'; expected an integer"),
+        ({"kv_capacity": 2**63}, "kv_capacity: found 9223372036854775808"),
+        ({"kv_capacity": float("nan")}, "kv_capacity: found nan; expected a finite number"),
+        ({"time_unit": "minute"}, "time_unit: found 'minute'; expected 'round' or 'second'"),
+        ({"kv_accounting": "none"}, "kv_accounting: found 'none'; expected"),
+        ({"hybrid_batching": 1}, "hybrid_batching: found 1; expected true, false or null"),
+        ({"name": 3}, "name: found 3; expected a string"),
+        ({"id": ["a", "a"]}, "requests.id: request 1: found 'a', which request 0 has too"),
+        ({"id": ["a"]}, "requests.id: found 1 values; expected 2, as many as arrival"),
+        ({"id": [1, True]}, "requests.id: request 1: found True; expected a string or integer"),
+        ({"id": 5}, "requests.id: found 5; expected a list of strings or integers"),
+        ({"id": "ab"}, "requests.id: found 'ab'; expected a list of strings or integers"),
+        ({"predicted": [0, 1]}, "requests.predicted: request 0: found 0"),
+        (
+            {"predicted_lower": [1, 1]},
+            "requests.predicted_upper: found nothing; expected both ends",
+        ),
         (
             {"predicted_lower": [4, 1], "predicted_upper": [5, 9]},
-            "request 0: output_tokens lies below the interval [4, 5] (output_tokens 3)",
+            "request 0: found the interval [4, 5] and output_tokens 3; expected lower <=",
         ),
         (
             {"predicted_lower": [5, 1], "predicted_upper": [4, 9]},
-            "request 0: the interval is reversed [5, 4]",
+            "request 0: found the interval [5, 4] and output_tokens 3;",
         ),
     ],
 )
@@ -91,13 +139,15 @@ def test_a_request_fits_iff_its_peak_does(accounting, capacity, fits):
     if fits:
         assert make(kv_capacity=capacity, kv_accounting=accounting).peak_tokens.max() == capacity
     else:
-        with pytest.raises(InputError, match=r"kv_capacity: request 1: needs .* can never fit"):
+        with pytest.raises(InputError, match=r"kv_capacity: request 1: found .* expected at least"):
             make(kv_capacity=capacity, kv_accounting=accounting)
 
 
 def test_a_prompt_beyond_a_hard_token_limit_needs_chunks():
     limits = Limits(max_batch_tokens=1)
-    with pytest.raises(InputError, match=r"limits\.max_batch_tokens: request 1: prompt_tokens 2"):
+    with pytest.raises(
+        InputError, match=r"limits\.max_batch_tokens: request 1: found 1; expected .* 2"
+    ):
         make(limits=limits, chunked_prefill=False)
     assert make(limits=limits).n == 2
 
@@ -166,9 +216,9 @@ def test_sha256_is_that_of_the_canonical_json():
 
 
 def test_column_errors_can_name_other_items():
-    with pytest.raises(InputError, match="tokens: entry 1: 'x' is not an integer"):
+    with pytest.raises(InputError, match="tokens: entry 1: found 'x'; expected an integer"):
         whole_column([1, "x"], "tokens", 0, item="entry")
-    with pytest.raises(InputError, match="start: batch 0: nan is not a finite number"):
+    with pytest.raises(InputError, match="start: batch 0: found nan; expected a finite number"):
         real_column([float("nan")], "start", 0, 9, item="batch")
 
 

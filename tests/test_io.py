@@ -180,57 +180,108 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("", "is empty"),
-        ("  \n", "is empty"),
+        ("", "found an empty file"),
+        ("  \n", "found an empty file"),
         ("{", "line 1, column 2: not JSON"),
         ('{\n "a": 1,\n}', "line 3, column 1: not JSON"),
-        ("[1]", "holds a JSON list; an object is right"),
-        ("3", "holds a JSON int; an object is right"),
-        ('{"a": NaN}', "NaN is not JSON; a finite number or null is right"),
-        ('{"a": -Infinity}', "-Infinity is not JSON"),
-        ('{"a": 1, "a": 1}', "a: given twice in one object"),
+        ("[1]", "found a JSON list; expected an object"),
+        ("3", "found a JSON int; expected an object"),
+        ('{"a": NaN}', "found NaN, which is not JSON; expected a finite number or null"),
+        ('{"a": -Infinity}', "found -Infinity, which is not JSON"),
+        ('{"a": 1, "a": 1}', "a: found twice in one object; expected once"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "number of thousands of digits"),
-        (without("format"), "format: missing; 'optsched-instance' is right"),
-        ({**GOOD, "format": "instance"}, "format: 'instance'; 'optsched-instance' is right"),
-        ({**GOOD, "format": "optsched-schedule"}, "format: 'optsched-schedule'; 'optsched-inst"),
-        ({**GOOD, "format": ["x"] * 9999}, "'optsched-instance' is right"),
-        (without("version"), "version: missing; 1 is right"),
-        ({**GOOD, "version": 2}, "version: 2; this optsched reads version 1 of instance files"),
-        ({**GOOD, "version": True}, "version: True; this optsched reads version 1"),
-        ({**GOOD, "version": "1"}, "version: '1'; this optsched reads version 1"),
-        (without("kv_capacity"), "kv_capacity: missing"),
-        (without("time_unit"), "time_unit: missing"),
-        (without("requests"), "requests: missing"),
+        (without("format"), "format: found nothing; expected 'optsched-instance'"),
+        ({**GOOD, "format": "instance"}, "format: found 'instance'; expected 'optsched-instance'"),
+        ({**GOOD, "format": "optsched-schedule"}, "format: found 'optsched-schedule'; expected"),
+        ({**GOOD, "format": ["x"] * 9999}, "expected 'optsched-instance'"),
+        (without("version"), "version: found nothing; expected 1"),
+        (
+            {**GOOD, "version": 2},
+            "version: found 2; expected 1, the version of instance files that",
+        ),
+        ({**GOOD, "version": True}, "version: found True; expected 1, the version of instance"),
+        ({**GOOD, "version": "1"}, "version: found '1'; expected 1, the version of instance files"),
+        (without("kv_capacity"), "kv_capacity: found nothing; expected this field of the format"),
+        (without("time_unit"), "time_unit: found nothing; expected this field of the format"),
+        (without("requests"), "requests: found nothing; expected this field of the format"),
         ({**GOOD, "kv_capcity": 3}, "kv_capcity: unknown field; known here are format, version"),
         (with_request(output=[1]), "requests.output: unknown field; known here are arrival, pro"),
         ({**GOOD, "limits": {"max": 1}}, "limits.max: unknown field; known here are max_batch_to"),
-        ({**GOOD, "limits": 3}, "limits: 3 is not an object with named fields"),
-        ({**GOOD, "limits": {"max_running": 0}}, "limits.max_running: 0 is out of range"),
-        ({**GOOD, "limits": {"max_running": True}}, "limits.max_running: True is not an integer"),
-        ({**GOOD, "known": {"optimum": "9"}}, "known.optimum: '9'"),
+        ({**GOOD, "limits": 3}, "limits: found 3; expected an object with named fields"),
+        ({**GOOD, "limits": {"max_running": 0}}, "limits.max_running: found 0"),
+        (
+            {**GOOD, "limits": {"max_running": True}},
+            "limits.max_running: found True; expected an integer",
+        ),
+        (
+            {**GOOD, "known": {"optimum": "9"}},
+            "known.optimum: found '9'; input should be a valid number",
+        ),
         ({**GOOD, "known": {"optimal": 9}}, "known.optimal: unknown field; known here are optimum"),
-        ({**GOOD, "name": 3}, "name: 3: input should be a valid string"),
-        ({**GOOD, "hybrid_batching": 1}, "hybrid_batching: 1: input should be a valid boolean"),
-        ({**GOOD, "requests": [[0, 1, 1]]}, "requests: [[0, 1, 1]] is not an object"),
-        ({**GOOD, "requests": {"arrival": []}}, "requests.prompt_tokens: missing"),
-        (with_request(arrival=[], prompt_tokens=[], output_tokens=[]), "requests: the list is emp"),
-        (with_request(arrival=[0]), "requests.prompt_tokens: has 2 values, but arrival has 1"),
-        (with_request(arrival=7), "requests.arrival: 7 is not a list of numbers"),
-        (with_request(arrival=[0, -1]), "requests.arrival: request 1: -1 is out of range"),
-        (with_request(arrival=[0, 1.5]), "requests.arrival: request 1: 1.5 is not an integer"),
-        (with_request(prompt_tokens=[1, -1]), "requests.prompt_tokens: request 1: -1 is out of"),
-        (with_request(output_tokens=[1, 0]), "requests.output_tokens: request 1: 0 is out of"),
-        (with_request(output_tokens=[1, 2.5]), "requests.output_tokens: request 1: 2.5 is not"),
-        (with_request(output_tokens=[1, True]), "requests.output_tokens: request 1: True is not"),
-        (with_request(output_tokens=[1, "2"]), "requests.output_tokens: request 1: '2' is not"),
-        (with_request(output_tokens=[1, None]), "requests.output_tokens: request 1: None is not"),
-        (with_request(output_tokens=[1, 2**64]), "request 1: 18446744073709551616 is out of range"),
-        (with_request(output_tokens=["y" * 9999, 1]), "request 0: 'yyy"),
-        (with_request(output_tokens=[3, 9]), "kv_capacity: request 1: needs 11 KV tokens"),
-        (with_request(id=["a", "a"]), "requests.id: request 1: 'a' is also request 0's"),
-        (with_request(id=5), "requests.id: 5 is not a list"),
-        (json.dumps(GOOD).replace("[0, 2]", "[0, 1e999]"), "request 1: inf is not a finite number"),
+        ({**GOOD, "name": 3}, "name: found 3; input should be a valid string"),
+        (
+            {**GOOD, "hybrid_batching": 1},
+            "hybrid_batching: found 1; input should be a valid boolean",
+        ),
+        ({**GOOD, "requests": [[0, 1, 1]]}, "requests: found [[0, 1, 1]]; expected an object"),
+        (
+            {**GOOD, "requests": {"arrival": []}},
+            "requests.prompt_tokens: found nothing; expected this field of",
+        ),
+        (
+            with_request(arrival=[], prompt_tokens=[], output_tokens=[]),
+            "requests: found an empty list; expected one or more requests",
+        ),
+        (
+            with_request(arrival=[0]),
+            "requests.prompt_tokens: found 2 values; expected 1, as many as",
+        ),
+        (with_request(arrival=7), "requests.arrival: found 7; expected a list of numbers"),
+        (with_request(arrival=[0, -1]), "requests.arrival: request 1: found -1"),
+        (
+            with_request(arrival=[0, 1.5]),
+            "requests.arrival: request 1: found 1.5; expected an integer",
+        ),
+        (
+            with_request(prompt_tokens=[1, -1]),
+            "requests.prompt_tokens: request 1: found -1; expected a",
+        ),
+        (
+            with_request(output_tokens=[1, 0]),
+            "requests.output_tokens: request 1: found 0; expected a number",
+        ),
+        (
+            with_request(output_tokens=[1, 2.5]),
+            "requests.output_tokens: request 1: found 2.5; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, True]),
+            "requests.output_tokens: request 1: found True; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, "2"]),
+            "requests.output_tokens: request 1: found '2'; expected an",
+        ),
+        (
+            with_request(output_tokens=[1, None]),
+            "requests.output_tokens: request 1: found None; expected an",
+        ),
+        (with_request(output_tokens=[1, 2**64]), "request 1: found 18446744073709551616"),
+        (with_request(output_tokens=["y" * 9999, 1]), "request 0: found"),
+        (
+            with_request(output_tokens=[3, 9]),
+            "kv_capacity: request 1: found 10; expected at least 11, the",
+        ),
+        (
+            with_request(id=["a", "a"]),
+            "requests.id: request 1: found 'a', which request 0 has too;",
+        ),
+        (with_request(id=5), "requests.id: found 5; expected a list"),
+        (
+            json.dumps(GOOD).replace("[0, 2]", "[0, 1e999]"),
+            "request 1: found inf; expected a finite number",
+        ),
     ],
 )
 def test_a_wrong_instance_is_refused_in_one_line(tmp_path, data, words):
@@ -238,14 +289,14 @@ def test_a_wrong_instance_is_refused_in_one_line(tmp_path, data, words):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    refused(tmp_path / "none.json", "no such file; shipped instances are chen-example-3-2")
+    refused(tmp_path / "none.json", "no such file; expected a file or one of chen-example-3-2,")
     refused(tmp_path / "none.json", "no such file", read=read_schedule)
-    refused(tmp_path, "is a directory; a file is right")
+    refused(tmp_path, "found a directory; expected a file")
     file = tmp_path / "x.json"
     file.write_bytes(b'{"name": "\xff"}')
-    refused(file, "is not UTF-8 text: byte 10")
+    refused(file, "expected UTF-8 text; byte 10")
     file.write_bytes(gzip.compress(json.dumps(GOOD).encode()))
-    refused(file, "is compressed with gzip; a name that ends in .json.gz is right")
+    refused(file, "found gzip compression; expected a name that ends in .json.gz")
     packed = tmp_path / "x.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(GOOD).encode())[:-20])
     refused(packed, "broken or truncated gzip file")
@@ -262,17 +313,20 @@ def test_unsorted_arrivals_and_a_byte_order_mark_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"kind": "start"}, "kind: 'start': input should be 'starts' or 'batches'"),
-        ({"starts": None}, "starts: missing; a schedule of starts has one start per request"),
-        ({"starts": [0, 1.5]}, "starts: entry 1: 1.5 is not an integer"),
-        ({"starts": [0, True]}, "starts: entry 1: True is not an integer"),
-        ({"starts": [0, 2**70]}, "starts: entry 1: 1180591620717411303424 is out of range"),
-        ({"request": [0]}, "request: a schedule of kind 'starts' has no such column"),
-        ({"kind": "batches"}, "starts: a schedule of kind 'batches' has no such column"),
+        ({"kind": "start"}, "kind: found 'start'; input should be 'starts' or 'batches'"),
+        ({"starts": None}, "starts: found nothing; expected one start per request"),
+        ({"starts": [0, 1.5]}, "starts: entry 1: found 1.5; expected an integer"),
+        ({"starts": [0, True]}, "starts: entry 1: found True; expected an integer"),
+        ({"starts": [0, 2**70]}, "starts: entry 1: found 1180591620717411303424"),
+        ({"request": [0]}, "request: expected no such column in a schedule of kind 'starts'"),
+        ({"kind": "batches"}, "starts: expected no such column in a schedule of kind 'batches'"),
         ({"starst": [1]}, "starst: unknown field; known here are"),
-        ({"instance_sha256": "abc"}, "instance_sha256: 'abc'"),
-        ({"columns": "../y.parquet", "starts": None}, "columns: '../y.parquet'"),
-        ({"columns": "y.parquet"}, "starts: given here and in y.parquet"),
+        ({"instance_sha256": "abc"}, "instance_sha256: found 'abc'; string should match pattern"),
+        (
+            {"columns": "../y.parquet", "starts": None},
+            "columns: found '../y.parquet'; string should match pattern",
+        ),
+        ({"columns": "y.parquet"}, "starts: found here and in y.parquet; expected one place"),
     ],
 )
 def test_a_wrong_schedule_of_starts_is_refused(tmp_path, changes, words):
@@ -283,16 +337,22 @@ def test_a_wrong_schedule_of_starts_is_refused(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tokens": [1]}, "tokens: has 1 values, but request has 2"),
-        ({"tokens": None}, "tokens: missing"),
-        ({"batch_offsets": [0, 3]}, "batch_offsets: must rise from 0 to the column's length 2"),
-        ({"evicted_offsets": None}, "evicted_offsets: missing; a schedule of batches has"),
-        ({"start": [0, 1]}, "start: has 2 values; 1 is right"),
-        ({"start": ["0"]}, "start: batch 0: '0' is not a number"),
-        ({"evict_mode": "drop"}, "evict_mode: 'drop': input should be 'restart' or 'recompute'"),
+        ({"tokens": [1]}, "tokens: found 1 values; expected 2, as many as request has"),
+        ({"tokens": None}, "tokens: found nothing; expected the columns batch_offsets,"),
+        (
+            {"batch_offsets": [0, 3]},
+            "batch_offsets: found [0, 3]; expected offsets that rise from 0",
+        ),
+        ({"evicted_offsets": None}, "evicted_offsets: found nothing; expected the columns"),
+        ({"start": [0, 1]}, "start: found 2 values; expected 1"),
+        ({"start": ["0"]}, "start: batch 0: found '0'; expected a number"),
+        (
+            {"evict_mode": "drop"},
+            "evict_mode: found 'drop'; input should be 'restart' or 'recompute'",
+        ),
         (
             {"evict_mode": None, "evicted": [0], "evicted_offsets": [0, 1]},
-            "evict_mode: missing; 'restart' or 'recompute' is right",
+            "evict_mode: found nothing; expected 'restart' or 'recompute'",
         ),
     ],
 )
@@ -316,7 +376,7 @@ def test_a_schedule_of_another_instance_is_refused_with_both_digests(tmp_path):
 def test_a_start_between_rounds_is_refused_where_the_instance_is_known():
     data = from_batches([0, 2], [0, 1], [1, 2], instance=TWO).to_dict() | {"start": [0.5]}
     assert schedule_from_dict(data).start.tolist() == [0.5]
-    with pytest.raises(InputError, match=r"start: batch 0: 0.5 is not an integer"):
+    with pytest.raises(InputError, match=r"start: batch 0: found 0.5; expected an integer"):
         schedule_from_dict(data, TWO)
 
 
@@ -335,9 +395,9 @@ def test_columns_in_parquet_come_back_and_are_tied_to_their_file(tmp_path):
     refused(file, "columns_sha256: ", read=read_schedule)
     data = {k: v for k, v in read_json(file).items() if k != "columns_sha256"}
     write_json(data, file)
-    refused(file, "is not a Parquet file", read=read_schedule)
+    refused(file, "expected a Parquet file", read=read_schedule)
     beside.unlink()
-    refused(file, "'plan.columns.parquet' cannot be read beside this file", read=read_schedule)
+    refused(file, "'plan.columns.parquet' beside this file; it cannot be read", read=read_schedule)
 
 
 def test_columns_in_parquet_may_be_empty_or_start_between_seconds(tmp_path):
@@ -374,7 +434,7 @@ def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
         "needs pyarrow, which is not installed; install pyarrow",
         read=read_schedule,
     )
-    with pytest.raises(InputError, match="columns: 'csv' is not one of 'json', 'parquet'"):
+    with pytest.raises(InputError, match="columns: found 'csv'; expected 'json' or 'parquet'"):
         write_schedule(from_starts([0, 2], TWO), tmp_path / "x.json", columns="csv")
 
 
@@ -399,7 +459,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkey
 
 def test_paths_that_cannot_be_written_are_named(tmp_path):
     for path, words in [
-        (tmp_path, "is a directory; a file is right"),
+        (tmp_path, "found a directory; expected a file"),
         (tmp_path / "none" / "x.json", "cannot be written: its folder does not exist"),
         (put(tmp_path, "", "f") / "x.json", "cannot be written: not a directory"),
         (tmp_path / ("y" * 300), "cannot be written: file name too long"),
@@ -454,7 +514,7 @@ def test_json_text_is_plain_and_null_where_unknown():
 def test_read_json_tells_formats_apart(tmp_path):
     starts = put(tmp_path, from_starts([0, 2], TWO).to_dict())
     assert read_json(starts, expect=("schedule", "certificate"))["format"] == "optsched-schedule"
-    words = "format: 'optsched-schedule'; 'optsched-result' or 'optsched-comparison' is right"
+    words = "format: found 'optsched-schedule'; expected 'optsched-result' or 'optsched-comparison'"
     refused(starts, words, read=lambda file: read_json(file, expect=("result", "comparison")))
 
 
@@ -482,12 +542,24 @@ CERTIFICATE = {
 @pytest.mark.parametrize(
     ("data", "changes", "words"),
     [
-        (RESULT, {"status": "ok"}, "status: 'ok': input should be 'optimal', 'feasible'"),
-        (RESULT, {"objective": "9"}, "objective: '9': input should be a valid number"),
-        (RESULT, {"instance": {"name": "x"}}, "instance.sha256: missing"),
-        (COMPARISON, {"policies": [{}]}, "policies.0.policy: missing"),
-        (CERTIFICATE, {"claim": "proof"}, "claim: 'proof': input should be 'bound' or 'optimal'"),
-        (CERTIFICATE, {"sha256": "00"}, "sha256: '00'"),
+        (RESULT, {"status": "ok"}, "status: found 'ok'; input should be 'optimal', 'feasible',"),
+        (RESULT, {"objective": "9"}, "objective: found '9'; input should be a valid number"),
+        (
+            RESULT,
+            {"instance": {"name": "x"}},
+            "instance.sha256: found nothing; expected this field of the",
+        ),
+        (
+            COMPARISON,
+            {"policies": [{}]},
+            "policies.0.policy: found nothing; expected this field of the",
+        ),
+        (
+            CERTIFICATE,
+            {"claim": "proof"},
+            "claim: found 'proof'; input should be 'bound' or 'optimal'",
+        ),
+        (CERTIFICATE, {"sha256": "00"}, "sha256: found '00'; string should match pattern"),
     ],
 )
 def test_results_comparisons_and_certificates_have_a_checked_shape(tmp_path, data, changes, words):

@@ -75,22 +75,31 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
     [
         (
             dict.fromkeys(("input_lens", "output_lens", "ttfts", "itls"), ...),
-            "input_lens: missing: the file has no per-request lists; a benchmark run with "
-            "--save-result and --save-detailed writes them",
+            "input_lens: found no lists of requests; expected a benchmark run with "
+            "--save-result and --save-detailed, which writes them",
         ),
-        ({"ttfts": ...}, "ttfts: missing; the file has model_id, request_rate"),
-        ({"ttfts": [0.1]}, "ttfts: has 1 entries, but input_lens has 3; lists of equal length"),
-        ({"ttfts": "no"}, "ttfts: 'no' is not a list"),
-        ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: 'x' is not a time in seconds"),
-        ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: None is not a time in seconds"),
-        ({"itls": [[], [-1.0], []]}, "itls: request 1: -1.0 is not a time in seconds"),
-        ({"itls": [[], [1.0, 1.0, -1.0], []]}, "itls: request 1: -1.0 is not a time in seconds"),
-        ({"itls": [[], 3, []]}, "itls: request 1: '3' is not a list"),
-        ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: 2.5 is not an integer"),
-        ({"output_lens": [1, True, 3]}, "output_lens: request 1: True is not an integer"),
-        ({"start_times": [0, 1e300, 3]}, "start_times: request 1: 1e+300 is not a time"),
-        ({"latencies": [0.2, 0.01, 0.4]}, "ttft: request 2: 0.07 is more than the latency 0.01"),
-        ({"latencies": [0.2, 0.3, 0.0], "ttfts": [0, 0, 0]}, "latency: request 1: 0 is no time"),
+        ({"ttfts": ...}, "expected the list ttfts; found model_id, request_rate"),
+        ({"ttfts": [0.1]}, "ttfts: found 1 entries; expected 3, as many as input_lens has"),
+        ({"ttfts": "no"}, "ttfts: found 'no'; expected a list"),
+        ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: found 'x'; expected a time in seconds"),
+        ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: found None; expected a time in seconds"),
+        ({"itls": [[], [-1.0], []]}, "itls: request 1: found -1.0; expected a time in seconds"),
+        (
+            {"itls": [[], [1.0, 1.0, -1.0], []]},
+            "itls: request 1: found -1.0; expected a time in seconds",
+        ),
+        ({"itls": [[], 3, []]}, "itls: request 1: found '3'; expected a list"),
+        ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: found 2.5; expected an integer"),
+        ({"output_lens": [1, True, 3]}, "output_lens: request 1: found True; expected an integer"),
+        ({"start_times": [0, 1e300, 3]}, "start_times: request 1: found 1e+300; expected a time"),
+        (
+            {"latencies": [0.2, 0.01, 0.4]},
+            "ttft: request 2: found 0.07; expected at most its latency",
+        ),
+        (
+            {"latencies": [0.2, 0.3, 0.0], "ttfts": [0, 0, 0]},
+            "latency: request 1: found 0; expected a time",
+        ),
     ],
 )
 def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
@@ -126,14 +135,14 @@ def test_measured_times_survive_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: -1.0 is out of range"),
-        ({"latency": [0.1, 0, 0.1]}, "latency: request 1: 0 is no time that a request took"),
-        ({"latency": [0.1, None, 0.1]}, "latency: request 1: None is not a number"),
-        ({"latency": [0.1]}, "ttft: has 3 values, but latency has 1"),
-        ({"latency": ...}, "latency: missing"),
-        ({"ttft": [0.1, 0.5, 0.1]}, "ttft: request 1: 0.5 is more than the latency 0.3"),
+        ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: found -1.0"),
+        ({"latency": [0.1, 0, 0.1]}, "latency: request 1: found 0; expected a time > 0"),
+        ({"latency": [0.1, None, 0.1]}, "latency: request 1: found None; expected a number"),
+        ({"latency": [0.1]}, "ttft: found 3 values; expected 1, as many as latency has"),
+        ({"latency": ...}, "latency: found nothing; expected this field of the format"),
+        ({"ttft": [0.1, 0.5, 0.1]}, "ttft: request 1: found 0.5; expected at most its latency 0.3"),
         ({"speed": 1}, "speed: unknown field; known here are format, version, name"),
-        ({"version": 2}, "version: 2; this optsched reads version 1 of measured files"),
+        ({"version": 2}, "version: found 2; expected 1, the version of measured files that"),
     ],
 )
 def test_a_malformed_file_of_measured_times_is_named(tmp_path, changes, words):
@@ -225,9 +234,11 @@ def test_measured_times_of_another_instance_are_refused(tmp_path):
     other = instance.subset([0, 1, 2, 0])
     with pytest.raises(InputError, match=r"measured: instance_sha256: .* is another instance's"):
         optsched.compare(other, ["vllm"], cost_model=COST, measured=report.measured)
-    with pytest.raises(InputError, match="measured: has 2 requests; 'bench' has 3"):
+    with pytest.raises(InputError, match="measured: found 2 requests; expected the 3 of 'bench'"):
         optsched.compare(instance, cost_model=COST, measured=optsched.Measured([1.0, 1.0]))
-    with pytest.raises(UsageError, match="measured: times are in seconds; an instance in sec"):
+    with pytest.raises(
+        UsageError, match="measured: found an instance in rounds; expected one in sec"
+    ):
         optsched.compare(optsched.read_instance("tiny"), measured=report.measured)
 
 

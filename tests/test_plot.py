@@ -337,7 +337,7 @@ def test_every_format_has_its_pictures(folder: Path, source: str, kind: str | No
         ("csp", ["--kind", "kv"], "experiment infermax-csp; expected one of makespan"),
         ("all", [], "results.sqlite"),
         ("nothing.json", [], "no such file"),
-        ("best.json", ["--instance", "tiny-seconds"], "that instance is right"),
+        ("best.json", ["--instance", "tiny-seconds"], "the instance that"),
     ],
 )
 def test_a_wrong_kind_or_file_is_one_line(

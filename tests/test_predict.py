@@ -118,10 +118,10 @@ def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
     told = predict(instance, f"column:file={file}")
     assert told.predicted_lower.tolist() == [1, 3, 7]
     file.write_text("predicted\n1\nx\n2\n")
-    with pytest.raises(InputError, match="request 1: 'x' is not a number"):
+    with pytest.raises(InputError, match="request 1: found 'x'; expected a number"):
         predict(instance, f"column:file={file}")
     file.write_text("guess\n1\n")
-    with pytest.raises(InputError, match="no column of predicted"):
+    with pytest.raises(InputError, match="no column of predictions; expected predicted,"):
         predict(instance, f"column:file={file}")
     with pytest.raises(InputError, match="No such file"):
         predict(instance, "column:file=nowhere.csv")
@@ -139,30 +139,42 @@ def _raises(instance, rng):
 @pytest.mark.parametrize(
     ("predictor", "text"),
     [
-        (lambda i, _: [1.0, float("nan"), 3.0], "request 1: nan is not a finite number"),
-        (lambda i, _: [1, 2], "predicted: has 2 values, but arrival has 3"),
-        (lambda i, _: [1, None, 3], "request 1: None is not a number"),
-        (lambda i, _: [1, 0, 3], "request 1: 0"),
-        (lambda i, _: ([1, 9, 8], [3, 12, 7]), "request 2: the interval is reversed"),
-        (lambda i, _: ([1, 11, 7], [3, 12, 7]), "request 1: output_tokens lies below"),
-        (lambda i, _: ([1, 1, 1], [3, 9, 7]), "request 1: output_tokens lies above"),
-        (lambda i, _: {"predicted_lower": [1, 1, 1]}, "predicted_upper: missing"),
+        (lambda i, _: [1.0, float("nan"), 3.0], "request 1: found nan; expected a finite number"),
+        (lambda i, _: [1, 2], "predicted: found 2 values; expected 3, as many as arrival has"),
+        (lambda i, _: [1, None, 3], "request 1: found None; expected a number"),
+        (lambda i, _: [1, 0, 3], "request 1: found 0; expected a number from 1.0 to 2147483647"),
+        (
+            lambda i, _: ([1, 9, 8], [3, 12, 7]),
+            "request 2: .* and output_tokens 7; expected lower <= upper",
+        ),
+        (
+            lambda i, _: ([1, 11, 7], [3, 12, 7]),
+            "and output_tokens 10; expected lower <= output_tokens",
+        ),
+        (
+            lambda i, _: ([1, 1, 1], [3, 9, 7]),
+            "and output_tokens 10; expected output_tokens <= upper",
+        ),
+        (
+            lambda i, _: {"predicted_lower": [1, 1, 1]},
+            "predicted_upper: found nothing; expected both ends of",
+        ),
         (lambda i, _: {"guess": [1, 1, 1]}, "column 'guess' is unknown"),
-        (lambda i, _: "many", "not a list of numbers"),
-        (lambda i, _: None, "predictor '<lambda>': told nothing; a prediction per request"),
-        (lambda i, _: {"predicted": None}, "told nothing"),
+        (lambda i, _: "many", "expected a list of numbers"),
+        (lambda i, _: None, "predictor '<lambda>': found no predictions; expected one per request"),
+        (lambda i, _: {"predicted": None}, "found no predictions"),
         (_raises, r"predictor '_raises': raised ValueError\('no model'\)"),
         ("nothing", "predictor 'nothing' is unknown; known are .*classes.*oracle"),
-        ("interval:high=5", "request 1: output_tokens lies above the interval"),
+        ("interval:high=5", "request 1: .* and output_tokens 10; expected output_tokens <= upper"),
         ("interval:low=5,high=4", "1 <= low <= high"),
-        ("classes:width=0", "width: 0"),
+        ("classes:width=0", "width: found 0; expected an integer >= 1"),
         ("classes:size=3", "parameter 'size' is unknown; known are width"),
-        ("relative:x=1.5", "x: 1.5"),
-        ("relative:x=nan", "x: 'nan' is not a number"),
+        ("relative:x=1.5", "x: found 1.5; expected 0 <= x <= 1"),
+        ("relative:x=nan", "x: found 'nan'; expected a number"),
         ("noisy:mae=1,bias=2", "at least the size of the bias"),
         ("noisy:mae=500", "mae below"),
-        ("missing.py:f", "no such file"),
-        ("column", "parameter 'file' is needed"),
+        ("missing.py:f", "missing.py: no such file; expected file.py:name"),
+        ("column", "parameter 'file': found nothing; expected a value"),
     ],
 )
 def test_what_cannot_be_a_prediction_is_named(instance: Instance, predictor, text: str) -> None:

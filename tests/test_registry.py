@@ -61,7 +61,7 @@ def test_a_name_is_given_once() -> None:
     registry: Registry[Thing] = Registry("thing")
     first = registry.add("x", Thing("x"))
     assert registry.add("x", first) is first
-    with pytest.raises(ValueError, match="thing 'x' exists twice"):
+    with pytest.raises(ValueError, match="thing 'x': found two of that name; expected one"):
         registry.add("x", Thing("x"))
 
 
@@ -82,5 +82,5 @@ def test_what_a_decorator_registers_again_takes_the_place_of_what_it_did() -> No
     registry.add("x", Made(cell(1)))
     registry.add("x", Made(cell(2)))
     assert registry.get("x").make() == 2
-    with pytest.raises(ValueError, match="thing 'x' exists twice"):
+    with pytest.raises(ValueError, match="thing 'x': found two of that name"):
         registry.add("x", Made(lambda: 3))

@@ -372,9 +372,9 @@ def test_bad_input_is_one_line(answers: Path, tmp_path: Path) -> None:
     assert "a name ending in .html" in run("report", "tiny", "-o", tmp_path / "r.txt", status=2)
     assert "no such file" in run("report", tmp_path / "none.json", "-o", out, status=2)
     (tmp_path / "other.json").write_text('{"format": "other", "version": 1}')
-    assert "format: 'other'" in run("report", tmp_path / "other.json", "-o", out, status=2)
+    assert "format: found 'other'" in run("report", tmp_path / "other.json", "-o", out, status=2)
     (tmp_path / "half.json").write_text('{"format": "optsched-result", "version": 1}')
-    assert "missing" in run("report", tmp_path / "half.json", "-o", out, status=2)
+    assert "found nothing" in run("report", tmp_path / "half.json", "-o", out, status=2)
     bad = json.loads((answers / "best.json").read_text())
     bad["starts"] = [0] * 6
     (tmp_path / "bad.json").write_text(json.dumps(bad))

@@ -268,7 +268,7 @@ def test_a_schedule_that_the_judge_refuses_has_no_timeline() -> None:
 def test_a_schedule_too_long_to_lay_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timelines, "MAX_ENTRIES", 2)
     instance = Instance([0, 0], [2, 2], [2, 1], kv_capacity=9)
-    with pytest.raises(InputError, match="3 output tokens are too many"):
+    with pytest.raises(InputError, match="3 output tokens; expected at most 2, since the timeline"):
         optsched.timeline(instance, from_starts([0, 0], instance))
 
 

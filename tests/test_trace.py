@@ -110,4 +110,4 @@ def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
     text = run("trace", "tiny-seconds", schedule, "-o", tmp_path / "t.txt", status=2)
     assert "expected a name ending in .json or .json.gz" in text
     text = run("trace", "tiny", schedule, "-o", out, status=2)
-    assert "is another instance's; 'tiny' has" in text
+    assert "which is another instance's; expected" in text

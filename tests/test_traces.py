@@ -73,7 +73,7 @@ def test_rows_without_tokens_are_dropped_and_counted(tmp_path):
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (4, 2, 0, 2)
     with pytest.raises(
         InputError,
-        match="line 2: 10 prompt and 0 output tokens: zero or negative tokens; at least 1",
+        match="line 2: found 10 prompt and 0 output tokens: zero or negative tokens; expected 1",
     ):
         read_trace("azure", file, strict=True)
 
@@ -110,7 +110,9 @@ def test_time_going_backwards_is_sorted_and_reported(tmp_path):
     assert (report.backwards, report.first_backwards_line) == (3, 3)
     with pytest.warns(TraceWarning, match="backwards at 3 rows, the first in line 3: sorted"):
         read_trace("azure", file)
-    with pytest.raises(InputError, match="line 3: the time is before that of the row above"):
+    with pytest.raises(
+        InputError, match="line 3: found a time before that of the row above; expected"
+    ):
         read_trace("azure", file, strict=True)
 
 
@@ -125,33 +127,45 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
     with pytest.raises(InputError) as caught:
         read_trace("azure", put(tmp_path, OLD), kv_capacity=40)
     # 40 prompt tokens + 5 output - 1 = 44.
-    words = r"kv_capacity: request 3: needs 44 KV .*\(line 5\); a larger kv_capacity is right$"
+    words = r"kv_capacity: request 3: found \d+; expected at least 44, .*\(line 5\); a larger"
     assert re.search(words, str(caught.value))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (",20,3", ",20", "line 3: has 2 fields in '2023-11-16 18:16:00.0000000,20'; 3 is right"),
-        (",20,3", ",20,3,4", "line 3: has 4 fields"),
-        (",20,3", ",x,3", "line 3: ContextTokens: 'x' is not an integer"),
-        (",20,3", ",20,", "line 3: GeneratedTokens: '' is not an integer"),
-        (",20,3", ",20,3.5", "line 3: GeneratedTokens: '3.5' is not an integer"),
-        (",20,3", ",1_0,3", "line 3: ContextTokens: '1_0' is not an integer"),
-        (",20,3", ",nan,3", "line 3: ContextTokens: 'nan' is not an integer"),
-        (",20,3", ",99999999999,3", "line 3: ContextTokens: 99999999999 is out of range"),
-        (",20,3", f",{'9' * 30},3", "line 3: ContextTokens: '999"),
-        ("2023-11-16 18:16:00.0", "yesterday", "line 3: TIMESTAMP: 'yesterday000000' is not a"),
-        ("2023-11-16 18:16:00.0", "2023-02-30 18:16:00.0", "line 3: TIMESTAMP: '2023-02-30"),
-        ("2023-11-16 18:16:00.0", "2999-11-16 18:16:00.0", "line 3: TIMESTAMP: '2999-11-16"),
-        ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: 'NaT' is not a date"),
+        (",20,3", ",20", "line 3: found 2 fields in '2023-11-16 18:16:00.0000000,20'; expected 3"),
+        (",20,3", ",20,3,4", "line 3: found 4 fields in '2023-11-16"),
+        (",20,3", ",x,3", "line 3: ContextTokens: found 'x'; expected an integer"),
+        (",20,3", ",20,", "line 3: GeneratedTokens: found ''; expected an integer"),
+        (",20,3", ",20,3.5", "line 3: GeneratedTokens: found '3.5'; expected an integer"),
+        (",20,3", ",1_0,3", "line 3: ContextTokens: found '1_0'; expected an integer"),
+        (",20,3", ",nan,3", "line 3: ContextTokens: found 'nan'; expected an integer"),
+        (",20,3", ",99999999999,3", "line 3: ContextTokens: found 99999999999"),
+        (",20,3", f",{'9' * 30},3", "line 3: ContextTokens: found"),
+        (
+            "2023-11-16 18:16:00.0",
+            "yesterday",
+            "line 3: TIMESTAMP: found 'yesterday000000'; expected a",
+        ),
+        (
+            "2023-11-16 18:16:00.0",
+            "2023-02-30 18:16:00.0",
+            "line 3: TIMESTAMP: found '2023-02-30 18:16:00.0000000';",
+        ),
+        (
+            "2023-11-16 18:16:00.0",
+            "2999-11-16 18:16:00.0",
+            "line 3: TIMESTAMP: found '2999-11-16 18:16:00.0000000';",
+        ),
+        ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: found 'NaT'; expected a date"),
         (
             "GeneratedTokens",
             "Generated",
-            "line 1: 'GeneratedTokens': no such column; the file has 'TIMESTAMP', 'ContextTokens'",
+            "line 1: expected a column 'GeneratedTokens'; found 'TIMESTAMP', 'ContextTokens'",
         ),
-        (OLD, "", "line 1: 'TIMESTAMP': no such column; the file has an empty first line"),
-        (OLD, HEADER, "no requests: 0 rows; rows with"),
+        (OLD, "", "line 1: expected a column 'TIMESTAMP'; found an empty first line"),
+        (OLD, HEADER, "no requests in 0 rows; expected rows with 1 or more prompt"),
     ],
 )
 def test_a_malformed_row_is_named_with_line_field_and_value(tmp_path, old, new, words):
@@ -161,7 +175,9 @@ def test_a_malformed_row_is_named_with_line_field_and_value(tmp_path, old, new, 
 
 def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
     file = put(tmp_path, OLD.replace("\r\n2", "\r\n\r\n2").replace(",40,5", ",x,5"))
-    with pytest.raises(InputError, match="line 9: ContextTokens: 'x'"):
+    with pytest.raises(
+        InputError, match="line 9: ContextTokens: found 'x'; expected an integer of at"
+    ):
         read_trace("azure", file, offset=2)
     assert read_trace("azure", file, limit=3).n == 3  # what is not read does no harm
 
@@ -169,17 +185,20 @@ def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"offset": -1}, "offset: -1; an integer >= 0 is right"),
-        ({"limit": 0}, "limit: 0; an integer >= 1 is right"),
-        ({"limit": True}, "limit: True; an integer >= 1 is right"),
-        ({"rate_scale": 0}, "rate_scale: 0; a finite number above 0 is right"),
-        ({"rate_scale": float("nan")}, "rate_scale: nan; a finite number above 0 is right"),
-        ({"rate_scale": "2"}, "rate_scale: '2' is not a number"),
-        ({"round_seconds": 1.0}, "kv_capacity: missing; an instance in rounds needs one"),
-        ({"round_seconds": -1.0, "kv_capacity": 99}, "round_seconds: -1.0; a finite number"),
-        ({"kv_capacity": 1.5}, "kv_capacity: 1.5; an integer >= 1 is right"),
-        ({"offset": 4}, "offset 4 leaves no request: the file has 4 rows; an offset of at most 3"),
-        ({"offset": 9}, "offset 9 leaves no request: the file has 4 rows; an offset of at most 3"),
+        ({"offset": -1}, "offset: found -1; expected an integer >= 0"),
+        ({"limit": 0}, "limit: found 0; expected an integer >= 1"),
+        ({"limit": True}, "limit: found True; expected an integer >= 1"),
+        ({"rate_scale": 0}, "rate_scale: found 0; expected a finite number above 0"),
+        ({"rate_scale": float("nan")}, "rate_scale: found nan; expected a finite number above 0"),
+        ({"rate_scale": "2"}, "rate_scale: found '2'; expected a number"),
+        ({"round_seconds": 1.0}, "kv_capacity: found nothing; expected tokens"),
+        (
+            {"round_seconds": -1.0, "kv_capacity": 99},
+            "round_seconds: found -1.0; expected a finite number above 0",
+        ),
+        ({"kv_capacity": 1.5}, "kv_capacity: found 1.5; expected an integer >= 1"),
+        ({"offset": 4}, "offset: found 4; expected at most 3, since the file has 4 rows"),
+        ({"offset": 9}, "offset: found 9; expected at most 3, since the file has 4 rows"),
     ],
 )
 def test_options_without_meaning_are_refused(tmp_path, options, words):
@@ -190,7 +209,7 @@ def test_unknown_formats_and_unreadable_files_are_named(tmp_path):
     assert "azure" in trace_formats()
     refused("trace format 'nope' is unknown; known are azure", "nope", tmp_path)
     refused("no such file", "azure", tmp_path / "none.csv")
-    refused("is a directory", "azure", tmp_path)
+    refused("found a directory; expected a file", "azure", tmp_path)
 
 
 def test_a_limit_reads_only_what_it_needs(tmp_path):

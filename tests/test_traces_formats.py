@@ -54,7 +54,12 @@ def test_burstgpt_drops_failed_requests_and_counts_them(tmp_path):
     assert columns == [[0.0, 113.5], [472, 417], [18, 276]]
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (3, 1, 1, 3)
     assert report.notes == ("dropped 1 of 3 rows (1 failed), the first in line 3",)
-    refused("line 3: a failed request", "burstgpt", tmp_path / "trace.csv", strict=True)
+    refused(
+        "line 3: found a failed request; expected 1 or more prompt and",
+        "burstgpt",
+        tmp_path / "trace.csv",
+        strict=True,
+    )
 
 
 def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path):
@@ -76,20 +81,52 @@ def test_mooncake_times_are_milliseconds(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"input_length": 7', '"input": 7', "line 2: input_length: missing; the object has timest"),
-        ('"input_length": 7', '"input_length": "7"', "line 2: input_length: \"<'7'>\" is not an"),
-        ('"input_length": 7', '"input_length": null', "line 2: input_length: '' is not an integer"),
-        ('"input_length": 7', '"input_length": true', "line 2: input_length: '<True>' is not an"),
-        ('"input_length": 7', '"input_length": 7.5', "line 2: input_length: '7.5' is not an"),
-        ('"input_length": 7', '"input_length": 1e99', "line 2: input_length: '1E+99' is not an"),
-        ('"timestamp": 3052,', '"timestamp": NaN,', "line 2: not JSON: NaN is no number of JSON"),
-        ('{"timestamp": 3052,', "[1, 2]\n{", "line 2: '[1, 2]' is not an object with named fields"),
+        (
+            '"input_length": 7',
+            '"input": 7',
+            "line 2: expected the field input_length; found timest",
+        ),
+        (
+            '"input_length": 7',
+            '"input_length": "7"',
+            "line 2: input_length: found \"<'7'>\"; expected an",
+        ),
+        (
+            '"input_length": 7',
+            '"input_length": null',
+            "line 2: input_length: found ''; expected an integer",
+        ),
+        (
+            '"input_length": 7',
+            '"input_length": true',
+            "line 2: input_length: found '<True>'; expected an",
+        ),
+        (
+            '"input_length": 7',
+            '"input_length": 7.5',
+            "line 2: input_length: found '7.5'; expected an",
+        ),
+        (
+            '"input_length": 7',
+            '"input_length": 1e99',
+            "line 2: input_length: found '1E+99'; expected an",
+        ),
+        (
+            '"timestamp": 3052,',
+            '"timestamp": NaN,',
+            "line 2: not JSON: found NaN; expected a finite number",
+        ),
+        (
+            '{"timestamp": 3052,',
+            "[1, 2]\n{",
+            "line 2: found '[1, 2]'; expected an object with named fields",
+        ),
         (', "input_length": 8}\n', ', "inp', "line 3: not JSON: the file is cut short"),
         (', "input_length": 8}\n', "", "line 3: not JSON: the file is cut short"),
-        ("3052.25", "1e" + "9" * 30, "line 3: not JSON: holds a number of too many digits"),
-        ("3052.25", "9" * 5000, "line 3: not JSON: holds a number of too many digits"),
+        ("3052.25", "1e" + "9" * 30, "line 3: not JSON: found a number of too many digits"),
+        ("3052.25", "9" * 5000, "line 3: not JSON: found a number of too many digits"),
         ('": 3052,', '" 3052,', "line 2: not JSON: expecting ':' delimiter"),
-        (MOONCAKE, "\n \n", "no requests: 0 rows"),
+        (MOONCAKE, "\n \n", "no requests in 0 rows; expected rows with 1 or more prompt"),
     ],
 )
 def test_a_malformed_object_is_named_with_its_line(tmp_path, old, new, words):
@@ -111,7 +148,7 @@ def test_a_trace_without_arrivals_says_so_and_how_to_give_them(tmp_path):
     assert arrival == [0.0] * 4
     assert report.arrivals is False
     assert report.notes[0].startswith("the trace has no arrivals: all requests arrive at 0; rate")
-    refused("the trace has no arrivals; rate=R (--rate R) for Poisson", "vidur", file, strict=True)
+    refused("found no arrivals; expected rate=R (--rate R) for Poisson", "vidur", file, strict=True)
     assert read("vidur", file, rate=math.inf, strict=True)[0] == [0.0] * 4
 
 
@@ -172,8 +209,11 @@ def test_a_tokenizer_may_be_a_function_or_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("def count(text):\n    return text", "returns 'How are you today?'; a list of tokens or"),
-        ("def count(text):\n    return True", "returns 'True'; a list of tokens"),
+        (
+            "def count(text):\n    return text",
+            "found the result 'How are you today?'; expected a list of tokens or",
+        ),
+        ("def count(text):\n    return True", "found the result 'True'; expected a list of tokens"),
         ("def count(text):\n    1 / 0", "fails on 'How are you today?': ZeroDivisionError"),
         ("count = 3", "defines no class or function 'count'"),
         ("import nothing_of_this_name", "fails to load"),
@@ -210,10 +250,13 @@ def test_a_tokenizer_file_of_hugging_face_counts(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"id": 1}, "line 1: conversations: missing; the object has id"),
-        ({"conversations": "hello"}, "line 1: 'hello' is not a list of turns"),
-        ({"conversations": ["hello"]}, "line 1: turn 'hello' is not an object"),
-        ({"conversations": [{"from": "human", "value": 3}]}, "turn of 'human': '3' is no text"),
+        ({"id": 1}, "line 1: expected the field conversations; found id"),
+        ({"conversations": "hello"}, "line 1: found 'hello'; expected a list of turns"),
+        ({"conversations": ["hello"]}, "line 1: found the turn 'hello'; expected an object"),
+        (
+            {"conversations": [{"from": "human", "value": 3}]},
+            "turn of 'human': found '3'; expected a text",
+        ),
     ],
 )
 def test_a_malformed_conversation_is_named_with_its_line(tmp_path, row, words):
@@ -223,11 +266,14 @@ def test_a_malformed_conversation_is_named_with_its_line(tmp_path, row, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[{"conversations": []} {"conversations": []}]', "line 1: not JSON: a comma between"),
+        (
+            '[{"conversations": []} {"conversations": []}]',
+            "line 1: not JSON: expected a comma between objects",
+        ),
         ('[{"conversations": []},\n{"conversations": []}', "line 2: not JSON: the file is cut sh"),
         ('[{"conversations": []},\n{"conver', "line 2: not JSON: the file is cut short"),
-        ("[]", "no requests: 0 rows"),
-        ('"text"', "line 1: 'text' is not an object with named fields"),
+        ("[]", "no requests in 0 rows; expected rows with 1 or more prompt"),
+        ('"text"', "line 1: found 'text'; expected an object with named fields"),
     ],
 )
 def test_a_list_that_is_none_is_refused(tmp_path, text, words):
@@ -242,7 +288,9 @@ def test_long_lists_are_read_in_pieces(tmp_path):
     arrival, prompt, output, _ = read("sharegpt", file)
     assert (len(arrival), set(prompt), set(output)) == (3000, {1}, {250})
     text = file.read_text().replace("}\n]", "}, 3\n]")
-    refused("line 3001: '3' is not an object", "sharegpt", put(tmp_path, text, "long.json"))
+    refused(
+        "line 3001: found '3'; expected an object", "sharegpt", put(tmp_path, text, "long.json")
+    )
 
 
 NAMED = "when,in,out,first,total\n0.5,10,3,0.1,0.4\n1.0,20,4,0.2,0.5\n"
@@ -273,7 +321,7 @@ def test_dates_are_a_unit_of_named_columns(tmp_path):
     text = NAMED.replace("0.5,", "2024-05-10T00:00:00Z,").replace("1.0,", "2024-05-10 00:01:00,")
     file = put(tmp_path, text)
     assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 60.0]
-    refused("is not a number of seconds; the unit 'datetime' reads", "csv", file, columns=COLUMNS)
+    refused("expected a number of seconds; the unit 'datetime' reads", "csv", file, columns=COLUMNS)
 
 
 def test_parquet_meets_the_same_checks(tmp_path):
@@ -285,27 +333,39 @@ def test_parquet_meets_the_same_checks(tmp_path):
     assert read("csv", file, columns=COLUMNS)[:3] == ([0.0, 0.5], [10, 20], [3, 4])
     assert read("csv", file, columns=COLUMNS, offset=1)[1] == [20]
     frame.assign(**{"in": [10.0, None]}).to_parquet(file)
-    refused("line 2: in: '' is not an integer", "csv", file, columns=COLUMNS)
+    refused("line 2: in: found ''; expected an integer", "csv", file, columns=COLUMNS)
     frame.assign(when=pd.to_datetime(["2024-05-10", "2024-05-11"])).to_parquet(file)
     assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 86_400.0]
-    refused("'inn': no such column; the file has 'when', 'in', 'out'", "csv", file,
+    refused("expected a column 'inn'; found 'when', 'in', 'out'", "csv", file,
             columns={**COLUMNS, "prompt_tokens": "inn"})  # fmt: skip
     file.write_bytes(file.read_bytes()[:-30])
-    refused("trace.parquet: is not a Parquet file", "csv", file, columns=COLUMNS)
+    refused("trace.parquet: expected a Parquet file", "csv", file, columns=COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"columns": {"prompt": "in"}}, "columns: 'prompt' is no field; arrival, prompt_tokens, o"),
-        ({"columns": {}}, "'prompt_tokens': no such column; the file has 'when', 'in', 'out'"),
-        ({"columns": {**COLUMNS, "latency": "x"}}, "'x': no such column"),
-        ({"columns": COLUMNS, "unit": "hours"}, "unit: 'hours'; one of s, ms, us, ns, datetime"),
-        ({"columns": COLUMNS, "tokenizer": "a.py:b"}, "tokenizer: the format 'csv' takes none; lm"),
-        ({"columns": COLUMNS, "rate": 0.0}, "rate: 0.0; a finite number above 0 is right"),
-        ({"columns": COLUMNS, "rate": math.nan}, "rate: nan; a finite number above 0 is right"),
-        ({"columns": COLUMNS, "sample": 0}, "sample: 0; an integer >= 1 is right"),
-        ({"columns": COLUMNS, "seed": -1}, "seed: -1; an integer >= 0 is right"),
+        (
+            {"columns": {"prompt": "in"}},
+            "columns: found 'prompt'; expected fields of arrival, prompt_tokens, o",
+        ),
+        ({"columns": {}}, "expected a column 'prompt_tokens'; found 'when', 'in', 'out'"),
+        ({"columns": {**COLUMNS, "latency": "x"}}, "expected a column 'x'; found"),
+        (
+            {"columns": COLUMNS, "unit": "hours"},
+            "unit: found 'hours'; expected one of s, ms, us, ns, datetime",
+        ),
+        (
+            {"columns": COLUMNS, "tokenizer": "a.py:b"},
+            "tokenizer: found with the format 'csv'; expected only",
+        ),
+        ({"columns": COLUMNS, "rate": 0.0}, "rate: found 0.0; expected a finite number above 0"),
+        (
+            {"columns": COLUMNS, "rate": math.nan},
+            "rate: found nan; expected a finite number above 0",
+        ),
+        ({"columns": COLUMNS, "sample": 0}, "sample: found 0; expected an integer >= 1"),
+        ({"columns": COLUMNS, "seed": -1}, "seed: found -1; expected an integer >= 0"),
     ],
 )
 def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
@@ -314,7 +374,7 @@ def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
 
 @pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake", "vidur", "vllm", "lmsys"])
 def test_only_named_columns_take_names_and_units(tmp_path, format):
-    words = f"columns: the format {format!r} takes none; csv can"
+    words = f"columns: found with the format {format!r}; expected only with csv"
     refused(words, format, tmp_path / "any", columns=COLUMNS)
 
 
@@ -374,9 +434,9 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
     for words, error in (
         (("--rate", "0"), "--rate: found 0.0; expected a number > 0"),
         (("--sample", "0"), "--sample: found 0; expected a number >= 1"),
-        (("--column", "arrival"), "--column: 'arrival'; key=value is right"),
-        (("--column", "arrival=x", "--column", "arrival=y"), "--column: 'arrival' is given twice"),
-        (("--unit", "day"), "unit: 'day'; one of s, ms, us, ns, datetime is right"),
+        (("--column", "arrival"), "--column: found 'arrival'; expected key=value"),
+        (("--column", "arrival=x", "--column", "arrival=y"), "--column: found 'arrival' twice"),
+        (("--unit", "day"), "unit: found 'day'; expected one of s, ms, us, ns, datetime"),
         (("-o", "no/such/folder.json"), "no/such/folder.json: cannot be written"),
     ):
         assert error in run("csv", "trace.csv", *words, status=2)

@@ -66,17 +66,21 @@ def test_lines_may_end_in_any_way(tmp_path, end, final):
 def test_an_ambiguous_header_is_refused_azure(tmp_path):
     text = TEXT.replace("TIMESTAMP", "time stamp,Timestamp").replace("2023", "x,2023")
     refused_azure(
-        "line 1: TIMESTAMP: 2 columns have this name: 'time stamp', 'Timesta", put(tmp_path, text)
+        "line 1: TIMESTAMP: found 2 columns of this name in 'time stamp',", put(tmp_path, text)
     )
 
 
 def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
     file = put(tmp_path, TEXT[:-4])
     assert TEXT[:-4].endswith("18:16:03.0000000,1")
-    words = "line 5: the last line is cut short: 2 of 3 fields in '2023-11-16 18:16:03.0000000,1'; "
-    refused_azure(words + "the whole file is right, or limit 3 reads the 3 rows before it", file)
+    words = (
+        "line 5: found 2 of 3 fields in '2023-11-16 18:16:03.0000000,1', since the last line is "
+    )
+    refused_azure(
+        words + "cut short; expected the whole file (limit 3 reads the 3 rows before it)", file
+    )
     assert prompts(file, limit=3) == [10, 11, 12]
-    words = "line 5: the last line is cut short: 2 of 3 fields"
+    words = "line 5: found 2 of 3 fields"
     refused_azure(words, file, offset=1)
     assert prompts(file, offset=1, limit=2) == [11, 12]
 
@@ -84,19 +88,20 @@ def test_a_last_line_that_is_cut_short_says_how_much_is_whole(tmp_path):
 @pytest.mark.parametrize("code", ["utf-16", "utf-32"])
 def test_wide_characters_are_named(tmp_path, code):
     name = code.upper()
-    words = f"is {name} text; UTF-8 is right (iconv -f {name} -t UTF-8)"
+    words = f"found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
     refused_azure(words, put(tmp_path, TEXT.encode(code)))
 
 
 def test_what_is_no_text_is_named(tmp_path):
-    refused_azure("holds zero bytes and is no UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
+    refused_azure("found zero bytes; expected UTF-8 text", put(tmp_path, TEXT.encode("utf-16-le")))
     latin = TEXT.replace("12,3", "é12,3").encode("latin-1")
     refused_azure(
-        "line 4: is not UTF-8 text (byte 0xe9, invalid continuation byte)", put(tmp_path, latin)
+        "line 4: found the byte 0xe9 (invalid continuation byte); expected UTF-8",
+        put(tmp_path, latin),
     )
-    refused_azure("line 1: is not UTF-8 text", put(tmp_path, b"\xe9" + TEXT.encode()))
-    refused_azure("no such column", put(tmp_path, codecs.BOM_UTF8))
-    refused_azure("no such column", put(tmp_path, b""))
+    refused_azure("line 1: found the byte 0xe9", put(tmp_path, b"\xe9" + TEXT.encode()))
+    refused_azure("expected a column", put(tmp_path, codecs.BOM_UTF8))
+    refused_azure("expected a column", put(tmp_path, b""))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
@@ -129,8 +134,11 @@ def test_quotes_change_nothing(tmp_path):
     assert prompts(put(tmp_path, quoted)) == prompts(put(tmp_path, plain)) == [10, 11, 12, 13]
     assert prompts(put(tmp_path, quoted), offset=1, limit=2) == [11, 12]
     # Each row takes two lines: row 2 begins in line 6.
-    refused_azure("line 6: ContextTokens: 'x2'", put(tmp_path, quoted.replace(",12,", ",x2,")))
-    refused_azure("line 6: has 3 fields", put(tmp_path, quoted.replace(",12,", ",")))
+    refused_azure(
+        "line 6: ContextTokens: found 'x2'; expected an integer of at",
+        put(tmp_path, quoted.replace(",12,", ",x2,")),
+    )
+    refused_azure("line 6: found 3 fields", put(tmp_path, quoted.replace(",12,", ",")))
     refused_azure("not CSV: a quote is never closed", put(tmp_path, plain + ',"'))
 
 
@@ -175,7 +183,10 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
     assert pieces.sha256 == whole.sha256
     assert (again.read, again.dropped) == (report.read, report.dropped) == (300, 43)
     assert read_trace_report("azure", file, sample=20, seed=3)[0].sha256 == thin.sha256
-    refused_azure("line 302: has 1 fields", put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]])))
+    refused_azure(
+        "line 302: found 1 fields in 'x'; expected 3",
+        put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]])),
+    )
 
 
 def test_a_sample_is_a_set_of_rows_in_their_order(tmp_path):
@@ -252,14 +263,14 @@ def test_times_at_the_edges():
     "text", ["", "x", "nan", "inf", "1_0", "1,5", "--1", ".", "1e", "1e9999", "\u0661"]
 )
 def test_what_is_no_time_is_named(text):
-    words = f"x.csv: line 3: Field: {text!r} is not a number of seconds"
+    words = f"x.csv: line 3: Field: found {text!r}; expected a number of seconds"
     with pytest.raises(InputError, match=re.escape(words)):
         fields(["1.5", text]).nanoseconds("field", "s")
 
 
 def test_a_time_beyond_64_bits_is_out_of_range():
     for text in ("9" * 20, "1e999", "-1e10", "4611686019"):
-        words = f"line 2: Field: {text!r} is out of range; at most 146 years are right"
+        words = f"line 2: Field: found {text!r}; expected at most 146 years"
         with pytest.raises(InputError, match=words):
             fields([text]).nanoseconds("field", "s")
 
@@ -274,10 +285,10 @@ def test_tokens_are_integers(numbers, tail):
 
 def test_huge_tokens_are_out_of_range():
     with pytest.raises(
-        InputError, match=r"line 2: Field: 2147483648 is out of range; at most 21474"
+        InputError, match=r"line 2: Field: found 2147483648; expected an integer of at most 21474"
     ):
         fields(["2147483648"]).whole_numbers("field")
-    with pytest.raises(InputError, match=r"line 3: Field: '9{30}' is not an integer"):
+    with pytest.raises(InputError, match=r"line 3: Field: found '9{30}'; expected an integer"):
         fields(["1", "9" * 30]).whole_numbers("field")
 
 
@@ -318,7 +329,9 @@ def test_timestamps_are_those_of_the_calendar(stamps, digits):
     ],
 )  # fmt: skip
 def test_what_is_no_timestamp_is_named(text):
-    with pytest.raises(InputError, match=re.escape(f"line 3: Field: {text!r} is not a date and")):
+    with pytest.raises(
+        InputError, match=re.escape(f"line 3: Field: found {text!r}; expected a date and")
+    ):
         fields(["2024-02-29 23:59:59", text]).timestamps("field")
 
 

@@ -330,8 +330,8 @@ def test_new_requests_have_the_tokens_of_a_batch_first() -> None:
     [
         ("trail:c=1.5", "c: 1.5; 0 <= c <= 1"),
         ("trail:c=-0.1", "c: -0.1"),
-        ("trail:c=x", "c: 'x' is not a number"),
-        ("trail:refine=1", "refine: '1'; true or false"),
+        ("trail:c=x", "c: found 'x'; expected a number"),
+        ("trail:refine=1", "refine: found '1'; expected true or false"),
         ("trail:max_running=0", "max_running: 0; an integer >= 1"),
         ("trail:max_batch_tokens=0", "max_batch_tokens: 0; an integer >= 1"),
         ("srpt:c=1", "parameter 'c' is unknown; known are refine, keep"),

@@ -133,11 +133,11 @@ def test_predictions_are_no_echo_of_what_the_same_seed_drew_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"noise": -1.0}, "noise: -1; a number >= 0"),
-        ({"first": float("nan")}, "first: nan"),
-        ({"bias": -0.5}, "bias: -0.5"),
-        ({"bins": 1}, "bins: 1 over 512 tokens"),
-        ({"bins": 9, "longest": 9}, "bins: 9 over 9 tokens"),
+        ({"noise": -1.0}, "noise: found -1; expected a number >= 0"),
+        ({"first": float("nan")}, "first: found nan; expected a number >= 0"),
+        ({"bias": -0.5}, "bias: found -0.5; expected a number >= 0"),
+        ({"bins": 1}, "bins: found 1 over 512 tokens; expected 2 <= bins < longest"),
+        ({"bins": 9, "longest": 9}, "bins: found 9 over 9 tokens; expected 2 <= bins < longest"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(options: dict, text: str) -> None:

@@ -341,12 +341,12 @@ def test_much_aging_is_first_come_first_served() -> None:
     ("spec", "message"),
     [
         ("isrtf:window=0", "window: 0; an integer from 1"),
-        ("isrtf:window=2.5", "parameter window: '2.5' is not an integer"),
+        ("isrtf:window=2.5", "parameter window: found '2.5'; expected an integer"),
         ("isrtf:batch_size=0", "batch_size: 0; an integer from 1"),
         ("elis-fcfs:workers=0", "workers: 0; an integer from 1 to 10000"),
         ("elis-sjf:workers=10001", "workers: 10001; an integer from 1 to 10000"),
         ("isrtf:aging=-1", "aging: -1.0; a number of tokens >= 0"),
-        ("isrtf:aging=nan", "aging: 'nan' is not a number"),
+        ("isrtf:aging=nan", "aging: found 'nan'; expected a number"),
         ("elis-fcfs:aging=1", "parameter 'aging' is unknown"),
     ],
 )

@@ -1,1 +1,1 @@
-"""How long a batch takes: cost models, the profiles that they are fitted to, and data sheets."""
+"""How long a batch takes: cost models, profiles to fit them to, and data sheets of devices."""

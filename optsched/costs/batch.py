@@ -1,4 +1,4 @@
-"""What a batch holds, as sums, and how long that takes: the one place that prices a batch.
+"""The content of a batch as sums, and the time that it takes: the one place that prices a batch.
 
 With c tokens processed and m KV tokens cached before the batch, per request, a batch takes, in
 milliseconds (Kim et al. 2024, section 3.2)::
@@ -9,10 +9,10 @@ milliseconds (Kim et al. 2024, section 3.2)::
                          + prefill_kv * sum m + prefill_token * sum c
                          + prefill_request * #prefill + prefill_base ) )
 
-Every function is plain Python. numba compiles the first ones as they stand
-(`optsched.judge.life`), so that the judge, the schedulers' engines and the searches share one
-formula with the interpreter. The last ones price a single request from the same coefficients, for
-those who need no batch: in floats, exact integers or whole columns.
+Every function is plain Python. numba compiles the first ones unchanged (`optsched.judge.life`), so
+that the judge, the schedulers' engines, the searches and the interpreter share one formula. The
+last ones price a single request from the same coefficients, in floats, exact integers or whole
+columns.
 
 A further term of the cost model is edited in this file alone: its line in `TERMS`, a field of
 `Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`, and in `decode_ms` and
@@ -41,10 +41,10 @@ TERMS = {
     "prefill_request": "ms per prefill request",
     "prefill_base": "ms per batch that prefills",
 }
-"""Coefficients of a batch's time, each with what a layer takes for it, in words."""
+"""Coefficients of a batch's time, with the unit of each per layer."""
 
 COEFFICIENTS = tuple(TERMS)
-"""Their names in the order of `BatchCost.array`, after ``layers``."""
+"""Names of the coefficients in the order of `BatchCost.array`, where ``layers`` comes first."""
 
 LAYERS = 0
 (
@@ -58,16 +58,16 @@ Coefficients = NDArray[np.float64] | Sequence[int]
 
 
 class Sums(NamedTuple):
-    """What a batch holds: c tokens are processed and m KV tokens were cached, per request.
+    """The content of a batch. Each request processes c tokens and had m KV tokens cached.
 
     Attributes
     ----------
     tokens : int
-        Sum of c over the batch.
+        Sum of c over all requests.
     decode_requests, decode_kv : int
-        Number of requests that decode, and the sum of their m.
+        Over the requests that decode: their number, and the sum of m.
     prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
-        Over the requests that prefill: their number, the sums of c, c^2, c m and m.
+        Over the requests that prefill: their number, and the sums of c, c^2, c m and m.
     """
 
     tokens: int
@@ -81,11 +81,22 @@ class Sums(NamedTuple):
 
 
 EMPTY = Sums(0, 0, 0, 0, 0, 0, 0, 0)
-"""A batch before anything is added to it."""
+"""The sums of an empty batch."""
 
 
 def add_decode(sums: Sums, m: int) -> Sums:
-    """Return the sums with one more request that decodes over m cached tokens."""
+    """Return the sums with one more request that decodes over m cached tokens.
+
+    Parameters
+    ----------
+    sums : Sums
+    m : int
+        KV tokens that the request had cached.
+
+    Returns
+    -------
+    Sums
+    """
     return Sums(
         sums.tokens + 1,
         sums.decode_requests + 1,
@@ -99,7 +110,20 @@ def add_decode(sums: Sums, m: int) -> Sums:
 
 
 def add_prefill(sums: Sums, c: int, m: int) -> Sums:
-    """Return the sums with one more request that prefills c tokens over m cached ones."""
+    """Return the sums with one more request that prefills c tokens over m cached ones.
+
+    Parameters
+    ----------
+    sums : Sums
+    c : int
+        Tokens that the request processes.
+    m : int
+        KV tokens that the request had cached.
+
+    Returns
+    -------
+    Sums
+    """
     return Sums(
         sums.tokens + c,
         sums.decode_requests,
@@ -113,13 +137,19 @@ def add_prefill(sums: Sums, c: int, m: int) -> Sums:
 
 
 def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
-    """Return the time of one batch: seconds, or 1 in rounds; one that holds nothing takes none.
+    """Return the time of one batch.
 
     Parameters
     ----------
     cost : ndarray of float64, shape (1 + coefficients,)
         `BatchCost.array` or `UnitCost.array`.
     sums : Sums
+        Content of the batch.
+
+    Returns
+    -------
+    float
+        Seconds, or 1 in rounds; 0 for an empty batch.
     """
     if sums.tokens == 0:
         return 0.0
@@ -153,7 +183,14 @@ def decode_ms(cost: Coefficients, m: Any) -> Any:
     Parameters
     ----------
     cost : ndarray of float64 or sequence of int
+        `BatchCost.array`, or exact integers in the same places.
     m : int, or ndarray for many requests
+        KV tokens that it had cached.
+
+    Returns
+    -------
+    number or ndarray
+        Milliseconds per layer, in the unit of ``cost``.
     """
     return cost[TOKEN] + cost[DECODE_REQUEST] + cost[DECODE_KV] * m
 
@@ -164,7 +201,14 @@ def prefill_ms(cost: Coefficients, c: Any, m: Any = 0) -> Any:
     Parameters
     ----------
     cost : ndarray of float64 or sequence of int
+        `BatchCost.array`, or exact integers in the same places.
     c, m : int, or ndarray for many requests
+        Tokens that it processes, and KV tokens that it had cached.
+
+    Returns
+    -------
+    number or ndarray
+        Milliseconds per layer, in the unit of ``cost``.
     """
     return (
         (cost[TOKEN] + cost[PREFILL_TOKEN]) * c
@@ -176,23 +220,43 @@ def prefill_ms(cost: Coefficients, c: Any, m: Any = 0) -> Any:
 
 
 def fixed_ms(cost: Coefficients, decodes: bool, prefills: bool) -> Any:
-    """Return what a batch takes whatever its requests, by the phases that it holds."""
-    return cost[BASE] + cost[DECODE_BASE] * decodes + cost[PREFILL_BASE] * prefills
-
-
-def alone_ms(cost: Coefficients, s: Any, o: Any, *, fixed: bool) -> Any:
-    """Return what a request takes in all its batches, served whole and never evicted.
-
-    One batch prefills its s tokens, and o - 1 batches decode, the k-th over s + k - 1 tokens.
+    """Return the fixed cost of a batch, which depends on its phases and not on its requests.
 
     Parameters
     ----------
     cost : ndarray of float64 or sequence of int
+        `BatchCost.array`, or exact integers in the same places.
+    decodes, prefills : bool
+        Whether some request decodes, and whether some request prefills.
+
+    Returns
+    -------
+    number
+        Milliseconds per layer, in the unit of ``cost``.
+    """
+    return cost[BASE] + cost[DECODE_BASE] * decodes + cost[PREFILL_BASE] * prefills
+
+
+def alone_ms(cost: Coefficients, s: Any, o: Any, *, fixed: bool) -> Any:
+    """Return the cost of a request over all its batches, if its prefill is whole and it stays.
+
+    One batch prefills its s tokens. Then o - 1 batches decode, the k-th over s + k - 1 cached
+    tokens.
+
+    Parameters
+    ----------
+    cost : ndarray of float64 or sequence of int
+        `BatchCost.array`, or exact integers in the same places.
     s, o : float or int, or ndarray for many requests
         Prompt and output tokens.
     fixed : bool
-        Whether the fixed costs of these batches count, as if it were alone on the machine, or
-        only what it adds to batches that are there anyway.
+        Whether to count the fixed costs of these batches, as for a request that is alone on the
+        machine. If not, only what the request adds to its batches counts.
+
+    Returns
+    -------
+    number or ndarray
+        Milliseconds per layer, in the unit of ``cost``.
     """
     base, decode_base, prefill_base = (cost[k] * fixed for k in (BASE, DECODE_BASE, PREFILL_BASE))
     prefill = (cost[TOKEN] + cost[PREFILL_TOKEN] + cost[PREFILL_SQUARE] * s) * s

@@ -1,4 +1,4 @@
-"""How long a batch takes: one round, or milliseconds per layer from A100 profiles."""
+"""How long a batch takes: one round, or a linear model fitted to profiles of a machine."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, canonical_json
 
 MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
-"""Largest number of layers, largest coefficient in ms per layer, and least seconds of a batch.
+"""Maximum number of layers, maximum coefficient in ms per layer, and minimum seconds of a batch.
 
-Beyond them no machine is meant, times overflow, or a clock does not move when a batch ends.
+No real machine is beyond these limits. There, times would overflow, or a batch would be too short
+to move a float64 clock.
 """
 
 UNIT = "ms_per_layer"
-"""The one unit that a cost model file may state for its coefficients."""
+"""The only unit of coefficients that a cost model file may have."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitCost:
-    """The round model: every batch takes one round."""
+    """The cost model of the round model, where every batch takes one round.
+
+    Parameters
+    ----------
+    name : str
+    """
 
     name: str = "rounds"
 
     @property
     def sha256(self) -> None:
-        """No digest: there is nothing to record."""
+        """None: schedules in rounds depend on no cost model, so no digest is recorded."""
         return None
 
     @cached_property
     def array(self) -> NDArray[np.float64]:
-        """A marker for `batch_time`: no layers, so every batch takes 1."""
+        """Zeros for `batch_time`: with 0 layers, every batch takes 1 round."""
         array = np.zeros(1 + len(COEFFICIENTS))
-        array.setflags(write=False)  # the type of `BatchCost.array`: compiled code is compiled once
+        array.setflags(write=False)  # the type of `BatchCost.array`, so loops are compiled once
         return array
 
 
@@ -57,22 +63,23 @@ class BatchCost:
     ----------
     name : str
     layers : int
+        Number of layers of the model, from 1 to `MAX_LAYERS`.
     coefficients : mapping of str to str
-        Decimal text of each coefficient in milliseconds per layer (`COEFFICIENTS`); those left
+        Decimal text of each coefficient of `COEFFICIENTS`, in milliseconds per layer. Those left
         out are 0. The text is kept so that exact arithmetic can start from it.
     kv_capacity_tokens : int, optional
-        KV capacity of the machine that was profiled, in tokens.
+        KV capacity of the profiled machine, in tokens.
     provenance : str
-        Where the figures are from and whether they were checked.
-    valid : mapping of str to number, optional
-        Range of validity, for example ``max_batch_tokens``: the limits that
-        `optsched.judge.validity.WORDS` lists. The judge warns when a schedule leaves it.
+        Where the figures come from, and whether they were checked.
+    valid : mapping of str to float, optional
+        Range of validity: limits by name, for example ``max_batch_tokens``, as
+        `optsched.judge.validity.WORDS` lists them. The judge warns when a schedule leaves it.
 
     Raises
     ------
     InputError
-        Layers or a coefficient that are unknown, unreadable or out of range, or a batch of one
-        token that takes less than `MIN_BATCH_S`.
+        ``layers`` is out of range, a coefficient is unknown, unreadable or out of range, or a
+        batch of one token takes less than `MIN_BATCH_S`.
     """
 
     name: str
@@ -89,7 +96,7 @@ class BatchCost:
             or not 1 <= self.layers <= MAX_LAYERS
         ):
             raise InputError(
-                f"layers: {_short(self.layers)} is not an integer from 1 to {MAX_LAYERS}"
+                f"layers: found {_short(self.layers)}; expected an integer from 1 to {MAX_LAYERS}"
             )
         for key, text in self.coefficients.items():
             if key not in COEFFICIENTS:
@@ -102,14 +109,14 @@ class BatchCost:
                 value = float("nan")
             if not 0 <= value <= MAX_COEFFICIENT:
                 raise InputError(
-                    f"coefficients.{key}: {_short(text)} is not a number from 0 to "
+                    f"coefficients.{key}: found {_short(text)}; expected a number from 0 to "
                     f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
                 )
         one = self.layers * (self["base"] + self["token"]) / 1000.0
         if one < MIN_BATCH_S:
             raise InputError(
-                f"coefficients: token and base make a batch of one token take {one:g} s; "
-                f"at least {MIN_BATCH_S:g} s is right"
+                f"coefficients: found token and base that make a batch of one token take {one:g} "
+                f"s; expected at least {MIN_BATCH_S:g} s"
             )
 
     @cached_property
@@ -126,7 +133,7 @@ class BatchCost:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of what the times depend on: layers and the coefficients' decimal text."""
+        """SHA-256 of what the times depend on: the layers and the decimal text of coefficients."""
         data = {"layers": self.layers, "unit": UNIT, "coefficients": dict(self.coefficients)}
         return hashlib.sha256(canonical_json(data)).hexdigest()
 
@@ -135,35 +142,52 @@ CostModel = UnitCost | BatchCost
 
 
 def _short(value: object) -> str:
-    """Return a value as an error shows it, however many digits it has."""
+    """Return a value for an error, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def models_folder() -> Path:
-    """Return the folder of the shipped cost models, in a checkout or an installed wheel."""
+    """Return the folder of the shipped cost models, in a checkout or an installed wheel.
+
+    Returns
+    -------
+    Path
+    """
     inside = Path(str(resources.files("optsched"))) / "_data" / "models"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "models"
 
 
 def shipped_models() -> list[str]:
-    """Return the names of the shipped cost models, sorted."""
+    """Return the names of the shipped cost models, sorted.
+
+    Returns
+    -------
+    list of str
+    """
     return sorted(path.stem for path in models_folder().glob("*.toml"))
 
 
 def load_cost_model(name_or_file: str | Path) -> BatchCost:
-    """Return a shipped cost model by name, one read from a TOML file, or a roofline.
+    """Return a shipped cost model, one from a TOML file, or a roofline.
 
-    ``roofline:MODEL,device=NAME,tp=N`` is a machine at its published peaks
-    (`optsched.costs.roofline`).
+    Parameters
+    ----------
+    name_or_file : str or Path
+        A name of `shipped_models`, a ``.toml`` file, or ``roofline:MODEL,device=NAME,tp=N``, a
+        machine that runs at its published peaks (`optsched.costs.roofline.roofline`).
+
+    Returns
+    -------
+    BatchCost
 
     Raises
     ------
     InputError
-        No such model or file, broken TOML, missing or foreign units, bad coefficients.
+        There is no such model or file, the file is not valid TOML, or a field is missing or wrong.
     """
     text = str(name_or_file)
     if text.startswith("roofline:"):
@@ -181,7 +205,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; a cost model in TOML is right") from None
+        raise InputError(f"{path}: no such file; expected a cost model in TOML") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a readable TOML file ({error})") from None
     try:
@@ -191,21 +215,32 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
-    """Return the cost model of a parsed TOML file (floats as decimal text).
+    """Return the cost model of a parsed TOML file.
+
+    Parameters
+    ----------
+    data : mapping
+        Content of the file, with floats as decimal text.
+    default_name : str
+        Name of the cost model if the file has none.
+
+    Returns
+    -------
+    BatchCost
 
     Raises
     ------
     InputError
-        A missing or wrong field.
+        A field is missing, unknown or wrong. The error names it.
     """
     if data.get("format") != "optsched-cost-model":
-        raise InputError(f"format: {data.get('format')!r}; 'optsched-cost-model' is right")
+        raise InputError(f"format: found {data.get('format')!r}; expected 'optsched-cost-model'")
     if data.get("version") != 1:
-        raise InputError(f"version: {data.get('version')!r}; 1 is right")
+        raise InputError(f"version: found {data.get('version')!r}; expected 1")
     if "unit" not in data:
-        raise InputError(f"unit: missing; unit = {UNIT!r} is right")
+        raise InputError(f"unit: found nothing; expected unit = {UNIT!r}")
     if data["unit"] != UNIT:
-        raise InputError(f"unit: {data['unit']!r}; {UNIT!r} is right")
+        raise InputError(f"unit: found {data['unit']!r}; expected {UNIT!r}")
     known = {
         "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
         "provenance", "valid",
@@ -215,29 +250,29 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
             raise InputError(f"{key}: unknown field; known are {', '.join(sorted(known))}")
     coefficients = data.get("coefficients")
     if not isinstance(coefficients, Mapping) or not coefficients:
-        raise InputError("coefficients: missing; a table of milliseconds per layer is right")
+        raise InputError("coefficients: found none; expected a table of milliseconds per layer")
     for key, value in coefficients.items():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise InputError(f"coefficients.{key}: {value!r} is not a number")
-        if isinstance(value, int) and value > MAX_COEFFICIENT:  # it may have no decimal text
+            raise InputError(f"coefficients.{key}: found {value!r}; expected a number")
+        if isinstance(value, int) and value > MAX_COEFFICIENT:  # Python may refuse to print it
             raise InputError(
-                f"coefficients.{key}: {_short(value)} is more than {MAX_COEFFICIENT:g}"
+                f"coefficients.{key}: found {_short(value)}; expected at most {MAX_COEFFICIENT:g}"
             )
     capacity = data.get("kv_capacity_tokens")
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
-        raise InputError(f"kv_capacity_tokens: {capacity!r} is not an integer")
+        raise InputError(f"kv_capacity_tokens: found {capacity!r}; expected an integer")
     if "layers" not in data:
-        raise InputError("layers: missing; the number of model layers is right")
+        raise InputError("layers: found nothing; expected the number of model layers")
     valid = data.get("valid", {})
     if not isinstance(valid, Mapping):
-        raise InputError(f"valid: {valid!r} is not a table of limits")
+        raise InputError(f"valid: found {valid!r}; expected a table of limits")
     for key, value in valid.items():
         try:
             number = float("nan") if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not number >= 0:
-            raise InputError(f"valid.{key}: {_short(value)} is not a number >= 0")
+            raise InputError(f"valid.{key}: found {_short(value)}; expected a number >= 0")
     return BatchCost(
         name=str(data.get("name", default_name)),
         layers=data["layers"],
@@ -249,23 +284,36 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
 
 
 def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> CostModel:
-    """Return the cost model that fits the instance's time unit, loading it by name if needed.
+    """Return the cost model of an instance, loaded by name if needed.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : CostModel, str, Path or None
+        A cost model, or what `load_cost_model` takes.
+
+    Returns
+    -------
+    CostModel
+        `UnitCost` for an instance in rounds.
 
     Raises
     ------
     UsageError
-        Seconds without a cost model, or rounds with one.
+        An instance in seconds without a cost model, or one in rounds with one.
+    InputError
+        See `load_cost_model`.
     """
     if instance.in_rounds:
         if cost_model is not None and not isinstance(cost_model, UnitCost):
             raise UsageError(
-                "cost model: the instance is in rounds, where every batch takes one round; "
-                "leave the cost model out, or give an instance in seconds"
+                "cost model: found one for an instance in rounds, where every batch takes one "
+                "round; expected none, or an instance in seconds"
             )
         return cost_model or UnitCost()
     if cost_model is None or isinstance(cost_model, UnitCost):
         raise UsageError(
-            "cost model: the instance is in seconds and needs one; shipped are "
+            "cost model: found none for an instance in seconds; expected one, shipped are "
             + ", ".join(shipped_models())
         )
     if isinstance(cost_model, BatchCost):

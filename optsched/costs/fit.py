@@ -1,4 +1,4 @@
-"""Cost models from profiles: coefficients by relative least squares, with held-out errors."""
+"""Cost models from profiles, fitted by relative least squares and tested on held-out rows."""
 
 from __future__ import annotations
 
@@ -18,34 +18,38 @@ from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profi
 from optsched.problem.errors import InputError
 
 TARGET = 0.08
-"""Mean relative error that makes `fit` accept a range of validity."""
+"""Mean relative error up to which `fit` accepts a range of validity."""
 FOLDS = 5
 MIN_SHAPES_PER_TERM = 3
-"""Different shapes needed per coefficient, held-out ones included."""
+"""Minimum number of different shapes per coefficient, including the held-out ones."""
 MIN_SHARE = 0.25
-"""Share of the rows that a restricted range must keep."""
+"""Minimum share of the rows that a restricted range of validity must keep."""
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorFit:
-    """How well the fitted model meets one operator's rows within the range of validity.
+    """How well the fitted model predicts the rows of one operator in the range of validity.
 
-    Errors are |predicted / measured - 1| on held-out rows, R2 is on all rows.
+    An error is |predicted / measured - 1|.
 
     Parameters
     ----------
     operator : str
     rows, held_out, outside : int
-        Rows used to fit, rows kept to test, and rows outside the range of validity.
-    mean, median, p95, r2 : float
+        Numbers of rows used to fit, rows held out to test, and rows outside the range of
+        validity.
+    mean, median, p95 : float
+        Mean, median and 95th percentile of the errors on held-out rows; NaN without any row.
+    r2 : float
+        Coefficient of determination over all rows in the range.
     mean_outside : float
-        Mean error on the rows outside the range, NaN without any.
-    measured_ms, predicted_ms : ndarray
-        Of all rows within the range.
-    tested : ndarray of bool
-        Which of them were held out.
+        Mean error on the rows outside the range; NaN without any.
+    measured_ms, predicted_ms : ndarray of float64, shape (rows + held_out,)
+        Times of all rows in the range, in milliseconds.
+    tested : ndarray of bool, shape (rows + held_out,)
+        Which of these rows were held out.
     reached : bool
-        Whether the mean is within the target.
+        Whether the mean error is within the target.
     """
 
     operator: str
@@ -71,13 +75,17 @@ class Fit:
     ----------
     cost_model : BatchCost
     operators : tuple of OperatorFit
+        Errors of the model, one entry per operator.
     rejected : tuple of Rejected
-        Rows that beat the device.
+        Rows that are faster than the device can be.
     profile : Profile
+        What the model was fitted to.
     seed : int
+        Seed of the split into training and held-out shapes.
     target : float
+        Mean relative error that was asked for.
     held_out : float
-        Share of the shapes that were kept for testing.
+        Share of the shapes that were held out for testing.
     """
 
     cost_model: BatchCost
@@ -89,7 +97,15 @@ class Fit:
     held_out: float
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the report, one dict per operator; errors are relative, on held-out rows."""
+        """Return the report as one dict per operator.
+
+        Returns
+        -------
+        list of dict
+            ``operator``, ``rows``, ``held_out``, ``outside``, ``mean_error``, ``median_error``,
+            ``p95_error``, ``r2`` and ``reached``; see `OperatorFit`. None where a value is
+            unknown.
+        """
         return [
             {
                 "operator": o.operator, "rows": o.rows, "held_out": o.held_out,
@@ -101,7 +117,13 @@ class Fit:
         ]  # fmt: skip
 
     def to_toml(self) -> str:
-        """Return the cost model file."""
+        """Return the text of the cost model's TOML file.
+
+        Returns
+        -------
+        str
+            The errors of the fit stand as comments at its top.
+        """
         return to_toml(self.cost_model, [self._summary(o) for o in self.operators])
 
     def _summary(self, o: OperatorFit) -> str:
@@ -127,37 +149,49 @@ def fit(
 ) -> Fit:
     """Fit a cost model to a folder of profiles.
 
-    Coefficients are non-negative and minimize the squared relative error, so that a microsecond
-    batch counts as much as a second's. A share of the shapes is held out (all repetitions of a
-    shape together) and the errors reported are theirs. Where small chunks or batches do not
-    follow a linear model (tiles of a kernel, idle processors), the range of validity starts at
-    the first power of two at which cross-validation on the training rows meets the target; what
-    was left out is reported. Evaluating outside the range warns.
+    Coefficients are non-negative and minimize the squared relative error, so that a batch of a
+    microsecond counts as much as one of a second. A share of the shapes is held out, with all
+    repetitions of a shape, and the reported errors are those of the held-out rows.
+
+    Small chunks or batches may not follow a linear model, since a kernel works in tiles and
+    leaves processors idle. The range of validity then starts at the first power of two at which
+    cross-validation on the training rows meets the target. The report says how many rows were
+    left out, and the judge warns about schedules outside the range.
 
     Parameters
     ----------
-    profiles : path or Profile
-        See `optsched.costs.profiles.read_profile`.
-    model, tensor_parallel, hardware
-        As there.
+    profiles : str, path or Profile
+        A folder, or what `optsched.costs.profiles.read_profile` returned for one.
+    model : str, optional
+        See `read_profile`.
+    tensor_parallel : int
+        See `read_profile`.
+    hardware : str
+        See `read_profile`.
     name : str, optional
-        Name of the cost model; default: model, degree, device and "fit".
+        Name of the cost model. By default it is made of the model, the degree, the device and
+        "fit".
     held_out : float
-        Share of the shapes kept for testing.
+        Share of the shapes that are held out for testing, between 0 and 1.
     target : float
-        Mean relative error wanted.
+        Mean relative error to reach, > 0.
     seed : int
-        Of the split.
+        Seed of the split.
+
+    Returns
+    -------
+    Fit
 
     Raises
     ------
     InputError
-        What `read_profile` reports; too few rows, and of what.
+        As for `read_profile`; ``held_out`` or ``target`` out of range; a table with too few
+        different shapes; or a profile without dense operators.
     """
     if not 0 < held_out < 1:
-        raise InputError(f"held_out: {held_out!r}; a share between 0 and 1 is right")
+        raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")
     if not target > 0:
-        raise InputError(f"target: {target!r}; a relative error > 0 is right")
+        raise InputError(f"target: found {target!r}; expected a relative error > 0")
     profile = (
         profiles
         if isinstance(profiles, Profile)
@@ -172,7 +206,7 @@ def fit(
         values += found
         parts += operators
         for limit, value in limits.items():
-            # Chunks, batches and contexts beyond any one table are outside the range.
+            # A chunk, batch or context that is outside one table is outside the range.
             narrow = max if limit.startswith("min_") else min
             valid[limit] = narrow(value, valid[limit]) if limit in valid else value
     names = {c for table in profile.tables for c in table.terms}
@@ -181,7 +215,8 @@ def fit(
         names.add("prefill_cross")
     if values[COLUMN["token"]] + values[COLUMN["base"]] == 0:
         raise InputError(
-            "profile: no dense operators (mlp.csv or GEMM); a batch without them has no time"
+            "profile: found no dense operators; expected mlp.csv or a GEMM table, since a batch "
+            "would take no time"
         )
     whole = any(table.whole_batch for table in profile.tables)
     shape, degree = profile.shape, profile.tensor_parallel
@@ -207,7 +242,7 @@ def _capacity(profile: Profile) -> int | None:
     try:
         return kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes, devices=degree)
     except InputError:
-        return None  # these weights do not fit that device
+        return None  # the weights do not fit into the device's memory
 
 
 def _provenance(profile: Profile, seed: int, held_out: float) -> str:
@@ -224,18 +259,18 @@ def _provenance(profile: Profile, seed: int, held_out: float) -> str:
 def _fit_table(
     table: Table, held_out: float, target: float, generator: np.random.Generator
 ) -> tuple[NDArray[np.float64], dict[str, float], list[OperatorFit]]:
-    """Return coefficients, range of validity, and one report per operator of the table."""
+    """Return the coefficients, the range of validity and one report per operator of a table."""
     columns = [COLUMN[term] for term in table.terms]
     matrix = table.features[:, columns]
     if not len(matrix):
-        raise InputError(f"profile of {table.name}: no usable rows")
+        raise InputError(f"profile of {table.name}: found no usable rows; expected some")
     tested, fold, shapes = _split(table, held_out, generator)
     count = int(shapes.max()) + 1
     needed = MIN_SHAPES_PER_TERM * len(columns)
     if count < needed:
         raise InputError(
-            f"profile of {table.name}: {count} usable rows of different shape; at least {needed} "
-            f"are needed for {len(columns)} coefficients"
+            f"profile of {table.name}: found {count} usable rows of different shape; expected at "
+            f"least {needed} for {len(columns)} coefficients"
         )
     inside = np.ones(len(matrix), dtype=bool)
     limits: dict[str, float] = {}
@@ -267,7 +302,7 @@ def _fit_table(
 def _split(
     table: Table, held_out: float, generator: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Return which rows are held out, the fold of each, and the shape of each."""
+    """Return for every row whether it is held out, its fold and its shape."""
     shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
     count = int(shapes.max()) + 1
     order = generator.permutation(count)
@@ -277,7 +312,7 @@ def _split(
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """Rows to fit; every shape weighs the same, however often it was measured."""
+    """Rows to fit. Every shape has the same weight, however often it was measured."""
 
     matrix: NDArray[np.float64]
     measured: NDArray[np.float64]
@@ -288,13 +323,15 @@ class _Data:
     def fit(self, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
         count, columns = self.matrix[rows].shape
         if count < columns:
-            raise InputError(f"{count} rows for {columns} coefficients; at least as many is right")
+            raise InputError(
+                f"profile: found {count} rows; expected at least {columns}, one per coefficient"
+            )
         root = np.sqrt(self.weights[rows])
-        # Rows divided by what was measured make the error relative.
+        # Dividing every row by its measured time makes the error relative.
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
     def error(self, rows: NDArray[np.bool_], fold: NDArray[np.int64]) -> float:
-        """Return the worst operator's mean error in cross-validation, NaN with too few rows."""
+        """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
         if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * self.matrix.shape[1]:
             return float("nan")
         errors = np.zeros(len(rows))
@@ -310,10 +347,20 @@ class _Data:
 
 
 def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return x >= 0 that minimizes ``|matrix x - target|``.
+    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
 
-    Columns are scaled to a largest entry of 1, as squared tokens stand beside constants; all-zero
-    columns get 0.
+    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
+    many orders of magnitude.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (rows, columns)
+    target : ndarray of float64, shape (rows,)
+
+    Returns
+    -------
+    ndarray of float64, shape (columns,)
+        0 for columns that are all zero.
     """
     from scipy.optimize import nnls  # loaded only to fit
 
@@ -329,7 +376,7 @@ def _first_rung(
     fold: NDArray[np.int64],
     target: float,
 ) -> float | None:
-    """Return the first power of two from which a linear model meets the target, or None."""
+    """Return the first power of two above which a linear model meets the target, or None."""
     rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
     while (sizes >= rung).mean() >= MIN_SHARE:
         if data.error(train & (sizes >= rung), fold) <= target:
@@ -373,13 +420,19 @@ def _report(
 
 
 def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
-    """Return how other cost models meet the held-out rows of a fit, within its range.
+    """Return the errors of other cost models on the held-out rows of a fit, within its range.
+
+    Parameters
+    ----------
+    found : Fit
+    models : iterable of BatchCost
 
     Returns
     -------
     list of dict
-        ``model``, ``operator``, ``rows``, ``mean_error``, ``median_error``, ``p95_error`` and
-        ``bias`` (mean of predicted / measured - 1), errors relative.
+        One per model and operator: ``model``, ``operator``, ``rows``, ``mean_error``,
+        ``median_error``, ``p95_error`` and ``bias`` (the mean of predicted / measured - 1).
+        Errors are relative.
     """
     out = []
     generator = np.random.default_rng(found.seed)

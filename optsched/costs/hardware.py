@@ -1,4 +1,4 @@
-"""Devices and model shapes: published peaks, weights, KV capacity, and the roofline."""
+"""Devices and model architectures: published peaks, weights, KV capacity and the roofline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 
 BYTES = 2
-"""Bytes of a weight or KV number (16-bit floats)."""
+"""Bytes of a number in weights and KV, which are 16-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Device:
     ----------
     name : str
     bandwidth_gb_s : float
-        Memory bandwidth, 1e9 bytes a second.
+        Memory bandwidth, in 1e9 bytes per second.
     tflops : float
-        Dense 16-bit matrix arithmetic, 1e12 operations a second.
+        Dense 16-bit matrix arithmetic, in 1e12 operations per second.
     memory_gib : float
-        Memory, 2**30 bytes.
+        Memory, in 2**30 bytes.
     link_gb_s : float
-        Bandwidth to the other devices, both directions together, 1e9 bytes a second.
+        Bandwidth to the other devices, both directions together, in 1e9 bytes per second.
     """
 
     name: str
@@ -38,7 +38,20 @@ class Device:
     link_gb_s: float
 
     def least_ms(self, flops: float, memory_bytes: float) -> float:
-        """Return the least milliseconds for arithmetic and memory traffic: the roofline."""
+        """Return the minimum time for some arithmetic and memory traffic, by the roofline.
+
+        Parameters
+        ----------
+        flops : float
+            Arithmetic operations.
+        memory_bytes : float
+            Bytes read from and written to memory.
+
+        Returns
+        -------
+        float
+            Milliseconds: the larger of the two times, as if both overlapped perfectly.
+        """
         return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
 
 
@@ -49,7 +62,14 @@ class Architecture:
     Parameters
     ----------
     name : str
-    layers, hidden, heads, kv_heads, ffn, vocab : int
+    layers : int
+        Number of layers.
+    hidden, ffn : int
+        Width of the hidden state and of the feed-forward network.
+    heads, kv_heads : int
+        Attention heads, and heads of keys and values.
+    vocab : int
+        Tokens of the vocabulary.
     """
 
     name: str
@@ -62,12 +82,12 @@ class Architecture:
 
     @property
     def head_size(self) -> int:
-        """Numbers per head."""
+        """Width of an attention head."""
         return self.hidden // self.heads
 
     @property
     def layer_weights(self) -> dict[str, int]:
-        """Weights of a layer's matrices, by operator."""
+        """Number of weights in a layer's matrices, by operator."""
         kv = self.kv_heads * self.head_size
         return {
             "attn_pre_proj": self.hidden * (self.hidden + 2 * kv),
@@ -78,18 +98,18 @@ class Architecture:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights: layers, embedding and output projection."""
+        """Bytes of all weights: the layers, the embedding and the output projection."""
         inside = self.layers * sum(self.layer_weights.values())
         return BYTES * (inside + 2 * self.vocab * self.hidden)
 
     @property
     def layer_kv_bytes(self) -> int:
-        """Bytes of keys and values of one token in one layer."""
+        """Bytes of the keys and values of one token in one layer."""
         return 2 * BYTES * self.kv_heads * self.head_size
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.layer_kv_bytes
 
 
@@ -102,7 +122,7 @@ DEVICES = {
         Device("h100-80gb", 3350, 989, 80, 900),
     )
 }
-"""Known devices (SXM variants, makers' data sheets) by name."""
+"""Known devices by name: SXM variants, with the peaks of the makers' data sheets."""
 
 ARCHITECTURES = {
     shape.name: shape
@@ -114,16 +134,25 @@ ARCHITECTURES = {
         Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
     )
 }
-"""Known model shapes by name."""
+"""Known model architectures by name."""
 
 
 def device(name: str) -> Device:
     """Return a known device.
 
+    Parameters
+    ----------
+    name : str
+        One of `DEVICES`.
+
+    Returns
+    -------
+    Device
+
     Raises
     ------
     InputError
-        An unknown name.
+        The name is unknown.
     """
     if name not in DEVICES:
         raise InputError(f"device: {name!r} is unknown; known are {', '.join(DEVICES)}")
@@ -131,12 +160,22 @@ def device(name: str) -> Device:
 
 
 def architecture(name: str) -> Architecture:
-    """Return a known model shape; ``Llama-2-7b-hf`` and ``llama2-7b`` are the same.
+    """Return a known model architecture.
+
+    Parameters
+    ----------
+    name : str
+        One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
+        are the same.
+
+    Returns
+    -------
+    Architecture
 
     Raises
     ------
     InputError
-        An unknown name.
+        The name is unknown.
     """
     plain = name.lower().replace("meta-", "").replace("llama-", "llama").removesuffix("-hf")
     if plain not in ARCHITECTURES:
@@ -145,7 +184,17 @@ def architecture(name: str) -> Architecture:
 
 
 def same_architecture(name: str, other: str) -> bool:
-    """Return whether two names are of one model, known or not."""
+    """Return whether two names mean the same model.
+
+    Parameters
+    ----------
+    name, other : str
+        Unknown names are the same if they are equal.
+
+    Returns
+    -------
+    bool
+    """
     try:
         return architecture(name) == architecture(other)
     except InputError:
@@ -165,58 +214,87 @@ def kv_capacity(
     Parameters
     ----------
     memory_gib : float
-        Memory of one device, 2**30 bytes.
-    model_bytes, bytes_per_token : float
-        Weights, and keys and values of one token, over all devices together.
+        Memory of one device, in 2**30 bytes.
+    model_bytes : float
+        Bytes of the weights, over all devices together.
+    bytes_per_token : float
+        Bytes of the keys and values of one token, over all devices together.
     usable : float
         Share of the memory that weights and KV may take (vLLM's default is 0.9).
     devices : int
-        Devices that share the model.
+        Number of devices that share the model.
+
+    Returns
+    -------
+    int
+        Tokens, >= 1.
 
     Raises
     ------
     InputError
-        A size that is not positive, or weights that leave no room for a token.
+        A number is not > 0, ``usable`` is more than 1, or the weights leave no room for a token.
     """
     for name, value in (
         ("memory_gib", memory_gib), ("model_bytes", model_bytes),
         ("bytes_per_token", bytes_per_token), ("usable", usable), ("devices", devices),
     ):  # fmt: skip
         if not 0 < value < float("inf"):
-            raise InputError(f"{name}: {value!r} is not a number > 0")
+            raise InputError(f"{name}: found {value!r}; expected a number > 0")
     if usable > 1:
-        raise InputError(f"usable: {usable!r}; a share <= 1 is right")
+        raise InputError(f"usable: found {usable!r}; expected a share <= 1")
     memory = usable * devices * memory_gib * 2**30
     tokens = int((memory - model_bytes) // bytes_per_token)
     if tokens < 1:
         raise InputError(
-            f"model_bytes: {model_bytes / 2**30:.4g} GiB leave no room for KV in "
-            f"{memory / 2**30:.4g} GiB; more devices or a smaller model is right"
+            f"model_bytes: found {model_bytes / 2**30:.4g} GiB, which leave no room for KV in "
+            f"{memory / 2**30:.4g} GiB; expected more devices or a smaller model"
         )
     return tokens
 
 
 ROOFLINE_TOKENS = 4096
-"""Largest batch to which the linear model of a roofline's dense operators is fitted."""
+"""Largest batch, in tokens, to which a roofline's linear model of dense operators is fitted."""
 
 
 def roofline_data(
     shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
 ) -> dict[str, Any]:
-    """Return the content of a cost model file; see `optsched.costs.roofline.roofline`."""
+    """Return the content of a roofline's cost model file.
+
+    Parameters
+    ----------
+    shape : Architecture
+    peak : Device
+    tensor_parallel : int
+        Number of devices that share every layer.
+    usable : float
+        Share of the memory that weights and KV may take.
+
+    Returns
+    -------
+    dict
+        For `optsched.costs.cost.cost_model_from_dict`; `optsched.costs.roofline.roofline` says
+        how the coefficients come about.
+
+    Raises
+    ------
+    InputError
+        A degree that does not divide the heads, or weights that do not fit into the memory.
+    """
     if tensor_parallel < 1 or shape.heads % tensor_parallel:
         raise InputError(
-            f"tensor_parallel: {tensor_parallel!r} does not divide {shape.name}'s "
+            f"tensor_parallel: found {tensor_parallel!r}; expected a divisor of {shape.name}'s "
             f"{shape.heads} heads"
         )
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
-    # The times are flat at first and then rise with the tokens: no coefficient comes out negative.
+    # The times are flat at first and rise later, so no coefficient of the fit is negative.
     scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
     slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
     token = slope / ROOFLINE_TOKENS
-    # A ring sends 2 (g - 1) / g of the data each way; two rings per layer, half the link each way.
+    # An all-reduce by a ring sends 2 (g - 1) / g of the data. There are two per layer, and each
+    # direction has half the link's bandwidth.
     ring = 2 * 2 * (tensor_parallel - 1) / tensor_parallel * BYTES * shape.hidden
     token += ring / (peak.link_gb_s / 2) / 1e6
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
@@ -251,12 +329,22 @@ def roofline_data(
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the content of the cost model ``roofline:MODEL[,device=NAME][,tp=N]``.
+    """Return the content of a roofline's cost model file from its specification.
+
+    Parameters
+    ----------
+    spec : str
+        ``roofline:MODEL[,device=NAME][,tp=N]``.
+
+    Returns
+    -------
+    dict
+        See `roofline_data`.
 
     Raises
     ------
     InputError
-        An unknown model, device or parameter.
+        A model, device or parameter is unknown; or as for `roofline_data`.
     """
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"

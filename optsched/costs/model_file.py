@@ -9,7 +9,19 @@ from optsched.costs.cost import BatchCost
 
 
 def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
-    """Return a cost model as the text of a file for `load_cost_model`."""
+    """Return a cost model as the text of a file for `load_cost_model`.
+
+    Parameters
+    ----------
+    model : BatchCost
+    remarks : iterable of str
+        Comments for the top of the file, one line each.
+
+    Returns
+    -------
+    str
+        TOML, with the unit of every coefficient in a comment.
+    """
     lines = [f"# {remark}" for remark in remarks]
     lines += [
         "# A batch's time is given in optsched.costs.cost.BatchCost; coefficients left out are 0.",
@@ -38,5 +50,5 @@ def _quoted(text: str) -> str:
 
 
 def _decimal(text: str) -> str:
-    """Return the text of a number as TOML writes floats: with a point or an exponent."""
+    """Return the text of a number as a float in TOML, which needs a point or an exponent."""
     return text if any(mark in text for mark in ".e") else f"{text}.0"

@@ -15,32 +15,38 @@ def roofline(
 ) -> BatchCost:
     """Return the cost model of a machine that runs at its published peaks.
 
-    As LLM-Viewer: every operator takes the larger of arithmetic and memory time, nothing else
-    costs anything. It is a lower estimate; measured times are longer. By name:
-    ``load_cost_model("roofline:llama2-7b,device=a100-80gb,tp=1")``.
+    Every operator takes the larger of its arithmetic time and its memory time, and nothing else
+    costs anything (Yuan et al. 2024, LLM-Viewer). This is a lower estimate: measured times are
+    longer. By name: ``load_cost_model("roofline:llama2-7b,device=a100-80gb,tp=1")``.
 
     Parameters
     ----------
     model : str or Architecture
-        `optsched.costs.hardware.ARCHITECTURES`.
+        A name in `optsched.costs.hardware.ARCHITECTURES`, or an architecture.
     hardware : str or Device
-        `optsched.costs.hardware.DEVICES`.
+        A name in `optsched.costs.hardware.DEVICES`, or a device.
     tensor_parallel : int
-        Devices that share every layer, with two all-reduces per layer.
+        Number of devices that share every layer, with two all-reduces per layer.
     usable : float
-        Share of the memory for weights and KV, for the KV capacity.
+        Share of the memory that weights and KV may take; it decides the KV capacity.
 
-    Notes
-    -----
-    The dense operators' max(arithmetic, weights read) is not linear in the tokens: ``token`` and
-    ``base`` are its relative least squares over batches of 1 to 4096 tokens. Decode attention is
-    taken as memory-bound and prefill attention as compute-bound (causal: half of c^2, all of
-    c m), which they are outside the smallest chunks.
+    Returns
+    -------
+    BatchCost
 
     Raises
     ------
     InputError
-        An unknown name, a degree that does not divide the heads, a model that does not fit.
+        An unknown name, a degree that does not divide the heads, or weights that do not fit into
+        the memory.
+
+    Notes
+    -----
+    The time of the dense operators, the maximum of arithmetic and reading weights, is not linear
+    in the tokens. ``token`` and ``base`` are its relative least squares fit over batches of 1 to
+    4096 tokens. Decode attention is taken as memory-bound and prefill attention as compute-bound,
+    which holds except in the smallest chunks. Causal prefill attention counts half of c^2 and all
+    of c m.
     """
     shape = architecture(model) if isinstance(model, str) else model
     peak = device(hardware) if isinstance(hardware, str) else hardware

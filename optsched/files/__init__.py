@@ -1,1 +1,1 @@
-"""In and out: JSON files with their schemas, and what a real server measured."""
+"""Reading and writing of JSON files with their schemas, and of times that a server measured."""

@@ -1,4 +1,4 @@
-"""What a real server took for the requests of an instance."""
+"""Times that a real server took for the requests of an instance."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class Measured:
     name : str
         What tables call the server.
     instance_sha256 : str, optional
-        Digest of the instance whose requests these are, in its order.
+        Digest of the instance that was served. Times are in the order of its requests.
 
     Raises
     ------
     InputError
-        A time that cannot be, with request and value.
+        A time is not a number in range, a TTFT is longer than its latency, or the columns are of
+        unequal length. The error names the request.
     """
 
     latency: NDArray[np.float64]
@@ -46,40 +47,53 @@ class Measured:
         put("latency", real_column(self.latency, "latency", 0.0, float(MAX_ROUND)))
         if (self.latency == 0).any():
             i = int(np.argmax(self.latency == 0))
-            raise InputError(f"latency: request {i}: 0 is no time that a request took")
+            raise InputError(f"latency: request {i}: found 0; expected a time > 0")
         if self.ttft is None:
             return
         put("ttft", real_column(self.ttft, "ttft", 0.0, float(MAX_ROUND)))
         if len(self.ttft) != len(self.latency):
             raise InputError(
-                f"ttft: has {len(self.ttft)} values, but latency has {len(self.latency)}; columns "
-                "must be of equal length"
+                f"ttft: found {len(self.ttft)} values; expected {len(self.latency)}, as many as "
+                "latency has"
             )
         late = self.ttft > self.latency
         if late.any():
             i = int(np.argmax(late))
             raise InputError(
-                f"ttft: request {i}: {self.ttft[i]} is more than the latency {self.latency[i]}"
+                f"ttft: request {i}: found {self.ttft[i]}; expected at most its latency "
+                f"{self.latency[i]}"
             )
 
     def check(self, instance: Instance) -> None:
         """Check that these are the times of an instance's requests.
 
+        Parameters
+        ----------
+        instance : Instance
+
         Raises
         ------
-        InputError, UsageError
-            Another instance's, or an instance in rounds.
+        InputError
+            The digest or the number of requests is another instance's.
+        UsageError
+            The instance is in rounds.
         """
         if instance.in_rounds:
-            raise UsageError("measured: times are in seconds; an instance in seconds is right")
+            raise UsageError("measured: found an instance in rounds; expected one in seconds")
         instance.check_digest(self.instance_sha256, "measured: instance_sha256")
         if len(self.latency) != instance.n:
             raise InputError(
-                f"measured: has {len(self.latency)} requests; {instance.name!r} has {instance.n}"
+                f"measured: found {len(self.latency)} requests; expected the {instance.n} of "
+                f"{instance.name!r}"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a file of measured times."""
+        """Return the JSON object of a file of measured times.
+
+        Returns
+        -------
+        dict
+        """
         return {
             "format": "optsched-measured",
             "version": 1,
@@ -93,10 +107,20 @@ class Measured:
 def read_measured(path: str | Path) -> Measured:
     """Return the measured times in a file.
 
+    Parameters
+    ----------
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file.
+
+    Returns
+    -------
+    Measured
+
     Raises
     ------
     InputError
-        One line that begins with the file.
+        The file cannot be read or does not hold measured times. The error is one line that
+        begins with the file.
     """
     data = read_json(path, expect="measured")
     with Place(Path(path)):
@@ -110,6 +134,12 @@ def read_measured(path: str | Path) -> Measured:
 
 def write_measured(measured: Measured, path: str | Path) -> None:
     """Write a file of measured times.
+
+    Parameters
+    ----------
+    measured : Measured
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file.
 
     Raises
     ------

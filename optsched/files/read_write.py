@@ -1,8 +1,8 @@
-"""Instance and schedule files, and what all of optsched's JSON files share.
+"""Instance and schedule files, and what all JSON files of optsched share.
 
-Reading is strict: UTF-8, no NaN or Infinity, no duplicate keys, no unknown fields. Every error
-is one line that begins with the file. Writing is atomic: an interrupted write leaves the old
-file. A name that ends in ``.gz`` is compressed with gzip.
+Reading is strict: files are UTF-8, without NaN, Infinity, duplicate keys or unknown fields. Every
+error is one line that begins with the file. Writing is atomic: an interrupted write leaves the
+old file. A file whose name ends in ``.gz`` is compressed with gzip.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 ]  # fmt: skip
 
 _LARGEST = 2**60
-"""Largest number in a schedule's columns: starts may lie beyond the latest arrival allowed."""
+"""Largest number in a schedule's columns. Starts may lie after the latest arrival allowed."""
 
 INLINE_ENTRIES = 2_000_000
-"""Entries of a schedule up to which its columns belong inside the JSON file."""
+"""Maximum number of entries of a schedule whose columns belong inside the JSON file."""
 
 
 def read_instance(path: str | Path) -> Instance:
@@ -54,36 +54,50 @@ def read_instance(path: str | Path) -> Instance:
     Parameters
     ----------
     path : str or Path
-        A ``.json`` or ``.json.gz`` file; or, where there is no such file, a name in
-        `example_instances`. A file without a ``name`` is named after itself.
+        A ``.json`` or ``.json.gz`` file. If there is no such file, a name in
+        `example_instances`. An instance without a ``name`` is named after its file.
+
+    Returns
+    -------
+    Instance
 
     Raises
     ------
     InputError
-        One line that begins with the file: not readable, not an instance, or not possible.
+        The file cannot be read, does not hold an instance, or holds an impossible one. The error
+        is one line that begins with the file.
     """
     file = Path(path)
     if not os.path.isfile(file):
         file = example_instances().get(str(path), file)
         if not os.path.exists(file):
             shipped = ", ".join(example_instances())
-            raise InputError(f"{path}: no such file; shipped instances are {shipped}")
+            raise InputError(f"{path}: no such file; expected a file or one of {shipped}")
     data = read_json(file, expect="instance")
     with Place(file):
         return instance_from_dict(data, name=stem(file))
 
 
 def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
-    """Return the instance of a JSON object of the format "instance", checked (`check_format`).
+    """Return the instance that a JSON object holds.
 
-    ``name`` is for an instance that has none.
+    Parameters
+    ----------
+    data : dict
+        JSON object of the format "instance", which `check_format` has accepted.
+    name : str
+        Name of the instance if it has none of its own.
+
+    Returns
+    -------
+    Instance
 
     Raises
     ------
     InputError
-        See `read_instance`.
+        See `optsched.Instance`.
     """
-    # The schema has the fields of an `Instance` and no others; those of requests stand apart.
+    # The schema has the fields of an `Instance` and no others; columns are under "requests".
     fields = {"name": None, **data, **data["requests"]}
     for key in ("format", "version", "requests"):
         del fields[key]
@@ -97,6 +111,12 @@ def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
 
 def write_instance(instance: Instance, path: str | Path) -> None:
     """Write an instance file.
+
+    Parameters
+    ----------
+    instance : Instance
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file.
 
     Raises
     ------
@@ -112,15 +132,20 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
     Parameters
     ----------
     path : str or Path
-        A ``.json`` or ``.json.gz`` file, its columns inside or in a Parquet file beside it.
+        A ``.json`` or ``.json.gz`` file, with its columns inside or in a Parquet file beside it.
     instance : Instance, optional
-        What the schedule must be for, where the file names an instance by its digest.
+        Instance that the schedule must be for, if the file has an instance's digest.
+
+    Returns
+    -------
+    Schedule
+        Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
     InputError
-        One line that begins with the file: not readable, not a schedule, or another
-        instance's. Whether its decisions are allowed is for `optsched.evaluate` to say.
+        The file cannot be read, does not hold a schedule, or holds one of another instance. The
+        error is one line that begins with the file.
     """
     file = Path(path)
     data = read_json(file, expect="schedule")
@@ -131,15 +156,20 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
 def schedule_from_dict(
     data: dict[str, Any], instance: Instance | None = None, *, folder: Path | None = None
 ) -> Schedule:
-    """Return the schedule of a JSON object of the format "schedule".
+    """Return the schedule that a JSON object holds.
 
     Parameters
     ----------
     data : dict
+        JSON object of the format "schedule".
     instance : Instance, optional
         See `read_schedule`.
     folder : Path, optional
-        Where a Parquet file of columns lies; without it there may be none.
+        Folder of the Parquet file of columns. Without it, the columns must be in ``data``.
+
+    Returns
+    -------
+    Schedule
 
     Raises
     ------
@@ -154,17 +184,22 @@ def schedule_from_dict(
     columns = {name: data[name] for name in ALL_COLUMNS if data.get(name) is not None}
     if data.get("columns") is not None:
         if columns:
-            raise InputError(f"{next(iter(columns))}: given here and in {data['columns']}")
+            raise InputError(
+                f"{next(iter(columns))}: found here and in {data['columns']}; expected one place"
+            )
         if folder is None:
-            raise InputError(f"columns: {data['columns']!r} can only be read beside its file")
+            raise InputError(
+                f"columns: found {data['columns']!r}, which can only be read beside its file; "
+                "expected columns inside"
+            )
         columns = _read_parquet(folder / data["columns"], data.get("columns_sha256"))
     foreign = [name for name in columns if (name == "starts") != (kind == "starts")]
     if foreign:
-        raise InputError(f"{foreign[0]}: a schedule of kind {kind!r} has no such column")
+        raise InputError(f"{foreign[0]}: expected no such column in a schedule of kind {kind!r}")
     mode: EvictMode | None = data.get("evict_mode")
     if mode is None:
         if len(columns.get("evicted", [])):
-            raise InputError("evict_mode: missing; 'restart' or 'recompute' is right")
+            raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
         mode = "restart" if kind == "starts" else "recompute"
     whole = {
         name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
@@ -192,16 +227,17 @@ def write_schedule(
     ----------
     schedule : Schedule
     path : str or Path
-        The ``.json`` or ``.json.gz`` file.
+        A ``.json`` or ``.json.gz`` file.
     columns : {"json", "parquet"}
-        Where the columns go: inside, or into ``STEM.columns.parquet`` beside the file, which
-        then names that file and its digest. The Parquet file has one row, whose cells are the
-        columns as lists, since their lengths differ.
+        Where the columns go: into the file, or into ``STEM.columns.parquet`` beside it. The file
+        then names the Parquet file and its digest. The Parquet file has one row, whose cells are
+        the columns as lists, since their lengths differ.
 
     Raises
     ------
     InputError
-        The file cannot be written, or ``"parquet"`` without pyarrow.
+        The file cannot be written, ``columns`` is neither of the two, or pyarrow is missing for
+        ``"parquet"``.
     """
     if columns == "parquet":
         beside = columns_file(path)
@@ -215,34 +251,59 @@ def write_schedule(
     elif columns == "json":
         data = schedule.to_dict()
     else:
-        raise InputError(f"columns: {columns!r} is not one of 'json', 'parquet'")
+        raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
     write_json(data, path)
 
 
 def columns_file(path: str | Path) -> Path:
-    """Return the Parquet file that holds the columns of a schedule file, beside it."""
+    """Return the Parquet file beside a schedule file that holds its columns.
+
+    Parameters
+    ----------
+    path : str or Path
+        The schedule file. It need not exist.
+
+    Returns
+    -------
+    Path
+    """
     file = Path(path)
     return file.with_name(f"{stem(file)}.columns.parquet")
 
 
 def example_instances() -> dict[str, Path]:
-    """Return the shipped instances: the file of each by name, sorted."""
+    """Return the files of the shipped instances.
+
+    Returns
+    -------
+    dict of str to Path
+        File of each instance by name, sorted by name.
+    """
     inside = Path(str(resources.files("optsched"))) / "_data" / "instances"
     folder = inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "instances"
     return {stem(file): file for file in sorted(folder.glob("*.json*"))}
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a file format in `FORMATS`.
+    """Return the JSON Schema of a file format.
+
+    Parameters
+    ----------
+    name : str
+        One of `FORMATS`.
+
+    Returns
+    -------
+    dict
 
     Raises
     ------
     InputError
-        No such format.
+        The name is unknown.
     """
     if name not in FORMATS:
         raise InputError(f"schema: {name!r} is unknown; known are {', '.join(FORMATS)}")
-    from optsched.files import schemas  # pydantic is only needed where files are
+    from optsched.files import schemas  # pydantic is only loaded where files are read
 
     return schemas.schema(name)
 
@@ -286,29 +347,32 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
     pa, pq = _pyarrow(repr(file.name), "install pyarrow")
     try:
         content = file.read_bytes()
-    except (OSError, ValueError) as error:  # a name may hold what the system takes for its end
+    except (OSError, ValueError) as error:  # a name with a NUL character is a ValueError
         words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"columns: {file.name!r} cannot be read beside this file ({words})"
+            f"columns: expected {file.name!r} beside this file; it cannot be read ({words})"
         ) from None
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise InputError(
-            f"columns_sha256: {digest}, but {file.name!r} has "
-            f"{hashlib.sha256(content).hexdigest()}; the file written with this one is right"
+            f"columns_sha256: found {hashlib.sha256(content).hexdigest()} of {file.name!r}; "
+            f"expected {digest}, of the file that was written with this one"
         )
     try:
         table = pq.read_table(io.BytesIO(content))
     except pa.ArrowException as error:
-        raise InputError(f"columns: {file.name!r} is not a Parquet file ({error})") from None
+        raise InputError(f"columns: {file.name!r}: expected a Parquet file; {error}") from None
     unknown = [name for name in table.column_names if name not in ALL_COLUMNS]
     if unknown or table.num_rows != 1:
         raise InputError(
-            f"columns: {file.name!r} does not hold one row of {', '.join(ALL_COLUMNS)}"
+            f"columns: {file.name!r}: found {table.num_rows} rows of "
+            f"{', '.join(table.column_names)}; expected one row of {', '.join(ALL_COLUMNS)}"
         )
     columns = {}
     for name in table.column_names:
         cell = table.column(name)[0]
         if not pa.types.is_list(cell.type) or cell.values is None or cell.values.null_count:
-            raise InputError(f"columns: {file.name!r}: {name} is not a list of numbers")
+            raise InputError(
+                f"columns: {file.name!r}: {name}: found {cell.type}; expected a list of numbers"
+            )
         columns[name] = cell.values.to_numpy(zero_copy_only=False)
     return columns

@@ -1,4 +1,4 @@
-"""What result and comparison files begin with, and the result file of what runs no solver."""
+"""Result files of commands that run no solver, and the first fields of all result files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from optsched.problem.version import __version__
 
 
 def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
-    """Return the first fields of a file about an instance."""
+    """Return the first fields of a file about an instance.
+
+    Parameters
+    ----------
+    format_name : str
+        Value of the field ``format``.
+    command : str
+        The command that makes the file.
+    instance : Instance
+
+    Returns
+    -------
+    dict
+    """
     return {
         "format": format_name,
         "version": 1,
@@ -24,14 +37,35 @@ def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
 
 
 def cost_model_reference(instance: Instance, cost: CostModel | None) -> dict[str, Any] | None:
-    """Return name and digest of a cost model; None in rounds, which need none."""
+    """Return the name and the digest of a cost model.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost : CostModel or None
+
+    Returns
+    -------
+    dict or None
+        None for an instance in rounds, which needs no cost model.
+    """
     if cost is None or instance.in_rounds:
         return None
     return {"name": cost.name, "sha256": cost.sha256}
 
 
 def predictor_of(instance: Instance) -> str:
-    """Return where policies take output lengths from: the instance's predictions, or the oracle."""
+    """Return where policies take output lengths from.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    str
+        ``"instance"`` if it has predictions, else ``"oracle"``: the true lengths.
+    """
     return "instance" if instance.has_predictions else "oracle"
 
 
@@ -45,22 +79,29 @@ def result_dict(
     bound: float | None = None,
     **further: Any,
 ) -> dict[str, Any]:
-    """Return the JSON object of a result.
+    """Return the JSON object of a result file.
 
     Parameters
     ----------
     instance : Instance
     command : str
+        The command that makes the file.
     objective, bound : int, float or None
-        Status and gap follow from them.
-    metrics : mapping or None
+        Value of the schedule and bound on the optimum, of an objective that is minimized. They
+        decide the fields ``status`` and ``gap``.
+    metrics : mapping of str to number, or None
+        `Evaluation.metrics`.
     cost_model : CostModel or None
     **further
-        Other fields of the file that are known: ``method``, ``policy`` (which made the schedule of
-        the objective), ``predictor`` (its own, in place of the instance's predictions), ``seed``
-        and so on.
+        Other fields, of which None is left out: for example ``method``, ``seed``, ``policy`` (the
+        policy that made the schedule) or ``predictor`` (the policy's own, in place of the
+        instance's predictions).
+
+    Returns
+    -------
+    dict
     """
-    from importlib.metadata import version  # 30 ms, which only who writes a file should pay
+    from importlib.metadata import version  # takes 30 ms, so it is only imported to write a file
 
     gap = None
     if objective and bound is not None:

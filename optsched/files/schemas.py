@@ -1,7 +1,7 @@
-"""The shape of optsched's files as pydantic models: JSON Schemas, unknown and missing fields.
+"""The fields of optsched's files as pydantic models, for JSON Schemas and for checks of shape.
 
-Long columns carry a precise schema and are not validated here: `optsched.problem.instance` checks
-them in one pass and names the request and the value.
+Long columns have a precise schema and are not validated here. `optsched.problem.instance` checks
+them in one pass, and its errors name the request and the value.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _Integers = SkipValidation[list[int]]
 
 
 class LimitsFile(BaseModel):
-    """Hard limits of the machine, per batch; null or absent: none."""
+    """Hard limits of the machine for each batch; null or absent means no limit."""
 
     model_config = _STRICT
     max_batch_tokens: SkipValidation[_Count | None] = Field(
-        None, description="tokens processed in one batch, prefill and decode together"
+        None, description="maximum tokens processed in one batch, prefill and decode together"
     )
     max_prefill_tokens: SkipValidation[_Count | None] = Field(
-        None, description="prefill tokens processed in one batch"
+        None, description="maximum prefill tokens processed in one batch"
     )
     max_running: SkipValidation[_Count | None] = Field(
-        None, description="requests that hold KV after a batch"
+        None, description="maximum requests that hold KV after a batch"
     )
 
 
 class ForecastFile(BaseModel):
-    """Output tokens that requests have left, predicted again every few tokens."""
+    """Predicted output tokens that requests have left, renewed every few tokens."""
 
     model_config = _STRICT
     every: SkipValidation[_Count] = Field(description="tokens from one prediction to the next")
@@ -49,7 +49,7 @@ class ForecastFile(BaseModel):
         description="request i has the entries remaining[offsets[i]:offsets[i+1]], one or more"
     )
     remaining: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]]] = Field(
-        description="tokens left; entry k of a request holds once it has produced every * k tokens"
+        description="tokens left; entry k of a request is for when it has produced every * k tokens"
     )
 
 
@@ -68,7 +68,9 @@ class RequestsFile(BaseModel):
     predicted_lower: SkipValidation[_Counts | None] = Field(
         None, description="lower ends of intervals that contain output_tokens"
     )
-    predicted_upper: SkipValidation[_Counts | None] = Field(None, description="their upper ends")
+    predicted_upper: SkipValidation[_Counts | None] = Field(
+        None, description="upper ends of these intervals"
+    )
     forecast: ForecastFile | None = None
     id: SkipValidation[list[str | int] | None] = Field(
         None, description="external names, unique", json_schema_extra={"uniqueItems": True}
@@ -105,7 +107,7 @@ class InstanceFile(BaseModel):
     time_unit: SkipValidation[Literal["round", "second"]]
     kv_capacity: SkipValidation[_Count] = Field(description="in tokens")
     kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
-        description="whether a running request's newest token is held"
+        description="whether the KV of a running request's newest token counts"
     )
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
@@ -138,7 +140,9 @@ class ScheduleFile(BaseModel):
     version: Literal[1]
     instance_sha256: Sha256 | None = None
     kind: Literal["starts", "batches"]
-    starts: _Integers | None = Field(None, description="round before each request's first")
+    starts: _Integers | None = Field(
+        None, description="start of each request, which runs from the round after it"
+    )
     batch_offsets: _Integers | None = Field(
         None, description="batch j processes the entries batch_offsets[j]:batch_offsets[j+1]"
     )
@@ -149,7 +153,8 @@ class ScheduleFile(BaseModel):
     )
     evicted: _Integers | None = None
     start: SkipValidation[list[float] | None] = Field(
-        None, description="start of each batch, in the instance's unit; absent: as early as can be"
+        None,
+        description="start of each batch, in the instance's unit; absent: as early as possible",
     )
     worker: _Integers | None = Field(None, description="worker of each batch, from 0")
     evict_mode: Literal["restart", "recompute"] | None = None
@@ -187,7 +192,7 @@ else:
 
 
 class ProgressFile(BaseModel):
-    """Incumbent and bound whenever one changed: columns of equal length; null: unknown."""
+    """Incumbent and bound whenever one changed, as columns of equal length; null: unknown."""
 
     model_config = _OPEN
     elapsed_s: list[float]
@@ -250,7 +255,7 @@ class ComparisonFile(BaseModel):
 
 
 class CertificateFile(BaseModel):
-    """A bound, or an optimum, that the checker recomputes exactly; further fields may appear."""
+    """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
     model_config = _OPEN
     format: Literal["optsched-certificate"]
@@ -262,16 +267,16 @@ class CertificateFile(BaseModel):
     value: int | float
     denominator: Annotated[int, Field(ge=1)] | None = None
     tree: SkipValidation[dict[str, Any]] = Field(
-        description="a leaf names its relaxation; a branch splits one request's starts"
+        description="a leaf names its relaxation; a branch splits the starts of one request"
     )
     schedule: SkipValidation[dict[str, Any] | None] = Field(
-        None, description="a schedule file of that value, where the claim is optimal"
+        None, description="a schedule file with that value, if the claim is optimal"
     )
     sha256: Sha256 = Field(description="digest of the rest of the file in canonical JSON")
 
 
 class MeasuredFile(BaseModel):
-    """What a real server took for an instance's requests, in the instance's order."""
+    """Times that a real server took for an instance's requests, in the instance's order."""
 
     model_config = _STRICT
     format: Literal["optsched-measured"]
@@ -298,7 +303,17 @@ MODELS: Mapping[str, type[BaseModel]] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a file format in `MODELS`."""
+    """Return the JSON Schema (2020-12) of a file format.
+
+    Parameters
+    ----------
+    name : str
+        One of `MODELS`.
+
+    Returns
+    -------
+    dict
+    """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **MODELS[name].model_json_schema(),
@@ -307,12 +322,19 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def check_shape(name: str, data: Mapping[str, Any]) -> None:
-    """Check that a parsed file has the fields of its format, of the right kind.
+    """Check that a parsed file has the fields of its format, of the right types.
+
+    Parameters
+    ----------
+    name : str
+        One of `MODELS`.
+    data : mapping
+        The JSON object.
 
     Raises
     ------
     InputError
-        The first field that is unknown, missing or of the wrong kind.
+        A field is unknown, missing or of the wrong type. The error names the first one.
     """
     try:
         MODELS[name].model_validate(data)
@@ -325,13 +347,13 @@ def _words(name: str, error: Mapping[str, Any]) -> str:
     path = [part for part in error["loc"] if not str(part).startswith("function-")]
     place = ".".join(str(part) for part in path)
     if error["type"] == "missing":
-        return f"{place}: missing; the format {name!r} needs it"
+        return f"{place}: found nothing; expected this field of the format {name!r}"
     if error["type"] == "extra_forbidden":
         known = ", ".join(_fields_at(name, path[:-1]))
         return f"{place}: unknown field; known here are {known}"
     if error["type"] == "model_type":
-        return f"{place}: {_brief(error['input'])} is not an object with named fields"
-    return f"{place}: {_brief(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+        return f"{place}: found {_brief(error['input'])}; expected an object with named fields"
+    return f"{place}: found {_brief(error['input'])}; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _brief(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Files that pictures and reports are made of, recognised by their formats."""
+"""Files that plots and reports are made from, recognised by their formats."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ if TYPE_CHECKING:
 
 
 def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any], str]:
-    """Return a file's format, its JSON object and its SHA-256, from one reading.
+    """Return the format, the JSON object and the SHA-256 of a file, which is read once.
+
+    Parameters
+    ----------
+    path : str
+    allowed : tuple of str
+        Formats that the file may have, of `optsched.files.read_write.FORMATS`.
+
+    Returns
+    -------
+    format : str
+    data : dict
+    sha256 : str
 
     Raises
     ------
     InputError
-        A file that cannot be read, or of another format than those allowed.
+        The file cannot be read, or has another format.
     """
     from optsched.files.strict_json import Place, check_format, read_json_and_digest
 
@@ -30,7 +42,20 @@ def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any
 
 
 def named_file(named: object, beside: str | Path) -> Path | None:
-    """Return the file that a result names: as it stands there, or beside the result."""
+    """Return the file that another file names.
+
+    Parameters
+    ----------
+    named : object
+        A path in a result file, or anything else.
+    beside : str or Path
+        The result file. If there is no file at the path, it is looked up beside this file.
+
+    Returns
+    -------
+    Path or None
+        None if nothing is named or there is no such file.
+    """
     if not isinstance(named, str) or not named:
         return None
     for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
@@ -40,14 +65,27 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 
 
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
-    """Return the instance given, or the shipped one with a digest.
+    """Return the given instance, or the shipped one with a digest.
+
+    Parameters
+    ----------
+    digest : object
+        SHA-256 of the instance, or None if it is unknown.
+    given : str or None
+        File or name of an instance.
+    what : str
+        What errors call the thing that needs the instance.
+
+    Returns
+    -------
+    Instance
 
     Raises
     ------
     UsageError
-        None is given and no shipped one has the digest.
+        No instance is given and no shipped one has the digest.
     InputError
-        The one given has another digest.
+        The given instance cannot be read or has another digest.
     """
     from optsched.files.read_write import example_instances, read_instance
 
@@ -60,8 +98,8 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
     instance = read_instance(given)
     if digest not in (None, instance.sha256):
         raise InputError(
-            f"{given}: its sha256 is {instance.sha256}, but {what} was made for {digest}; that "
-            "instance is right"
+            f"{given}: found the sha256 {instance.sha256}; expected {digest}, the instance that "
+            f"{what} was made for"
         )
     return instance
 
@@ -69,12 +107,28 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
 def cost_model_like(
     instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
-    """Return the cost model given, else the shipped one that a file names or has the digest of.
+    """Return the given cost model, or the shipped one that a file refers to.
+
+    Parameters
+    ----------
+    instance : Instance
+    given : str or None
+        Name or file of a cost model.
+    known : object
+        The field ``cost_model`` of a result file, with its digest.
+    digest : object
+        The digest of a cost model in a schedule file.
+
+    Returns
+    -------
+    CostModel or None
+        None for an instance in rounds.
 
     Raises
     ------
     UsageError, InputError
-        As `optsched.costs.cost.cost_for`, where there is none.
+        No cost model is given or found, or it cannot be read; see
+        `optsched.costs.cost.cost_for`.
     """
     from optsched.costs.cost import cost_for, load_cost_model, shipped_models
 
@@ -96,9 +150,30 @@ def schedule_of(
     known: object = None,
     data: dict[str, Any] | None = None,
 ) -> tuple[Schedule, CostModel | None]:
-    """Return a schedule file's schedule, and the cost model that it was made under.
+    """Return the schedule in a file and the cost model that it was made for.
 
-    ``data`` is what the file holds, where it has been read.
+    Parameters
+    ----------
+    path : str or Path
+        The schedule file.
+    instance : Instance
+    given : str or None
+        Name or file of a cost model.
+    known : object
+        The field ``cost_model`` of a result file.
+    data : dict, optional
+        The JSON object of the file, if it has been read already.
+
+    Returns
+    -------
+    schedule : Schedule
+    cost_model : CostModel or None
+        None for an instance in rounds.
+
+    Raises
+    ------
+    InputError, UsageError
+        See `optsched.read_schedule` and `cost_model_like`.
     """
     from optsched.files.read_write import read_schedule, schedule_from_dict
     from optsched.files.strict_json import Place

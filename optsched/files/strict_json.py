@@ -1,4 +1,4 @@
-"""Strict JSON in, atomic files out: what all of optsched's file formats share."""
+"""Strict reading of JSON and atomic writing of files, for all of optsched's file formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERSION = 1
 """Version of every format."""
 
 MAX_BYTES = 1 << 29
-"""Size of a file, decompressed, beyond which it is not read: parsing takes many times as much."""
+"""Maximum size in bytes of a decompressed file; parsing takes many times as much memory."""
 
 _MESSAGE_CHARS = 600
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -40,22 +40,27 @@ _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})"
 def read_json(
     path: str | Path, *, expect: str | Sequence[str] | None = None, version: int = VERSION
 ) -> dict[str, Any]:
-    """Return the JSON object in a file of optsched's.
+    """Return the JSON object in a file.
 
     Parameters
     ----------
     path : str or Path
-        A ``.json`` file, or ``.json.gz``.
+        A ``.json`` or ``.json.gz`` file.
     expect : str or sequence of str, optional
-        The formats allowed, of `FORMATS`; the file's shape is checked against its own. None:
-        any JSON object, unchecked.
+        Formats that the file may have, of `FORMATS`. The fields are checked against the file's
+        format. None accepts any JSON object.
     version : int
         The version that the file must have.
+
+    Returns
+    -------
+    dict
 
     Raises
     ------
     InputError
-        One line that begins with the file.
+        The file cannot be read, or has another format, version or fields. The error is one line
+        that begins with the file.
     """
     data, _ = read_json_and_digest(path)
     if expect is not None:
@@ -67,54 +72,87 @@ def read_json(
 def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in a file, unchecked, and the SHA-256 of the file.
 
-    A pipe can be read only once, and a file may change: who needs to know the format first
-    dispatches on this object.
+    A pipe can be read only once, and a file may change. A caller that must know the format first
+    reads the file by this function and looks at the object.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file.
+
+    Returns
+    -------
+    data : dict
+    sha256 : str
+        Digest of the file's bytes.
 
     Raises
     ------
     InputError
-        See `read_json`.
+        The file cannot be read or does not hold a JSON object.
     """
     file = Path(path)
     with Place(file):
         content = _read_bytes(file)
         data = _parse(_decoded(file, content))
         if not isinstance(data, dict):
-            raise InputError(f"holds a JSON {type(data).__name__}; an object is right")
+            raise InputError(f"found a JSON {type(data).__name__}; expected an object")
     return data, hashlib.sha256(content).hexdigest()
 
 
 def check_format(
     data: dict[str, Any], expect: str | Sequence[str], *, version: int = VERSION
 ) -> str:
-    """Check a JSON object's ``format``, ``version`` and shape; return its format's name.
+    """Check the ``format``, the ``version`` and the fields of a JSON object.
+
+    Parameters
+    ----------
+    data : dict
+        The JSON object.
+    expect : str or sequence of str
+        Formats that it may have, of `FORMATS`.
+    version : int
+        The version that it must have.
+
+    Returns
+    -------
+    str
+        Its format, one of ``expect``.
 
     Raises
     ------
     InputError
-        Another format or version, or a field that is unknown, missing or of the wrong kind.
+        The format or version is another, or a field is unknown, missing or of the wrong type.
     """
     names = (expect,) if isinstance(expect, str) else tuple(expect)
     words = " or ".join(f"'optsched-{name}'" for name in names)
     if "format" not in data:
-        raise InputError(f"format: missing; {words} is right")
+        raise InputError(f"format: found nothing; expected {words}")
     name = str(data["format"]).removeprefix("optsched-")
     if name not in names or data["format"] != f"optsched-{name}":
-        raise InputError(f"format: {data['format']!r}; {words} is right")
+        raise InputError(f"format: found {data['format']!r}; expected {words}")
     if "version" not in data:
-        raise InputError(f"version: missing; {version} is right")
+        raise InputError(f"version: found nothing; expected {version}")
     if type(data["version"]) is not int or data["version"] != version:
         raise InputError(
-            f"version: {data['version']!r}; this optsched reads version {version} of {name} files"
+            f"version: found {data['version']!r}; expected {version}, the version of {name} files "
+            "that this optsched reads"
         )
-    from optsched.files import schemas  # pydantic is only needed where files are
+    from optsched.files import schemas  # pydantic is only loaded where files are read
 
     schemas.check_shape(name, data)
     return name
 
 
 def write_json(data: dict[str, Any], path: str | Path) -> None:
-    """Write a JSON object atomically; see `json_text`.
+    """Write a JSON object to a file, atomically.
+
+    Parameters
+    ----------
+    data : dict
+        See `json_text`.
+    path : str or Path
+        A ``.json`` or ``.json.gz`` file.
 
     Raises
     ------
@@ -125,20 +163,33 @@ def write_json(data: dict[str, Any], path: str | Path) -> None:
 
 
 def json_text(data: dict[str, Any]) -> str:
-    """Return a JSON object as text: a field per line, lists of numbers on one line.
+    """Return a JSON object as text, with a field per line and lists of numbers on one line.
 
-    NumPy numbers and arrays become plain ones; NaN and infinities become null, since files
-    state what is unknown as null.
+    Parameters
+    ----------
+    data : dict
+        NumPy numbers and arrays become plain ones. NaN and infinities become null, since files
+        state what is unknown as null.
+
+    Returns
+    -------
+    str
     """
     return _layout(data, 0) + "\n"
 
 
 def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file so that it is either the old one or the new one, never half of it.
+    """Write a file atomically: it is either the old one or the new one, never half of it.
 
-    The content goes to a temporary file in the same folder, which then takes the file's place.
-    A path that ends in ``.gz`` is compressed, with the same bytes for the same content. Devices,
-    pipes and open descriptors (``/dev/stdout``) are written to as they are.
+    The content goes to a temporary file in the same folder, which then replaces the file. Devices,
+    pipes and open descriptors (``/dev/stdout``) are written to directly.
+
+    Parameters
+    ----------
+    content : bytes
+    path : str or Path
+        If the name ends in ``.gz``, the content is compressed. The same content always gives the
+        same bytes.
 
     Raises
     ------
@@ -159,7 +210,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         target = Path(os.path.realpath(file))
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and stat.S_ISDIR(mode):
-            raise InputError(f"{file}: is a directory; a file is right")
+            raise InputError(f"{file}: found a directory; expected a file")
         if mode is not None and not stat.S_ISREG(mode):
             target.write_bytes(content)  # a device or pipe cannot be replaced
             return
@@ -174,7 +225,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
             os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
     except BrokenPipeError:
-        raise  # the reader has seen enough
+        raise  # the reader of the pipe has closed it, which is no error of the file
     except FileNotFoundError:
         raise InputError(f"{file}: cannot be written: its folder does not exist") from None
     except (OSError, ValueError) as error:
@@ -182,19 +233,30 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         raise InputError(f"{file}: cannot be written: {words}") from None
     finally:
         if temporary is not None:
-            with suppress(OSError):  # it is gone where all went well, or was never made
+            with suppress(OSError):  # after a success it is gone, and it may never have been made
                 temporary.unlink()
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as CSV that a spreadsheet shows and does not run.
+    """Return a table as CSV text that no spreadsheet runs as a formula.
 
-    Texts that begin with ``=``, ``+``, ``-``, ``@``, a tab or an end of line get a leading
-    apostrophe, so that no spreadsheet takes them for a formula; numbers stay as they are, floats
-    with all their digits, and None is an empty cell. Lines end with a line feed.
+    Parameters
+    ----------
+    columns : sequence of str
+        Names of the columns.
+    rows : iterable of sequence
+        One cell per column. A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end
+        of line gets a leading apostrophe, so that no spreadsheet takes it for a formula. Floats
+        keep all their digits, and None is an empty cell.
+
+    Returns
+    -------
+    str
+        Lines end with a line feed.
     """
     lines: list[str] = []
-    # The writer only quotes the ends of lines that it writes itself: cells may hold both kinds.
+    # The writer quotes a cell only for the characters of its own line end. With "\r\n" it quotes
+    # cells that hold either of them.
     end = SimpleNamespace(write=lambda line: lines.append(line[:-2] + "\n"))
     writer = csv.writer(end, lineterminator="\r\n")
     writer.writerow(columns)
@@ -208,7 +270,17 @@ def _harmless(cell: Any) -> Any:
 
 
 def descriptor(path: str | Path) -> int | None:
-    """Return the descriptor that a path like ``/dev/stdout`` names, or None for any other."""
+    """Return the open descriptor that a path like ``/dev/stdout`` names.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    int or None
+        None for any other path.
+    """
     found = _DESCRIPTOR.fullmatch(str(path))
     if found is None:
         return None
@@ -216,7 +288,7 @@ def descriptor(path: str | Path) -> int | None:
 
 
 class Place:
-    """A context that puts the file in front of an input error, and keeps it to one line.
+    """A context that puts the file in front of an `InputError` and shortens it to one line.
 
     Parameters
     ----------
@@ -238,12 +310,30 @@ class Place:
 
 
 def stem(file: Path) -> str:
-    """Return a file's name without ``.json`` and ``.gz``."""
+    """Return the name of a file without ``.json`` and ``.gz``.
+
+    Parameters
+    ----------
+    file : Path
+
+    Returns
+    -------
+    str
+    """
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
 def reason(error: OSError) -> str:
-    """Return why the system refused, in lower case."""
+    """Return the operating system's reason for an error, in lower case.
+
+    Parameters
+    ----------
+    error : OSError
+
+    Returns
+    -------
+    str
+    """
     return (error.strerror or str(error)).lower()
 
 
@@ -253,7 +343,7 @@ def _read_bytes(file: Path) -> bytes:
     except FileNotFoundError:
         raise InputError("no such file") from None
     except IsADirectoryError:
-        raise InputError("is a directory; a file is right") from None
+        raise InputError("found a directory; expected a file") from None
     except (OSError, ValueError) as error:
         words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot be read: {words}") from None
@@ -265,17 +355,17 @@ def _decoded(file: Path, content: bytes) -> str:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
                 content = unpacked.read(MAX_BYTES + 1)
         except (EOFError, OSError, zlib.error) as error:
-            raise InputError(f"broken or truncated gzip file: {error}") from None
+            raise InputError(f"found a broken or truncated gzip file: {error}") from None
     elif content[:2] == b"\x1f\x8b":
-        raise InputError("is compressed with gzip; a name that ends in .json.gz is right")
+        raise InputError("found gzip compression; expected a name that ends in .json.gz")
     if len(content) > MAX_BYTES:
-        raise InputError(f"is too large: more than {MAX_BYTES >> 20} MiB of JSON")
+        raise InputError(f"found too much JSON; expected at most {MAX_BYTES >> 20} MiB")
     if not content or content.isspace():
-        raise InputError("is empty; a JSON object is right")
+        raise InputError("found an empty file; expected a JSON object")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 text: byte {error.start} is {error.reason}") from None
+        raise InputError(f"expected UTF-8 text; byte {error.start}: {error.reason}") from None
 
 
 def _parse(text: str) -> Any:
@@ -286,13 +376,13 @@ def _parse(text: str) -> Any:
             f"line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}"
         ) from None
     except RecursionError:
-        raise InputError("not a file of optsched's: nested too deeply") from None
+        raise InputError("found JSON that is nested too deeply; expected optsched's") from None
     except ValueError:
-        raise InputError("holds a number of thousands of digits") from None
+        raise InputError("found a number of thousands of digits; expected fewer") from None
 
 
 def _no_constant(word: str) -> None:
-    raise InputError(f"{word} is not JSON; a finite number or null is right")
+    raise InputError(f"found {word}, which is not JSON; expected a finite number or null")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -300,7 +390,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"{twice}: given twice in one object")
+        raise InputError(f"{twice}: found twice in one object; expected once")
     return data
 
 

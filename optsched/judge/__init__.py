@@ -1,1 +1,1 @@
-"""What a schedule does, and whether it may: the replay, the metrics and the timelines."""
+"""What a schedule does and whether it is feasible: the replay, the metrics and the timelines."""

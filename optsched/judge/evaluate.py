@@ -1,4 +1,4 @@
-"""The one judge: replays a schedule, checks every constraint, derives every metric."""
+"""The one judge, which replays a schedule, checks every constraint and derives every metric."""
 
 from __future__ import annotations
 
@@ -22,20 +22,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_WORKERS = 1_000_000
-"""Most workers that a schedule may number."""
+"""Maximum number of workers of a schedule."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """When things happened, in the instance's unit since its first arrival.
+    """Times of requests and batches since the first arrival, in the instance's unit.
+
+    Arrays are int64 in rounds and float64 in seconds.
 
     Parameters
     ----------
-    first_start, first_token, finish : ndarray, shape (n,)
-        When each request was first processed, and when its first and last token were produced
-        (tokens lost in a restart do not count).
+    first_start : ndarray, shape (n,)
+        Start of the first batch that processed each request.
+    first_token, finish : ndarray, shape (n,)
+        End of the batches that produced its first and its last output token. Tokens that a
+        restart discards do not count.
     batch_start, batch_end : ndarray, shape (batches,)
-        For a schedule of starts: the maximal intervals between two changes of the running set.
+        Start and end of each batch. For a schedule of starts, these are the longest intervals
+        in which the same requests run.
     """
 
     first_start: NDArray[Any]
@@ -54,28 +59,32 @@ class Evaluation:
     Parameters
     ----------
     instance : Instance
-    kind : str
-        Kind of the schedule judged.
+    kind : {"starts", "batches"}
+        Kind of the judged schedule.
     clock : Clock
-        Times since the first arrival. Latencies come from these: after a late first arrival a
-        time of day has too few digits for them.
+        Times since the first arrival. Latencies are computed from these, since a time stamp with
+        a late origin has too few digits left for small differences.
     served : ndarray, shape (n,)
-        Time of all batches that processed it.
-    evictions, pauses : ndarray of int64, shape (n,)
-        How often it lost its KV; how often, since then, its worker's time passed it over while
-        it held KV.
+        Total time of the batches that processed each request.
+    evictions : ndarray of int64, shape (n,)
+        Number of times that each request lost its KV.
+    pauses : ndarray of int64, shape (n,)
+        Number of times that a request held KV while its worker ran a batch without it or stood
+        idle, counted since its last eviction.
     batch_kv : ndarray of int64, shape (batches,)
-        KV held after each batch, all requests of the batch included; for a schedule of starts,
-        at the end of the interval (its largest value).
+        KV held after each batch, including requests that finish in it. For a schedule of starts,
+        KV held at the end of the interval, where it is largest.
     workers : int
+        Number of workers.
     mean_kv : float
         Mean KV held, weighted by batch time.
     busy_batches : int
-        Number of batches (rounds in which something runs).
+        Number of batches, or of rounds in which something runs.
     split_prefill : bool
         Whether some prefill was processed in chunks.
     slo_ttft, slo_tpot : float, optional
-        Objectives of service for `metrics`.
+        Service level objectives of `metrics`: the maximum TTFT and TPOT of a request that is
+        served well, in the instance's unit.
     """
 
     instance: Instance
@@ -119,27 +128,27 @@ class Evaluation:
 
     @cached_property
     def first_start(self) -> NDArray[Any]:
-        """When each request was first processed, shape (n,)."""
+        """Time at which each request was first processed, shape (n,)."""
         return self.instance.at(self.clock.first_start)
 
     @cached_property
     def first_token(self) -> NDArray[Any]:
-        """When each request's first token was produced, shape (n,)."""
+        """Time at which each request's first output token was produced, shape (n,)."""
         return self.instance.at(self.clock.first_token)
 
     @cached_property
     def finish(self) -> NDArray[Any]:
-        """When each request's last token was produced, shape (n,)."""
+        """Time at which each request's last output token was produced, shape (n,)."""
         return self.instance.at(self.clock.finish)
 
     @cached_property
     def batch_start(self) -> NDArray[Any]:
-        """When each batch (or interval, see `Clock`) began, shape (batches,)."""
+        """Start of each batch, or of each interval (see `Clock`), shape (batches,)."""
         return self.instance.at(self.clock.batch_start)
 
     @cached_property
     def batch_end(self) -> NDArray[Any]:
-        """When each batch (or interval) ended, shape (batches,)."""
+        """End of each batch, or of each interval (see `Clock`), shape (batches,)."""
         return self.instance.at(self.clock.batch_end)
 
     @property
@@ -154,70 +163,77 @@ class Evaluation:
 
     @cached_property
     def ttft(self) -> NDArray[Any]:
-        """Time to first token of each request, shape (n,)."""
+        """Time from arrival to the first output token of each request, shape (n,)."""
         return self.clock.first_token - self.instance.arrival_since_first
 
     @cached_property
     def tpot(self) -> NDArray[np.float64]:
-        """Time per output token after the first, shape (n,); NaN where there is only one."""
+        """Time per output token after the first, shape (n,); NaN for a single output token."""
         steps = (self.instance.output_tokens - 1).astype(np.float64)
         steps[steps == 0] = np.nan
         return np.asarray((self.clock.finish - self.clock.first_token) / steps, dtype=np.float64)
 
     @cached_property
     def queuing_delay(self) -> NDArray[Any]:
-        """Time from arrival to the first batch of each request, shape (n,)."""
+        """Time from arrival to the start of each request's first batch, shape (n,)."""
         return self.clock.first_start - self.instance.arrival_since_first
 
     @cached_property
     def waiting(self) -> NDArray[Any]:
-        """Latency less the time of the batches that processed it, shape (n,)."""
+        """Latency of each request less the time of the batches that processed it, shape (n,)."""
         return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
 
     @property
     def preemptions(self) -> int:
-        """How often a running request was passed over or evicted, over all requests."""
+        """Number of pauses and evictions of running requests, over all requests."""
         return int(self.pauses.sum() + self.evictions.sum())
 
     @property
     def outside_reason(self) -> str | None:
-        """Why bounds on uninterrupted runs in rounds do not cover this schedule, or None.
+        """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
-        A schedule with restarts is covered: dropping every run but a request's last leaves an
-        uninterrupted schedule with the same completions and no more KV. One that pauses a
-        request while it holds KV, uses several workers, or splits a prefill under a token limit
-        is not.
+        A schedule with restarts is covered. Dropping every run of a request but its last leaves
+        an uninterrupted schedule with the same completions and no more KV. Not covered are
+        schedules that pause a request while it holds KV, use several workers, or split a prefill
+        under a token limit.
         """
         if not self.instance.in_rounds:
             return "the instance is in seconds"
         if self.workers > 1:
             return f"it uses {self.workers} workers"
         if self.pauses.any():
-            return "it pauses running requests, which the round model's optimum may not"
+            return "it pauses running requests, which the round model's optimum may not do"
         limits = self.instance.limits
         if self.split_prefill and (limits.max_batch_tokens or limits.max_prefill_tokens):
-            return "it splits prefills under a token limit, which the optimum may not"
+            return "it splits prefills under a token limit, which the optimum may not do"
         return None
 
     @property
     def covered_by_hindsight(self) -> bool:
-        """Whether the hindsight optimum and its bounds are bounds for this schedule."""
+        """Whether bounds on the hindsight optimum in rounds are bounds on this schedule too."""
         return self.outside_reason is None
 
     @cached_property
     def metrics(self) -> dict[str, float | int | None]:
-        """Every metric of `optsched.problem.metrics.TABLE` by name, None where unknown.
+        """Every metric of `optsched.problem.metrics.TABLE` by name; None where it is unknown.
 
-        ``tel`` is the sum of latencies, ``makespan`` the last completion, ``tps`` output tokens
-        per time unit from the first arrival to the last completion, ``mean_waiting`` the time in
-        no batch (the queuing delay and later interruptions), percentiles interpolate linearly,
-        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of
-        requests that meet both limits given, ``slo_goodput`` their number per time unit.
+        ``tel`` is the sum of latencies and ``makespan`` the last completion. ``tps`` counts
+        output tokens per time unit from the first arrival to the last completion.
+        ``mean_waiting`` is the mean time in no batch: the queuing delay and later interruptions.
+        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests that
+        meet every given limit, and ``slo_goodput`` their number per time unit. Percentiles are
+        interpolated linearly.
         """
         return derive(self)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per request: sizes, times, latency, TTFT, TPOT, delays, evictions."""
+        """Return a table of requests with their sizes, times, latencies, delays and evictions.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per request. Times are in the instance's unit.
+        """
         import pandas as pd
 
         instance = self.instance
@@ -251,21 +267,29 @@ def evaluate(
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
-    Checked at every batch: requests and workers exist, none twice, none before its arrival,
-    after its last token or on a worker that does not hold its KV; evictions lose KV that is
-    there; a decode step has one token and a prefill no more than the rest of its input (all of
-    it when chunking is forbidden); phases are not mixed when hybrid batching is forbidden; C, P,
-    R_max and the KV capacity hold, requests that finish in the batch included. At the end every
-    request has produced all its tokens.
+    The judge checks these rules at every batch:
+
+    - Requests and workers exist, and no request stands twice in a batch.
+    - No request is processed before its arrival, after its last token, or on a worker other than
+      the one that holds its KV. Only a request that holds KV is evicted.
+    - A decode step has one token. A prefill has at most the rest of the request's input, and all
+      of it when chunked prefill is forbidden.
+    - Prefills and decodes are not mixed when hybrid batching is forbidden.
+    - The limits C, P and R_max and the KV capacity hold, counting requests that finish in the
+      batch.
+
+    At the end every request has produced all its tokens.
 
     Parameters
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost or str, optional
-        Needed for an instance in seconds, refused for one in rounds.
+    cost_model : BatchCost, str or path, optional
+        Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
+        refuses it.
     slo_ttft, slo_tpot : float, optional
-        Objectives of service, in the instance's time unit.
+        Service level objectives, in the instance's time unit: the maximum TTFT and TPOT of a
+        request that is served well.
 
     Returns
     -------
@@ -279,21 +303,25 @@ def evaluate(
     Raises
     ------
     ViolationError
-        The first violation, with batch, request, value and limit.
-    InputError, UsageError
-        Columns that do not fit together, a schedule of another instance or cost model.
+        The schedule breaks a rule. The error names the first violation with its batch, request,
+        value and limit.
+    InputError
+        Columns do not fit together, the schedule was made for another instance or cost model, or
+        a service level objective is not a time > 0.
+    UsageError
+        An instance in seconds without a cost model, or one in rounds with one.
     """
     cost = cost_for(instance, cost_model)
     columns = check_columns(schedule)
     instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
     if schedule.cost_model_sha256 not in (None, cost.sha256):
         raise InputError(
-            f"schedule.cost_model_sha256: {schedule.cost_model_sha256} is another cost model's; "
-            f"{cost.name} has {cost.sha256}"
+            f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
+            f"cost model's; expected {cost.sha256} of {cost.name}"
         )
     for name, slo in (("slo_ttft", slo_ttft), ("slo_tpot", slo_tpot)):
         if slo is not None and not slo > 0:
-            raise InputError(f"{name}: {slo!r} is not a time > 0")
+            raise InputError(f"{name}: found {slo!r}; expected a time > 0")
     if schedule.kind == "starts":
         return _judge_starts(instance, columns[0], slo_ttft, slo_tpot)
     judged = _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
@@ -310,16 +338,18 @@ def _judge_starts(
     slo_ttft: float | None,
     slo_tpot: float | None,
 ) -> Evaluation:
-    """Judge uninterrupted runs in O(n log n), whatever the distance between arrivals.
+    """Judge uninterrupted runs in O(n log n), however far apart the arrivals are.
 
-    KV use rises between two completions (every running request gains a token per round), so it
-    is largest at completions; tokens per round are largest where a prefill starts.
+    Every running request gains a token per round, so KV rises between two completions and is
+    largest at a completion. Tokens per round are largest where a prefill starts.
     """
     if not instance.in_rounds:
-        raise InputError("schedule.kind: 'starts' needs an instance in rounds; 'batches' is right")
+        raise InputError(
+            "schedule.kind: found 'starts' for an instance in seconds; expected 'batches'"
+        )
     if len(starts) != instance.n:
         raise InputError(
-            f"schedule.starts: has {len(starts)} values; {instance.n} requests need one each"
+            f"schedule.starts: found {len(starts)} values; expected {instance.n}, one per request"
         )
     prompt, output = instance.prompt_tokens, instance.output_tokens
     early = starts < instance.arrival
@@ -329,14 +359,14 @@ def _judge_starts(
             f"request {i}: starts in round {starts[i]}, before its arrival {instance.arrival[i]}",
             rule="arrival", request=i, value=int(starts[i]), limit=int(instance.arrival[i]),
         )  # fmt: skip
-    # Every sum below is at most n times the last completion, prompts included.
+    # No sum below exceeds n times the last completion, prompts included.
     first = int(instance.first_arrival)
     last = int(starts.max()) - first + int((prompt + output).max())
     if instance.n * last >= 2**63 or int(starts.max()) + int(output.max()) >= 2**63:
         i = int(np.argmax(starts))
         raise InputError(
-            f"schedule.starts: request {i} starts in round {starts[i]}; {instance.n} completions "
-            "that late do not fit into 64-bit sums; earlier starts are right"
+            f"schedule.starts: request {i}: found round {starts[i]}; expected an earlier start, "
+            f"since {instance.n} completions that late may exceed 64-bit sums"
         )
     starts = starts - first
     finish = starts + output
@@ -359,8 +389,8 @@ def _judge_starts(
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
-            f"round {end[j] + first}: running requests hold {kv_end[j]} KV tokens; kv_capacity is "
-            f"{instance.kv_capacity}",
+            f"round {end[j] + first}: running requests hold {kv_end[j]} KV tokens; expected at "
+            f"most kv_capacity {instance.kv_capacity}",
             rule="kv_capacity", batch=int(end[j] + first), value=int(kv_end[j]),
             limit=instance.kv_capacity,
         )  # fmt: skip
@@ -379,14 +409,15 @@ def _judge_starts(
         if limit is not None and (values > limit).any():
             j = int(np.argmax(values > limit))
             raise ViolationError(
-                f"round {begin[j] + first + 1}: {values[j]} {what}; {rule} is {limit}",
+                f"round {begin[j] + first + 1}: found {values[j]} {what}; expected at most {rule} "
+                f"{limit}",
                 rule=rule, batch=int(begin[j] + first) + 1, value=int(values[j]), limit=limit,
             )  # fmt: skip
     if instance.hybrid_batching is False and ((new > 0) & (count > new)).any():
         j = int(np.argmax((new > 0) & (count > new)))
         raise ViolationError(
-            f"round {begin[j] + first + 1}: {new[j]} prefills beside {count[j] - new[j]} decodes; "
-            "hybrid batching is forbidden",
+            f"round {begin[j] + first + 1}: found {new[j]} prefills beside {count[j] - new[j]} "
+            "decodes; expected one kind, since hybrid batching is forbidden",
             rule="hybrid_batching", batch=int(begin[j] + first) + 1, value=int(new[j]), limit=0,
         )  # fmt: skip
     busy = count > 0
@@ -426,7 +457,7 @@ def _judge_batches(
     if schedule.start is not None:
         start = np.asarray(schedule.start)
         if not np.isfinite(start).all():
-            raise InputError("schedule.start: must hold finite times")
+            raise InputError("schedule.start: found NaN or infinity; expected finite times")
         if instance.in_rounds:
             start = start - instance.first_arrival
         elif instance.first_arrival and batches:
@@ -496,34 +527,37 @@ def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
     if int(found.rule) in (judge.START_EARLY, judge.ARRIVAL, judge.STILL_BUSY):
         value, limit = (_number(float(v + instance.first_arrival)) for v in found[2:])
     words: dict[int, tuple[str, str]] = {
-        judge.BAD_REQUEST: ("request", f"does not exist; 0 to {instance.n - 1} is right"),
-        judge.BAD_WORKER: ("worker", f"worker {value} does not exist; 0 to {limit} is right"),
+        judge.BAD_REQUEST: ("request", f"does not exist; expected 0 to {instance.n - 1}"),
+        judge.BAD_WORKER: ("worker", f"worker {value} does not exist; expected 0 to {limit}"),
         judge.EVICT_NOTHING: ("eviction", "is evicted, but its worker holds none of its KV"),
         judge.EVICT_MODE: (
             "evict_mode",
-            "is evicted to be recomputed; in the round model only restart exists",
+            "found evict_mode 'recompute'; expected 'restart', the only one in the round model",
         ),
-        judge.DUPLICATE: ("duplicate", "stands twice in the batch"),
+        judge.DUPLICATE: ("duplicate", "found twice in the batch; expected once"),
         judge.FINISHED: ("finished", f"is processed after its last token {limit}"),
-        judge.NO_TOKENS: ("tokens", f"processes {value} tokens; at least 1 is right"),
-        judge.EMPTY_BATCH: ("empty_batch", "the batch processes nothing"),
-        judge.DECODE_TOKENS: ("tokens", f"decodes {value} tokens; 1 is right"),
+        judge.NO_TOKENS: ("tokens", f"processes {value} tokens; expected at least 1"),
+        judge.EMPTY_BATCH: ("empty_batch", "processes nothing; expected one or more requests"),
+        judge.DECODE_TOKENS: ("tokens", f"decodes {value} tokens; expected 1"),
         judge.TOO_MANY_TOKENS: (
             "tokens",
-            f"prefills {value} tokens, but only {limit} of its input are left",
+            f"prefills {value} tokens; expected at most the {limit} left of its input",
         ),
         judge.CHUNKED: (
             "chunked_prefill",
-            f"prefills {value} of {limit} tokens; chunked prefill is forbidden",
+            f"prefills {value} tokens; expected all {limit}, since chunked prefill is forbidden",
         ),
-        judge.HYBRID: ("hybrid_batching", "holds prefills and decodes; hybrid batching is off"),
+        judge.HYBRID: (
+            "hybrid_batching",
+            "holds prefills and decodes; expected one kind, since hybrid batching is forbidden",
+        ),
         judge.BATCH_TOKENS: (
             "max_batch_tokens",
-            f"processes {value} tokens; max_batch_tokens is {limit}",
+            f"processes {value} tokens; expected at most max_batch_tokens {limit}",
         ),
         judge.PREFILL_TOKENS: (
             "max_prefill_tokens",
-            f"prefills {value} tokens; max_prefill_tokens is {limit}",
+            f"prefills {value} tokens; expected at most max_prefill_tokens {limit}",
         ),
         judge.START_EARLY: (
             "start",
@@ -540,13 +574,16 @@ def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
         ),
         judge.KV_CAPACITY: (
             "kv_capacity",
-            f"{value} KV tokens are held after it; kv_capacity is {limit}",
+            f"holds {value} KV tokens at its end; expected at most kv_capacity {limit}",
         ),
         judge.MAX_RUNNING: (
             "max_running",
-            f"{value} requests hold KV after it; max_running is {limit}",
+            f"holds KV of {value} requests at its end; expected at most max_running {limit}",
         ),
-        judge.UNFINISHED: ("unfinished", f"produced {value} of its {limit} tokens"),
+        judge.UNFINISHED: (
+            "unfinished",
+            f"produced {value} tokens by the end of the schedule; expected {limit}",
+        ),
     }
     rule, text = words[int(found.rule)]
     where = [f"batch {j}"] if rule != "unfinished" and j >= 0 else []

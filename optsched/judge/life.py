@@ -1,8 +1,8 @@
-"""The life of a request, compiled once: what a batch and an eviction do to it.
+"""The life of a request: what a batch and an eviction do to it, compiled by numba.
 
-The judge, the schedulers' engines and the timelines all move requests on by `advance` and take
-their KV away by `evict`, and add batches up by the functions of `optsched.costs.batch`. Import
-this module lazily: it loads numba.
+The judge, the schedulers' engines and the timelines all use `advance` when a batch processes a
+request and `evict` when it loses its KV. They price batches by the functions of
+`optsched.costs.batch`. Import this module lazily, since it loads numba.
 """
 
 from __future__ import annotations
@@ -28,31 +28,43 @@ Floats = NDArray[np.float64]
 
 
 def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
-    """Return the type of a record whose fields are attributes, compiled or interpreted."""
+    """Return the dtype of a record whose fields are attributes, in Python and compiled code.
+
+    Parameters
+    ----------
+    *fields : tuple of (str, dtype)
+        Name and dtype of each field.
+
+    Returns
+    -------
+    numpy.dtype
+    """
     return np.dtype((np.record, np.dtype(list(fields), align=True)))
 
 
 LIFE = (
-    ("prompt", np.int64),  # what it asks for, in tokens
-    ("output", np.int64),
+    ("prompt", np.int64),  # prompt tokens
+    ("output", np.int64),  # output tokens to produce
     ("cached", np.int64),  # KV tokens that it holds
-    ("produced", np.int64),  # output tokens that it has
+    ("produced", np.int64),  # output tokens produced so far
     ("decoding", np.bool_),  # whether its whole input is cached
 )
-"""Fields of a request's record that `advance` and `evict` change; loops add fields of their own.
+"""Fields of a request's record that `advance` and `evict` read and change.
 
-A loop keeps its requests in one structured array, of which compiled code sees each as a record.
+A loop adds fields of its own. It keeps its requests in one structured array, and compiled code
+sees each entry as a record.
 """
 
 
 def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] = ()) -> Any:
-    """Return requests of which nothing has been processed.
+    """Return requests of which nothing has been processed yet.
 
     Parameters
     ----------
     prompt, output : ndarray of int64, shape (n,)
+        Prompt and output tokens.
     fields : sequence of (str, dtype)
-        Further fields of a loop's own, 0 at first.
+        Further fields, which begin as 0.
 
     Returns
     -------
@@ -65,13 +77,32 @@ def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] =
 
 @njit(cache=True)
 def rest_of(r: Any) -> int:
-    """Return the input tokens of a request that are still to be prefilled."""
+    """Return the number of input tokens of a request that are still to be prefilled.
+
+    The input is the prompt and, after an eviction, the output tokens produced so far.
+
+    Parameters
+    ----------
+    r : record with the fields of `LIFE`
+    """
     return r.prompt + r.produced - r.cached
 
 
 @njit(cache=True)
 def advance(r: Any, tokens: int) -> bool:
-    """Process tokens of a request; return whether it produced one."""
+    """Process tokens of a request and return whether that produced an output token.
+
+    Parameters
+    ----------
+    r : record with the fields of `LIFE`
+        Changed in place.
+    tokens : int
+        Tokens that the batch processes.
+
+    Returns
+    -------
+    bool
+    """
     r.cached += tokens
     if r.cached < r.prompt + r.produced:
         return False
@@ -82,7 +113,15 @@ def advance(r: Any, tokens: int) -> bool:
 
 @njit(cache=True)
 def evict(r: Any, restart: bool) -> None:
-    """Take a request's KV away; under ``restart`` its tokens are lost with it."""
+    """Free the KV of a request.
+
+    Parameters
+    ----------
+    r : record with the fields of `LIFE`
+        Changed in place.
+    restart : bool
+        Whether the request loses the output tokens that it has produced, too.
+    """
     r.cached = 0
     r.decoding = False
     if restart:

@@ -1,10 +1,10 @@
 """The judge's replay of a schedule of batches, compiled by numba.
 
-A judge written independently, with dictionaries and no shared code, is held against it in the
-tests. A violation is returned as numbers; `optsched.evaluate` says it in words. Requests, workers
-and batches are records of structured arrays: compiled code passes a record on as one pointer,
-where a named tuple of arrays would count the references of each. Import this module lazily: it
-loads numba.
+The tests compare it with a second judge that was written independently, with dictionaries and no
+shared code. A violation is returned as numbers, and `optsched.evaluate` puts it into words.
+Requests, workers and batches are records of structured arrays. Compiled code passes a record on
+as one pointer, whereas it would count the references of every array in a named tuple of arrays.
+Import this module lazily, since it loads numba.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from optsched.problem import schedule
 
 read_start = njit(cache=True)(schedule.read_start)
 
-# Rules of a schedule, in the order in which a batch is checked. The number is what a replay
-# returns; the words are in `optsched.evaluate`.
+# Rules of a schedule, in the order in which a batch is checked. A replay returns the number, and
+# `optsched.evaluate` has the words.
 OK = 0
 BAD_REQUEST = 1
 BAD_WORKER = 2
@@ -58,7 +58,23 @@ UNFINISHED = 21
 
 
 class Limits(NamedTuple):
-    """What the instance and the schedule's kind allow; a limit that is absent is `UNLIMITED`."""
+    """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
+
+    Attributes
+    ----------
+    kv_capacity : int
+        Maximum number of KV tokens that a worker holds.
+    kv_offset : int
+        See `Instance.kv_offset`.
+    max_batch_tokens, max_prefill_tokens, max_running : int
+        See `optsched.Limits`.
+    hybrid, chunked : bool
+        Whether a batch may mix prefills and decodes, and whether a prefill may be split.
+    eviction : bool
+        Whether evictions of the schedule's ``evict_mode`` are allowed.
+    restart : bool
+        Whether an evicted request loses the tokens that it has produced.
+    """
 
     kv_capacity: int
     kv_offset: int
@@ -72,7 +88,13 @@ class Limits(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The flat columns of a schedule of batches; ``start`` is NaN where none is given."""
+    """The flat columns of a schedule of batches. ``start`` is NaN where none is given.
+
+    Attributes
+    ----------
+    batch_offsets, request, tokens, evicted_offsets, evicted, start, worker : ndarray
+        See `optsched.Schedule`.
+    """
 
     batch_offsets: Ints
     request: Ints
@@ -84,11 +106,15 @@ class Columns(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where times are counted from: the first arrival.
+    """How the starts of a schedule are turned into times since the first arrival.
 
-    Starts are as written (see `read_start`, which takes ``origin``). One that lies before the
-    earliest start by no more than ``blur``, what a clock that begins elsewhere loses, is that
-    start.
+    Attributes
+    ----------
+    origin : float
+        See `optsched.problem.schedule.read_start`.
+    blur : float
+        Rounding error of a clock with another origin, in seconds. A start that lies before the
+        earliest possible start by at most this much is read as the earliest possible start.
     """
 
     origin: float
@@ -96,7 +122,17 @@ class Origin(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A rule that is broken: by which request (-1: the batch), what was found, and the limit."""
+    """A broken rule.
+
+    Attributes
+    ----------
+    rule : int
+        One of the numbers above; `OK` if no rule is broken.
+    request : int
+        The request, or -1 if the whole batch breaks the rule.
+    value, limit : float
+        What was found and what is allowed; NaN where a rule has none.
+    """
 
     rule: int
     request: int
@@ -111,35 +147,53 @@ BATCH = record(
     ("start", np.float64),
     ("end", np.float64),
     ("kv", np.int64),  # KV tokens that its worker holds after it
-    ("tokens", np.int64),  # processed
+    ("tokens", np.int64),  # tokens processed
 )
 
 FIELDS = (
     ("arrival", np.float64),
-    ("free_at", np.float64),  # end of its latest batch, or its latest eviction
+    ("free_at", np.float64),  # end of its latest batch, or time of its latest eviction
     ("first_start", np.float64),
     ("first_token", np.float64),
     ("finish", np.float64),
     ("served", np.float64),
     ("home", np.int64),  # worker that holds its KV, or -1
     ("seen", np.int64),  # latest batch that processed it
-    ("turn", np.int64),  # its worker's count of batches at that moment
+    ("turn", np.int64),  # number of batches that its worker had run by then
     ("evictions", np.int64),
     ("pauses", np.int64),
     ("done", np.bool_),
 )
-"""What the replay knows of a request beside its life."""
+"""Fields of a request's record that the replay adds to those of `LIFE`."""
 
 WORKER = record(
     ("clock", np.float64),  # end of its latest batch
     ("turns", np.int64),  # batches so far
-    ("held", np.int64),  # KV tokens, offset included
+    ("held", np.int64),  # KV tokens held, with the offset of every running request
     ("running", np.int64),  # requests that hold KV
 )
 
 
 def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: float) -> Any:
-    """Return the requests and the workers before the first batch, as structured arrays."""
+    """Return the requests and the workers as they are before the first batch.
+
+    Parameters
+    ----------
+    arrival : ndarray of float64, shape (n,)
+        Arrivals since the first one.
+    prompt, output : ndarray of int64, shape (n,)
+        Prompt and output tokens.
+    workers : int
+        Number of workers.
+    zero : float
+        Time at which every worker's clock begins.
+
+    Returns
+    -------
+    requests : ndarray of records, shape (n,)
+        With the fields of `LIFE` and `FIELDS`.
+    machines : ndarray of `WORKER` records, shape (workers,)
+    """
     requests = new_requests(prompt, output, FIELDS)
     requests["arrival"] = arrival
     for name in ("first_start", "first_token", "finish"):
@@ -152,7 +206,7 @@ def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: f
 
 @njit(cache=True)
 def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
-    """Evict request i from worker w."""
+    """Evict request i from worker w, or return the rule that forbids it."""
     if not limits.eviction:
         return Breach(EVICT_MODE, i, np.nan, np.nan)
     if r.cached == 0 or r.home != w:
@@ -191,7 +245,7 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
 
 @njit(cache=True)
 def _content(sums: Any, limits: Limits) -> Breach:
-    """Check what a batch holds in all."""
+    """Check the rules about the whole content of a batch."""
     if sums.tokens == 0:
         return Breach(EMPTY_BATCH, -1, np.nan, np.nan)
     if sums.decode_requests > 0 and sums.prefill_requests > 0 and not limits.hybrid:
@@ -206,7 +260,7 @@ def _content(sums: Any, limits: Limits) -> Breach:
 
 @njit(cache=True)
 def _process(r: Any, i: int, c: int, machine: Any, begin: float, end: float) -> Breach:
-    """Let request i process c tokens from ``begin`` to ``end``."""
+    """Process c tokens of request i in the batch from ``begin`` to ``end``."""
     if begin < r.arrival:
         return Breach(ARRIVAL, i, begin, r.arrival)
     if begin < r.free_at:
@@ -240,19 +294,30 @@ def replay(
     origin: Origin,
     batches: Any,
 ) -> tuple[Breach, int, bool]:
-    """Replay every batch in order, in place; return the first breach, its batch, and `chunked`.
+    """Replay every batch in order, up to the first that breaks a rule.
+
+    All times are counted from the first arrival.
 
     Parameters
     ----------
     requests, machines : ndarray of records
-        As `new_state` makes them; times are counted from the first arrival, as all times here.
+        As `new_state` makes them. They are changed in place.
     limits : Limits
     cost : ndarray of float64, shape (12,)
         `BatchCost.array` or `UnitCost.array`.
     columns : Columns
     origin : Origin
     batches : ndarray of `BATCH` records, shape (batches,)
-        What is found of every batch.
+        Filled with the times and the content of every batch.
+
+    Returns
+    -------
+    breach : Breach
+        The first broken rule, or `FINE`.
+    batch : int
+        Its batch, or -1.
+    chunked : bool
+        Whether some prefill was split.
     """
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
@@ -326,7 +391,7 @@ def replay(
         batch.start, batch.end, batch.kv, batch.tokens = begin, end, machine.held, sums.tokens
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
-            if r.done:  # its KV counted in this batch, and is free for the next
+            if r.done:  # its KV counts in this batch and is free in the next
                 machine.held -= r.cached + limits.kv_offset
                 machine.running -= 1
                 r.cached = 0

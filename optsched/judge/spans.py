@@ -1,7 +1,8 @@
-"""What every request does when, batch by batch, compiled by numba; import it lazily.
+"""The phases of every request, batch by batch, compiled by numba.
 
-The loops trust their schedule: `optsched.evaluate` has accepted it. A twin with dictionaries and
-no shared code is held against them in the tests.
+The loops check nothing, since `optsched.evaluate` has accepted the schedule. The tests compare
+them with a twin that uses dictionaries and shares no code. Import this module lazily, since it
+loads numba.
 """
 
 from __future__ import annotations
@@ -34,26 +35,35 @@ SPAN = record(
 )
 
 BATCH = record(
-    ("prefill", np.int64),  # tokens
+    ("prefill", np.int64),  # tokens processed, by phase
     ("decode", np.int64),
     ("refill", np.int64),
-    ("evictions", np.int64),  # before it
-    ("kv", np.int64),  # that its worker holds during it
-    ("kv_left", np.int64),  # and after what finished has left
+    ("evictions", np.int64),  # just before it
+    ("kv", np.int64),  # KV tokens that its worker holds during it
+    ("kv_left", np.int64),  # and once finished requests have gone
 )
 
 _FIELDS = (
-    ("lost", np.bool_),  # has been evicted
-    ("free_at", np.float64),  # end of what was last known of it
-    ("phase", np.int64),  # of its open span, or none
-    ("since", np.float64),
-    ("tokens", np.int64),
+    ("lost", np.bool_),  # whether it has been evicted
+    ("free_at", np.float64),  # end of the last thing that happened to it
+    ("phase", np.int64),  # phase of its open span, or none
+    ("since", np.float64),  # start of its open span
+    ("tokens", np.int64),  # tokens processed in its open span
 )
-"""What `walk` knows of a request beside its life."""
+"""Fields of a request's record that `walk` adds to those of `optsched.judge.life.LIFE`."""
 
 
 def requests_of(instance: Instance) -> Any:
-    """Return the requests before the first batch, for `walk`."""
+    """Return the requests as they are before the first batch, for `walk`.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    ndarray of records, shape (n,)
+    """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, _FIELDS)
     requests["free_at"] = instance.release
     requests["phase"] = _NONE
@@ -61,7 +71,18 @@ def requests_of(instance: Instance) -> Any:
 
 
 def grouped_requests(instance: Instance, group: Ints) -> Any:
-    """Return the requests before the first batch, each with its group, for `stack`."""
+    """Return the requests as they are before the first batch, with their groups, for `stack`.
+
+    Parameters
+    ----------
+    instance : Instance
+    group : ndarray of int64, shape (n,)
+        Group of each request, from 0.
+
+    Returns
+    -------
+    ndarray of records, shape (n,)
+    """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, (("group", np.int64),))
     requests["group"] = group
     return requests
@@ -86,7 +107,7 @@ def _write(
 
 @njit(cache=True)
 def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
-    """Write the open span of a request, if any; return how many spans there are."""
+    """Write the open span of a request, if it has one, and return the number of spans."""
     if r.phase == _NONE:
         return used
     _write(spans[used], i, r.phase, r.since, r.free_at, r.tokens, w)
@@ -96,7 +117,7 @@ def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
 
 @njit(cache=True)
 def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
-    """Write what request i did until it is evicted at t; return how many spans there are."""
+    """Write the spans of request i up to its eviction at t, and return the number of spans."""
     used = _close(spans, used, r, i, w)
     if t > r.free_at:
         _write(spans[used], i, PAUSED, r.free_at, t, 0, w)
@@ -107,7 +128,7 @@ def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
 
 @njit(cache=True)
 def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int) -> int:
-    """Write what request i did until it begins a phase at t; return how many spans there are."""
+    """Write the spans of request i up to its new phase at t, and return the number of spans."""
     used = _close(spans, used, r, i, w)
     if t > r.free_at:
         away = PAUSED if r.cached > 0 else EVICTED if r.lost else WAITING
@@ -121,23 +142,28 @@ def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int
 def walk(
     requests: Any, columns: Columns, end: Floats, kv_offset: int, workers: int, restart: bool
 ) -> Any:
-    """Return the spans of every request, in the order in which they end, and what batches hold.
+    """Return the spans of every request and the content of every batch.
 
     Parameters
     ----------
-    requests : ndarray of records
-        As `requests_of` makes them.
+    requests : ndarray of records, shape (n,)
+        As `requests_of` makes them. They are changed in place.
     columns : Columns
-        With the start of every batch.
+        Columns of the schedule, with the start of every batch since the first arrival.
     end : ndarray of float64, shape (batches,)
-    kv_offset, workers : int
+        End of every batch since the first arrival.
+    kv_offset : int
+        See `Instance.kv_offset`.
+    workers : int
+        Number of workers.
     restart : bool
-        Whether an evicted request loses its tokens.
+        Whether an evicted request loses the tokens that it has produced.
 
     Returns
     -------
-    spans : ndarray of `SPAN` records
-    batches : ndarray of `BATCH` records
+    spans : ndarray of `SPAN` records, shape (spans,)
+        In the order in which spans end.
+    batches : ndarray of `BATCH` records, shape (batches,)
     """
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
@@ -199,24 +225,29 @@ def stack(
     groups: int,
     sample: Ints,
 ) -> Any:
-    """Return the KV that groups of requests hold on worker ``one``, at some batches.
+    """Return the KV that groups of requests hold on one worker at some batches.
 
     Parameters
     ----------
-    requests : ndarray of records
-        As `grouped_requests` makes them.
+    requests : ndarray of records, shape (n,)
+        As `grouped_requests` makes them. They are changed in place.
     columns : Columns
+        Columns of the schedule.
     kv_offset : int
+        See `Instance.kv_offset`.
     restart : bool
-        Whether an evicted request loses its tokens.
-    one, groups : int
-    sample : ndarray of int64
-        Batches, ascending.
+        Whether an evicted request loses the tokens that it has produced.
+    one : int
+        The worker.
+    groups : int
+        Number of groups.
+    sample : ndarray of int64, shape (samples,)
+        Batches, in rising order.
 
     Returns
     -------
-    during, after : int64 (samples, groups)
-        KV during each batch of the sample, and once what finished has left.
+    during, after : ndarray of int64, shape (samples, groups)
+        KV tokens during each batch of the sample, and once finished requests have gone.
     """
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted

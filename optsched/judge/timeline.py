@@ -1,6 +1,6 @@
-"""What a schedule does when: the phases of every request, and what every batch holds.
+"""The phases of every request and the content of every batch, over time.
 
-The common ground of pictures, traces and reports, which draw it and compute nothing.
+Plots, Perfetto traces and reports draw a timeline and compute nothing themselves.
 """
 
 from __future__ import annotations
@@ -20,41 +20,56 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
 
 PHASES = ("waiting", "prefill", "decode", "paused", "evicted", "refill")
-"""Words for phases, by number: see `Timeline`."""
+"""Names of the phases by number; see `Timeline`."""
 
 WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 
 MAX_ENTRIES = 50_000_000
-"""Tokens up to which a schedule of starts is laid out round by round."""
+"""Maximum number of output tokens of a schedule of starts, which is expanded round by round."""
 
 SEPARATE = 8
-"""Requests up to which each is a group of its own."""
+"""Maximum number of requests for which each is a group of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """The phases of every request and the content of every batch.
 
-    A request waits from its arrival to its first batch, is prefilled, decodes, is *paused* while
-    it holds KV and no batch takes it, *evicted* while its KV is lost, and refilled: its input,
-    and what it had produced, is computed again. Times are in the instance's unit.
+    A request is *waiting* from its arrival to its first batch. Then it is in *prefill*, and later
+    in *decode*. It is *paused* while it holds KV and no batch processes it, and *evicted* while
+    its KV is lost. In *refill*, its input and the tokens that it had produced are computed again.
+    Times are in the instance's unit.
+
+    Make one with `optsched.timeline`.
 
     Parameters
     ----------
     instance : Instance
     evaluation : Evaluation
-    span_request, span_phase, span_tokens, span_worker : ndarray of int64, shape (spans,)
-        Spans by request and start; the worker is -1 where none has it.
+        The judge's evaluation of the schedule.
+    span_request, span_phase : ndarray of int64, shape (spans,)
+        Request and phase (an index of `PHASES`) of each span. Spans are sorted by request and
+        then by start.
     span_start, span_end : ndarray of float64, shape (spans,)
+        Times.
+    span_tokens : ndarray of int64, shape (spans,)
+        Tokens processed in the span.
+    span_worker : ndarray of int64, shape (spans,)
+        Worker that holds the request, or -1 where none does.
     batch_start, batch_end : ndarray of float64, shape (batches,)
-        For a schedule of starts, every round in which something runs is a batch.
+        Times. For a schedule of starts, every round in which something runs is a batch.
     batch_worker, batch_requests : ndarray of int64, shape (batches,)
+        Worker and number of requests of each batch.
     batch_prefill, batch_decode, batch_refill : ndarray of int64, shape (batches,)
-        Tokens processed by phase.
+        Tokens processed in each phase.
     batch_evictions : ndarray of int64, shape (batches,)
-        Evictions just before it.
-    batch_kv, batch_kv_left : ndarray of int64, shape (batches,)
-        KV tokens that its worker holds during it, and once what finished has left.
+        Evictions just before the batch.
+    batch_kv : ndarray of int64, shape (batches,)
+        KV tokens that the batch's worker holds during the batch.
+    batch_kv_left : ndarray of int64, shape (batches,)
+        KV tokens that the worker holds once the finished requests have gone.
+    _columns, _restart
+        The schedule's columns and whether evictions restart; for `kv_by_group`.
     """
 
     instance: Instance
@@ -91,22 +106,32 @@ class Timeline:
 
     @property
     def unit(self) -> str:
-        """Unit of times for labels."""
+        """Unit of times as labels show it: ``"rounds"`` or ``"s"``."""
         return "rounds" if self.instance.in_rounds else "s"
 
     def name_of(self, request: int) -> str:
-        """Return a request's external name, or its index."""
+        """Return the name of a request for labels.
+
+        Parameters
+        ----------
+        request : int
+
+        Returns
+        -------
+        str
+            Its external id, or ``"request"`` and its index.
+        """
         names = self.instance.id
         return f"request {request}" if names is None else str(names[request])
 
     @property
     def begin(self) -> float:
-        """First arrival."""
+        """Time of the first arrival."""
         return float(self.instance.arrival.min())
 
     @property
     def end(self) -> float:
-        """Last completion."""
+        """Time of the last completion."""
         return float(self.evaluation.finish.max())
 
     def phase_counts(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -114,7 +139,8 @@ class Timeline:
 
         Parameters
         ----------
-        times : ndarray, shape (k,)
+        times : ndarray of float64, shape (k,)
+            In the instance's unit.
 
         Returns
         -------
@@ -130,18 +156,19 @@ class Timeline:
         return found
 
     def phase_shares(self, rows: int, bins: int) -> NDArray[np.float64]:
-        """Return how much of their time groups of requests spend in each phase.
+        """Return which share of a group of requests is in each phase, over time.
 
         Parameters
         ----------
-        rows, bins : int
-            Groups of requests in order of arrival, and equal parts of the time from `begin` to
-            `end`.
+        rows : int
+            Number of groups of requests, in order of arrival.
+        bins : int
+            Number of equal parts of the time from `begin` to `end`.
 
         Returns
         -------
         ndarray of float64, shape (phases, rows, bins)
-            Shares of the group's requests, averaged over the part of time.
+            Share of the group's requests, averaged over the part of time.
         """
         n = self.instance.n
         rank = np.empty(n, dtype=np.int64)
@@ -153,7 +180,7 @@ class Timeline:
         for phase in range(len(PHASES)):
             mine = self.span_phase == phase
             at = row[self.span_request[mine]] * (bins + 2)
-            # Cover of [a, b) by bins, as the sum of its differences.
+            # How much of each bin [a, b) covers, as a running sum of differences.
             step = np.zeros(rows * (bins + 2))
             for edge, sign in ((self.span_start[mine], 1.0), (self.span_end[mine], -1.0)):
                 x = np.clip((edge - self.begin) / width, 0, bins)
@@ -166,9 +193,13 @@ class Timeline:
         return shares
 
     def without_pauses(self) -> Timeline:
-        """Return the timeline with pauses taken into the phase around them.
+        """Return the timeline with every pause merged into the phase around it.
 
-        Where prefills interrupt decodes (vLLM), pauses are nearly all of the spans.
+        Where prefills interrupt decodes, as in vLLM, nearly all spans are pauses.
+
+        Returns
+        -------
+        Timeline
         """
         keep = np.flatnonzero(self.span_phase != PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
@@ -187,19 +218,26 @@ class Timeline:
 
     @property
     def by_arrival(self) -> NDArray[np.int64]:
-        """Requests by arrival, then index; shape (n,)."""
+        """Indices of the requests sorted by arrival, then by index; shape (n,)."""
         return np.argsort(self.instance.arrival, kind="stable")
 
     def batch_bins(self, most: int, worker: int = 0) -> tuple[NDArray[np.float64], list[Any]]:
-        """Return times that part a worker's batches into at most ``most`` runs.
+        """Divide the batches of a worker into runs that follow each other in time.
+
+        Parameters
+        ----------
+        most : int
+            Maximum number of runs.
+        worker : int
 
         Returns
         -------
-        edges : ndarray, shape (k + 1,)
-            Starts of the batches and the last end; with more than ``most`` batches, equal parts
-            of time.
+        edges : ndarray of float64, shape (runs + 1,)
+            Times between the runs. With up to ``most`` batches, every batch is a run, and these
+            are the starts of the batches and the last end. With more, runs are equal parts of
+            time.
         batches : list of ndarray of int64
-            The batches that start in each run, and the one under way at its start.
+            The batches that start in each run, after the one that is running at its start.
         """
         mine = np.flatnonzero(self.batch_worker == worker)
         if len(mine) <= most:
@@ -221,19 +259,22 @@ class Timeline:
         Parameters
         ----------
         groups : int
-            Of requests in order of arrival, where there are more than that (and than `SEPARATE`).
+            Number of groups, in order of arrival. If there are no more requests than that (or
+            than `SEPARATE`), each request is a group of its own.
         most : int
-            Steps of time; with more batches, the one that holds most stands for its step.
+            Maximum number of time steps. With more batches, each step shows the batch that holds
+            the most KV in it.
         worker : int
 
         Returns
         -------
-        times : ndarray, shape (k,)
-            Each value holds to the next time; the last is 0.
+        times : ndarray of float64, shape (k,)
+            Each value holds until the next time; the last value is 0.
         kv : ndarray of int64, shape (groups, k)
-            Tokens.
+            KV tokens of each group.
         labels : list of str
-            Names of requests, or of groups: the first and last place in order of arrival, from 0.
+            Names of the requests; or of the groups, by their first and last place in the order
+            of arrival, from 0.
         """
         from optsched.judge import spans
         from optsched.judge.replay import Columns
@@ -271,7 +312,7 @@ class Timeline:
             if last >= 0:
                 held = after[place[last]]
                 stop = float(self.batch_end[last])
-                if stop < times[k + 1]:  # idle until the next
+                if stop < times[k + 1]:  # idle until the next run
                     out_times.append(stop)
                     out.append(held)
         out_times.append(float(times[-1]))
@@ -286,16 +327,16 @@ def timeline(
     *,
     evaluation: Evaluation | None = None,
 ) -> Timeline:
-    """Lay out what a schedule does when, once the judge has accepted it.
+    """Return the phases of every request and the content of every batch of a schedule.
 
     Parameters
     ----------
     instance : Instance
     schedule : Schedule
     cost_model : BatchCost, str or path, optional
-        Needed for an instance in seconds.
+        Cost model, or the name or file of one. An instance in seconds needs it.
     evaluation : Evaluation, optional
-        Of this schedule, where it is at hand.
+        The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
 
     Returns
     -------
@@ -303,8 +344,11 @@ def timeline(
 
     Raises
     ------
-    ViolationError, InputError, UsageError
-        As `optsched.evaluate`; or a schedule of starts with more than `MAX_ENTRIES` tokens.
+    ViolationError, UsageError
+        As for `optsched.evaluate`.
+    InputError
+        As for `optsched.evaluate`, or a schedule of starts with more than `MAX_ENTRIES` output
+        tokens.
 
     Examples
     --------
@@ -362,13 +406,13 @@ def timeline(
 def _rounds(
     instance: Instance, starts: NDArray[np.int64]
 ) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.float64]]:
-    """Return uninterrupted runs as columns of batches, one per round, and the batches' starts."""
+    """Return uninterrupted runs as columns of batches, one per round, with the batches' starts."""
     output = instance.output_tokens
     entries = int(output.sum())
     if entries > MAX_ENTRIES:
         raise InputError(
-            f"schedule: {entries} output tokens are too many to lay out round by round; at most "
-            f"{MAX_ENTRIES} are right"
+            f"schedule: found {entries} output tokens; expected at most {MAX_ENTRIES}, since the "
+            "timeline expands every round"
         )
     request = np.repeat(np.arange(instance.n), output)
     step = np.arange(entries) - np.repeat(np.cumsum(output) - output, output)

@@ -1,4 +1,7 @@
-"""Whether a schedule stays within a cost model's range of validity. Import lazily: numba."""
+"""Whether a schedule stays within a cost model's range of validity.
+
+Import this module lazily, since it loads numba.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ WORDS = {
     "max_request_kv_tokens": "requests that hold more than {} KV tokens",
     "max_kv_tokens": "batches that read more than {} KV tokens",
 }
-"""Limits of validity that are checked, and what a schedule does that breaks them."""
+"""Limits of validity by name, with the words for a schedule that leaves them."""
 
 _SHOWN: dict[Any, Any] = {}
-"""What Python's warning filter has shown: its memory, kept for one place instead of each caller."""
+"""Memory of Python's warning filter, shared by all callers so that a warning is shown once."""
 
 
 @njit(cache=True)
@@ -37,11 +40,26 @@ def extremes(
     evicted: NDArray[np.int64],
     restart: bool,
 ) -> Any:
-    """Return, for a valid schedule, the extremes in the order of `WORDS` (0: never there)."""
+    """Return the extremes of a feasible schedule, in the order of `WORDS`.
+
+    Parameters
+    ----------
+    prompt : ndarray of int64, shape (n,)
+        Prompt tokens.
+    offsets, request, tokens, evicted_offsets, evicted : ndarray of int64
+        Columns of the schedule; see `optsched.Schedule`.
+    restart : bool
+        Whether an evicted request loses the tokens that it has produced.
+
+    Returns
+    -------
+    ndarray of int64, shape (7,)
+        0 where the schedule has no such batch or prefill.
+    """
     n = prompt.shape[0]
     cached = np.zeros(n, dtype=np.int64)
     produced = np.zeros(n, dtype=np.int64)
-    decoding = np.zeros(n, dtype=np.bool_)  # its whole input is cached
+    decoding = np.zeros(n, dtype=np.bool_)  # whether its whole input is cached
     worst = np.zeros(7, dtype=np.int64)
     for b in range(offsets.shape[0] - 1):
         for k in range(evicted_offsets[b], evicted_offsets[b + 1]):
@@ -78,10 +96,26 @@ def warn_outside(
     restart: bool,
     cost: BatchCost,
 ) -> None:
-    """Warn once, naming what the schedule does that the cost model was not fitted to.
+    """Warn if a schedule leaves the cost model's range of validity.
 
-    The text says nothing about a single schedule and the place is always this one, so that
-    Python's own filter shows it once for the many schedules of a comparison or a sweep.
+    The text names the limits and nothing of a single schedule, and its place is always this
+    module. Python's own filter therefore shows it once for the many schedules of a comparison or
+    a sweep.
+
+    Parameters
+    ----------
+    instance : Instance
+    columns : tuple of ndarray of int64
+        Columns of a feasible schedule of batches, as `optsched.problem.schedule.check_columns`
+        returns them.
+    restart : bool
+        Whether an evicted request loses the tokens that it has produced.
+    cost : BatchCost
+
+    Warns
+    -----
+    UserWarning
+        The schedule leaves a limit of ``cost.valid``.
     """
     compiled: Any = extremes
     found = compiled(instance.prompt_tokens, *columns, restart)

@@ -1,1 +1,1 @@
-"""What is scheduled, and what a schedule is: requests, limits, decisions, and errors about them."""
+"""What is scheduled and what a schedule is: requests, limits, decisions, and their errors."""

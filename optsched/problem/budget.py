@@ -1,4 +1,4 @@
-"""Time limits, the wish to stop, and progress: what everything that searches is given."""
+"""Time limits, requests to stop and progress calls, which every search and bound is given."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a bound, a search or a solve stands.
+    """The state of a running bound, search or solve.
 
     Parameters
     ----------
     elapsed_s : float
         Seconds since the work began.
-    incumbent, bound : float or None
-        Best objective and best bound so far, None where unknown.
+    incumbent : float or None
+        Value of the best schedule found so far; None if there is none yet.
+    bound : float or None
+        Best bound found so far; None if there is none yet.
     """
 
     elapsed_s: float
@@ -27,14 +29,15 @@ class Progress:
 
 
 class History:
-    """A progress call that keeps when incumbent or bound changed, and tells another.
+    """A progress callback that records every change of the incumbent or the bound.
 
     Parameters
     ----------
     tell : callable, optional
-        Called with every `Progress`.
+        Another callback. It is called with every `Progress`, changed or not.
     most : int
-        Changes kept; of more, every other one is dropped, never the latest.
+        Maximum number of changes to keep. When there are more, every other one is dropped; the
+        latest always stays.
     """
 
     def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
@@ -43,7 +46,12 @@ class History:
         self._kept: list[Progress] = []
 
     def __call__(self, state: Progress) -> None:
-        """Keep a state if it is news, and tell it."""
+        """Record a state if it differs from the last one, and pass it on.
+
+        Parameters
+        ----------
+        state : Progress
+        """
         known = self._kept[-1] if self._kept else None
         if known is None or (known.incumbent, known.bound) != (state.incumbent, state.bound):
             self._kept.append(state)
@@ -55,12 +63,35 @@ class History:
     def until(
         self, elapsed_s: float, incumbent: float | None, bound: float | None
     ) -> tuple[Progress, ...]:
-        """Return what was kept, with the end of the solve as its last entry."""
+        """Return the recorded changes, followed by one entry for the end of the work.
+
+        Parameters
+        ----------
+        elapsed_s : float
+            Seconds from the beginning to the end of the work.
+        incumbent, bound : float or None
+            Final values.
+
+        Returns
+        -------
+        tuple of Progress
+        """
         return (*self._kept, Progress(elapsed_s, incumbent, bound))
 
 
 def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | None]] | None:
-    """Return a history as columns of a result file, None where there is none."""
+    """Return a history as the columns of a result file.
+
+    Parameters
+    ----------
+    progress : sequence of Progress
+
+    Returns
+    -------
+    dict of str to list, or None
+        The columns ``elapsed_s`` (rounded to microseconds), ``incumbent`` and ``bound``; None
+        if the history is empty.
+    """
     if not progress:
         return None
     return {
@@ -71,16 +102,16 @@ def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | Non
 
 
 class Budget:
-    """A deadline, a wish to stop, and who is told of progress.
+    """A deadline, an event that stops the work early, and a callback for progress.
 
     Parameters
     ----------
     time_limit_s : float or None
-        Seconds from now on; None is no limit.
+        Seconds from now on; None means no limit.
     stop : threading.Event, optional
-        When set, the work ends and what it has found is kept.
+        When it is set, the work ends and returns the best that it has found.
     progress : callable, optional
-        Called with a `Progress` whenever something better was found.
+        Called with a `Progress` whenever a better incumbent or bound was found.
     """
 
     def __init__(
@@ -102,24 +133,42 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline, at least 0 and infinite without one; 0 once stopped."""
+        """Seconds until the deadline: never negative, infinite without a limit, 0 once stopped."""
         return 0.0 if self.stopped else max(0.0, self.limit_s - self.spent_s)
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked for the end."""
+        """Whether the event ``stop`` was set."""
         return self.stop is not None and self.stop.is_set()
 
     @property
     def over(self) -> bool:
-        """Whether the work should end: it was stopped, or its time is up."""
+        """Whether the work should end, because it was stopped or its time is up."""
         return self.stopped or self.spent_s >= self.limit_s
 
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
-        """Return a budget of a share of what is left, which stops when this one does."""
+        """Return a budget of a share of the time left, which stops when this one is stopped.
+
+        Parameters
+        ----------
+        share : float
+            Share of `left_s`, from 0 to 1.
+        progress : callable, optional
+            The part's own callback; None: this budget's.
+
+        Returns
+        -------
+        Budget
+        """
         return Budget(share * self.left_s, stop=self.stop, progress=progress or self.progress)
 
     def tell(self, *, incumbent: float | None = None, bound: float | None = None) -> None:
-        """Tell the values known now to who wants to know."""
+        """Call the progress callback, if there is one, with the current values.
+
+        Parameters
+        ----------
+        incumbent, bound : float, optional
+            None where unknown.
+        """
         if self.progress is not None:
             self.progress(Progress(self.spent_s, incumbent, bound))

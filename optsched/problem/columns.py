@@ -1,4 +1,4 @@
-"""Checks of columns: numbers that come from files and users, as read-only flat arrays."""
+"""Checks that turn numbers from files and users into read-only flat arrays."""
 
 from __future__ import annotations
 
@@ -16,41 +16,73 @@ MAX_TOKENS = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 Item = str | Callable[[int], str]
-"""How an error names an entry of a column: a word before its index, or a function of the index."""
+"""How an error names an entry: a word to put before its index, or a function of the index."""
 
 
 def plain_numbers(column: NDArray[Any]) -> list[int | float]:
-    """Return a column as Python numbers, integral ones as ``int``."""
+    """Return a column as Python numbers; a float without a fraction becomes an ``int``.
+
+    Parameters
+    ----------
+    column : ndarray of int or float, shape (n,)
+
+    Returns
+    -------
+    list of int or float
+    """
     if column.dtype.kind in "iu":
         return list(column.tolist())
     return [int(v) if v.is_integer() else v for v in column.tolist()]
 
 
 def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
-    """Return ``value`` as an integer, or say that it is none in range; see `whole_column`."""
+    """Return ``value`` as an integer, checked.
+
+    Parameters
+    ----------
+    value : object
+    field_name : str
+        What the error calls the value.
+    low, high : int
+        The smallest and largest value allowed.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    InputError
+        A boolean, text, fraction, NaN or infinity, or a value out of range.
+    """
     return int(_checked(value, field_name, low, high, whole=True))
 
 
 def whole_column(
     values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: Item = "request"
 ) -> NDArray[np.int64]:
-    """Return ``values`` as a read-only int64 column, or say which one is no integer in range.
+    """Return ``values`` as a read-only column of integers, each checked.
 
     Parameters
     ----------
     values : array_like, shape (n,)
     field_name : str
-        How the error names the column.
+        What the error calls the column.
     low, high : int
         The smallest and largest value allowed.
     item : str or callable
-        How the error names one entry of the column: a word before its index, or a function
-        from the index to words.
+        How the error names an entry of the column: a word to put before its index, or a
+        function from the index to words.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
 
     Raises
     ------
     InputError
-        Not a flat list; a boolean, string, fraction, NaN or infinity; out of range.
+        The values are not a flat list, or one of them is a boolean, text, fraction, NaN or
+        infinity, or is out of range. The error names the first such entry.
     """
     return _column(values, field_name, (low, high), item, whole=True)
 
@@ -58,7 +90,25 @@ def whole_column(
 def real_column(
     values: ArrayLike, field_name: str, low: float, high: float, *, item: Item = "request"
 ) -> NDArray[np.float64]:
-    """Return ``values`` as a read-only float64 column; see `whole_column`."""
+    """Return ``values`` as a read-only column of floats, each checked.
+
+    Parameters
+    ----------
+    values : array_like, shape (n,)
+    field_name, item
+        As for `whole_column`.
+    low, high : float
+        The smallest and largest value allowed.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+
+    Raises
+    ------
+    InputError
+        As for `whole_column`, except that fractions are allowed.
+    """
     return _column(values, field_name, (low, high), item, whole=False)
 
 
@@ -84,15 +134,15 @@ def _column(
 
 
 def _flat(values: ArrayLike, field_name: str, whole: bool) -> NDArray[Any]:
-    """Return a list as a flat array; what is no plain number stays an object, to be named."""
+    """Return a flat array, of objects if some are not plain numbers, for an error to name them."""
     column: Any = values
     if not isinstance(column, np.ndarray):
         if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
-            raise InputError(f"{field_name}: {values!r} is not a list of numbers")
+            raise InputError(f"{field_name}: found {values!r}; expected a list of numbers")
         column = list(column)
         kinds = {type(v) for v in column}
         if kinds <= {int} or kinds == {float} or (not whole and kinds == {int, float}):
-            with suppress(OverflowError):  # an integer beyond all is named like any other
+            with suppress(OverflowError):  # a huge integer stays an object, for an error to name
                 return np.array(column, dtype=np.int64 if kinds <= {int} else np.float64)
         # One by one: numpy would spread nested lists over further dimensions.
         array = np.empty(len(column), dtype=object)
@@ -100,20 +150,20 @@ def _flat(values: ArrayLike, field_name: str, whole: bool) -> NDArray[Any]:
             array[i] = value
         return array
     if column.ndim != 1:
-        raise InputError(f"{field_name}: has {column.ndim} dimensions; a flat list is right")
+        raise InputError(f"{field_name}: found {column.ndim} dimensions; expected a flat list")
     return column
 
 
 def _checked(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
-    where = f"{place}: {value!r}"
+    where = f"{place}: found {value!r}"
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where} is not {'an integer' if whole else 'a number'}")
+        raise InputError(f"{where}; expected {'an integer' if whole else 'a number'}")
     if value != value or value in (float("inf"), float("-inf")):
-        raise InputError(f"{where} is not a finite number")
+        raise InputError(f"{where}; expected a finite number")
     if whole and isinstance(value, float) and not value.is_integer():
-        raise InputError(f"{where} is not an integer")
+        raise InputError(f"{where}; expected an integer")
     if not low <= value <= high:
-        raise InputError(f"{where} is out of range; {low} to {high} is right")
+        raise InputError(f"{where}; expected a number from {low} to {high}")
     return int(value) if whole else value

@@ -1,4 +1,4 @@
-"""Errors that optsched reports: each is one line that says where, what and what would be right."""
+"""The errors that optsched raises: each is one line with the place, what was found and expected."""
 
 from __future__ import annotations
 
@@ -20,46 +20,47 @@ class InputError(OptschedError):
 
 
 class UsageError(OptschedError):
-    """A combination of options that has no meaning, with the one that has."""
+    """A combination of options that has no meaning; the message names one that has."""
 
 
 class InfeasibleError(OptschedError):
-    """The instance admits no schedule in the model asked for."""
+    """The instance has no feasible schedule in the chosen model."""
 
     exit_code = 3
 
 
 class NoIncumbentError(OptschedError):
-    """No schedule was found within the limits (a time limit, or an endless loop of a policy)."""
+    """No schedule was found, because the time ran out or a policy looped for ever."""
 
     exit_code = 4
 
 
 class PolicyError(OptschedError):
-    """A policy broke the rules of the engine: unknown request, no progress, an exception."""
+    """A policy named an unknown request, made no progress or raised an exception."""
 
 
 class LoopError(NoIncumbentError):
-    """A policy that repeats itself for ever, detected and stopped."""
+    """A policy repeated the same states for ever and was stopped."""
 
 
 class SolverError(OptschedError):
-    """A solver failed, or its objective differs from the judge's."""
+    """A solver failed, or its objective differs from the judge's value."""
 
     exit_code = 1
 
 
 class ViolationError(OptschedError):
-    """A schedule or certificate that does not verify.
+    """A schedule or a certificate breaks a constraint.
 
     Parameters
     ----------
     message : str
-        The constraint that is broken, in words.
+        One line that says which constraint is broken, and where.
     rule : str
         Short name of the constraint, for example ``"kv_capacity"``.
     batch, request : int, optional
-        Where: index of the batch (or the round, for a schedule of starts) and of the request.
+        Index of the batch (of the round, for a schedule of starts) and of the request, where
+        there is one.
     value, limit : float, optional
         The value found and the limit that it breaks.
     """

@@ -1,4 +1,4 @@
-"""Predictions of the output tokens that a request has left, as it runs."""
+"""Predictions of the output tokens that a request has left, renewed while it runs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from optsched.problem.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """For each request, how many output tokens are left, predicted again every few tokens.
+    """Predicted output tokens left of every request, renewed every few tokens.
 
-    ``remaining[offsets[i] + k]`` is what is predicted for request i once it has produced
-    ``every * k`` tokens, k = 0 before it starts. A policy is shown that entry only then, and
-    `tokens_left` carries it over the tokens produced since. A request of o output tokens needs
-    ceil(o / every) entries; more are allowed and never read, so that their number need not tell
-    the length.
+    ``remaining[offsets[i] + k]`` is the prediction for request i once it has produced
+    ``every * k`` tokens; k = 0 is before it starts. A policy sees that entry from then on, and
+    `tokens_left` takes off the tokens produced since. A request of o output tokens needs
+    ceil(o / every) entries. More entries are allowed and never read, so that their number need
+    not reveal the length.
 
     Parameters
     ----------
     every : int
         Tokens from one prediction of a request to the next, >= 1.
     offsets : array_like of int, shape (n + 1,)
-        From 0, rising: request i has the entries ``offsets[i]:offsets[i + 1]``, at least one.
+        Rising from 0: request i has the entries ``offsets[i]:offsets[i + 1]``, one or more.
     remaining : array_like of float, shape (offsets[n],)
-        Tokens left, >= 0.
+        Output tokens left, >= 0.
 
     Raises
     ------
     InputError
-        A value that cannot be; for an entry with its request and the tokens it is after.
+        A value of the wrong type or out of range, or offsets that do not fit ``remaining``. For
+        an entry the error names the request and the tokens that it has produced by then.
     """
 
     every: int
@@ -55,12 +56,14 @@ class Forecast:
         offsets = whole_column(self.offsets, f"{name}.offsets", 0, INT64_MAX, item="entry")
         put("offsets", offsets)
         if len(offsets) == 0 or offsets[0] != 0:
-            raise InputError(f"{name}.offsets: must begin with 0")
+            raise InputError(
+                f"{name}.offsets: found {offsets[:1].tolist()} at the beginning; expected 0"
+            )
         if (np.diff(offsets) < 1).any():
             i = int(np.argmax(np.diff(offsets) < 1))
             raise InputError(
-                f"{name}.offsets: request {i}: {offsets[i]} to {offsets[i + 1]} holds no entry; "
-                "at least one per request is right"
+                f"{name}.offsets: request {i}: found no entry from {offsets[i]} to "
+                f"{offsets[i + 1]}; expected one or more"
             )
 
         def item(entry: int) -> str:
@@ -72,8 +75,8 @@ class Forecast:
         put("remaining", real_column(self.remaining, f"{name}.remaining", 0, MAX_TOKENS, item=item))
         if len(self.remaining) != offsets[-1]:
             raise InputError(
-                f"{name}.remaining: has {len(self.remaining)} values, but offsets end at "
-                f"{offsets[-1]}"
+                f"{name}.remaining: found {len(self.remaining)} values; expected {offsets[-1]}, "
+                "where the offsets end"
             )
 
     @property
@@ -87,11 +90,36 @@ class Forecast:
         return self.remaining[self.offsets[:-1]]
 
     def left(self, i: int, seen: int, produced: int) -> float:
-        """Return `tokens_left` of request ``i``."""
+        """Return the predicted output tokens left of a request; see `tokens_left`.
+
+        Parameters
+        ----------
+        i : int
+            The request.
+        seen : int
+            Maximum number of tokens that it has ever had produced, over all its runs.
+        produced : int
+            Tokens produced in the current run, <= ``seen``.
+
+        Returns
+        -------
+        float
+            Tokens, >= 1.
+        """
         return tokens_left(self.every, self.offsets, self.remaining, i, seen, produced)
 
     def subset(self, index: ArrayLike) -> Forecast:
-        """Return the forecast of the requests at ``index``, in that order."""
+        """Return the forecast of some of the requests.
+
+        Parameters
+        ----------
+        index : array_like of int or bool
+            Indices of the requests, in the order wanted, or a mask of shape (n,).
+
+        Returns
+        -------
+        Forecast
+        """
         pick = np.arange(self.n)[np.asarray(index)]
         lengths = np.diff(self.offsets)[pick]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -99,30 +127,41 @@ class Forecast:
         return Forecast(self.every, offsets, self.remaining[entries])
 
     def check(self, output_tokens: NDArray[np.int64]) -> None:
-        """Check that every token of the outputs has its entry.
+        """Check that there is a prediction for every output token.
+
+        Parameters
+        ----------
+        output_tokens : ndarray of int64, shape (n,)
+            Output lengths of the requests.
 
         Raises
         ------
         InputError
-            Another number of requests, or one with too few entries.
+            The number of requests differs, or a request has too few entries.
         """
         if self.n != len(output_tokens):
             raise InputError(
-                f"requests.forecast: has {self.n} requests, but output_tokens has "
-                f"{len(output_tokens)}; columns must be of equal length"
+                f"requests.forecast: found {self.n} requests; expected {len(output_tokens)}, as "
+                "many as output_tokens has"
             )
         needed = (output_tokens - 1) // self.every + 1
         short = np.diff(self.offsets) < needed
         if short.any():
             i = int(np.argmax(short))
             raise InputError(
-                f"requests.forecast: request {i}: has {self.offsets[i + 1] - self.offsets[i]} "
-                f"entries; its {output_tokens[i]} output tokens need {needed[i]}, one for every "
-                f"{self.every}"
+                f"requests.forecast: request {i}: found {self.offsets[i + 1] - self.offsets[i]} "
+                f"entries; expected {needed[i]} for {output_tokens[i]} output tokens, one for "
+                f"every {self.every}"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of an instance file."""
+        """Return the forecast as it stands in the JSON object of an instance file.
+
+        Returns
+        -------
+        dict
+            ``every``, ``offsets`` and ``remaining``.
+        """
         return {
             "every": self.every,
             "offsets": self.offsets.tolist(),
@@ -138,23 +177,31 @@ def tokens_left(
     seen: int,
     produced: int,
 ) -> float:
-    """Return how many output tokens request ``i`` is thought to have left.
+    """Return how many output tokens request ``i`` is predicted to have left.
 
-    Plain arithmetic on a `Forecast`'s columns, so that compiled code uses it as it stands.
+    This is plain arithmetic on the columns of a `Forecast`, so that compiled code can use it.
 
     Parameters
     ----------
+    every : int
+        See `Forecast`.
+    offsets : ndarray of int64, shape (n + 1,)
+        See `Forecast`.
+    remaining : ndarray of float64, shape (offsets[n],)
+        See `Forecast`.
+    i : int
+        The request.
     seen : int
-        Most tokens that the request has ever produced: a run that starts again is told no less
-        than the last one was.
+        Maximum number of tokens that the request has ever had produced, over all its runs. It
+        decides which prediction is the latest: a run that starts again loses none.
     produced : int
-        Tokens that it has produced now, <= ``seen``.
+        Tokens produced in the current run, <= ``seen``.
 
     Returns
     -------
     float
-        The latest prediction less what was produced since it was made, and at least 1: a request
-        that still runs has a token left.
+        Tokens: the latest prediction less what was produced since it was made. It is never below
+        1, since a request that still runs has a token left.
     """
     entry = seen // every
     return max(1.0, every * entry + remaining[offsets[i] + entry] - produced)

@@ -1,4 +1,4 @@
-"""The problem: requests as read-only columns, the KV capacity and the limits of the machine."""
+"""The problem: requests as read-only columns, the KV capacity and the machine's limits."""
 
 from __future__ import annotations
 
@@ -28,28 +28,34 @@ TimeUnit = Literal["round", "second"]
 KvAccounting = Literal["generated", "cached"]
 
 MAX_ROUND = 2**53
-"""Largest arrival time: beyond it a float64 clock no longer counts single rounds."""
+"""Largest arrival in rounds. Beyond it a float64 clock no longer counts single rounds."""
 
 
 MAX_SECOND = 2.0**42
-"""Largest arrival time in seconds: beyond it a float64 no longer tells single milliseconds."""
+"""Largest arrival in seconds. Beyond it a float64 no longer separates single milliseconds."""
 
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
-"""Fields of an `Instance` that are predictions."""
+"""Fields of an `Instance` that hold predictions."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Hard limits of the machine, per batch; ``None`` is unlimited.
+    """Hard limits of the machine for each batch; ``None`` means unlimited.
 
     Parameters
     ----------
     max_batch_tokens : int, optional
-        C: tokens processed in one batch, prefill and decode together.
+        C: maximum number of tokens processed in one batch, prefill and decode together
+        (``max_num_batched_tokens`` in vLLM).
     max_prefill_tokens : int, optional
-        P: prefill tokens processed in one batch.
+        P: maximum number of prefill tokens processed in one batch.
     max_running : int, optional
-        R_max: requests that hold KV after a batch.
+        R_max: maximum number of requests that hold KV after a batch (``max_num_seqs`` in vLLM).
+
+    Raises
+    ------
+    InputError
+        A limit that is not an integer >= 1.
     """
 
     max_batch_tokens: int | None = None
@@ -63,13 +69,18 @@ class Limits:
                 object.__setattr__(self, name, whole_number(value, f"limits.{name}", 1, INT64_MAX))
 
     def as_dict(self) -> dict[str, int]:
-        """Return the limits that are set, by name."""
+        """Return the limits that are set, by name.
+
+        Returns
+        -------
+        dict of str to int
+        """
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """Requests to schedule on one worker, and what limits it.
+    """Requests to schedule, the KV capacity and the limits of the machine.
 
     Requests are indices ``0..n-1`` in the order given; arrivals need not be sorted.
 
@@ -80,32 +91,35 @@ class Instance:
     prompt_tokens, output_tokens : array_like of int, shape (n,)
         s_i >= 1 and o_i >= 1, in tokens.
     kv_capacity : int
-        M, in tokens.
+        M: maximum number of KV tokens held at any time.
     time_unit : {"round", "second"}
         ``"round"``: every batch takes one round. ``"second"``: a cost model gives batch times.
     kv_accounting : {"generated", "cached"}
-        Whether a running request's newest token counts: it holds s + j, or s + j - 1, while
-        its j-th token is produced (FORMULATIONS, section 0).
+        Whether the KV of a request's newest token counts. While its j-th token is produced, a
+        request holds s + j tokens (``"generated"``) or s + j - 1 (``"cached"``). See the page
+        on formulations, section 0.
     limits : Limits
     hybrid_batching, chunked_prefill : bool, optional
-        Hard switches; ``None`` leaves schedulers their own (models: hybrid on, chunking off).
+        Whether a batch may mix prefills and decodes, and whether a prefill may be split. ``None``
+        leaves the choice to each scheduler; optimal schedules may then mix, and may not split.
     predicted : array_like, shape (n,), optional
         Predicted output tokens, >= 1.
     predicted_lower, predicted_upper : array_like of int, shape (n,), optional
-        Prediction intervals; both or neither, and they contain the output.
+        Ends of an interval that contains the true output tokens. Give both or neither.
     forecast : Forecast, optional
-        Predictions of the output tokens that are left, as a request runs.
+        Predictions of the output tokens left, renewed while a request runs.
     name : str
     id : sequence of str or int, optional
-        External names of the requests, unique.
+        External names of the requests, all different.
     known : mapping, optional
         What is known of the optimum: ``optimum``, ``bound``, ``best_known``, ``reference``.
 
     Raises
     ------
     InputError
-        A value that cannot be, with field, request, value and what would be right; also a
-        request that can never fit into the KV capacity or a hard token limit.
+        A value of the wrong type or out of range, columns of unequal length, or a request that
+        can never fit into the KV capacity or under a hard token limit. The error names the
+        field and the request.
     """
 
     arrival: NDArray[Any]
@@ -128,17 +142,17 @@ class Instance:
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
         if self.time_unit not in ("round", "second"):
-            raise InputError(f"time_unit: {self.time_unit!r} is not one of 'round', 'second'")
+            raise InputError(f"time_unit: found {self.time_unit!r}; expected 'round' or 'second'")
         if self.kv_accounting not in ("generated", "cached"):
             raise InputError(
-                f"kv_accounting: {self.kv_accounting!r} is not one of 'generated', 'cached'"
+                f"kv_accounting: found {self.kv_accounting!r}; expected 'generated' or 'cached'"
             )
         if not isinstance(self.name, str):
-            raise InputError(f"name: {self.name!r} is not a string")
+            raise InputError(f"name: found {self.name!r}; expected a string")
         for switch in ("hybrid_batching", "chunked_prefill"):
             value = getattr(self, switch)
             if value is not None and not isinstance(value, (bool, np.bool_)):
-                raise InputError(f"{switch}: {value!r} is not true, false or null")
+                raise InputError(f"{switch}: found {value!r}; expected true, false or null")
             put(switch, None if value is None else bool(value))
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         if self.time_unit == "round":
@@ -156,16 +170,20 @@ class Instance:
         self._check_intervals()
         if self.forecast is not None:
             if not isinstance(self.forecast, Forecast):
-                raise InputError(f"requests.forecast: {self.forecast!r:.80} is not a Forecast")
+                raise InputError(
+                    f"requests.forecast: found {self.forecast!r:.80}; expected a Forecast"
+                )
             self.forecast.check(self.output_tokens)
         self._check_fit()
 
     def _check_columns(self) -> None:
         n = len(self.arrival)
         if n == 0:
-            raise InputError("requests: the list is empty; at least one request is needed")
+            raise InputError("requests: found an empty list; expected one or more requests")
         if self.id is not None and (isinstance(self.id, str) or not isinstance(self.id, Sequence)):
-            raise InputError(f"requests.id: {self.id!r} is not a list of strings or integers")
+            raise InputError(
+                f"requests.id: found {self.id!r}; expected a list of strings or integers"
+            )
         columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
@@ -177,18 +195,20 @@ class Instance:
         for key, column in columns.items():
             if column is not None and len(column) != n:
                 raise InputError(
-                    f"requests.{key}: has {len(column)} values, but arrival has {n}; "
-                    "columns must be of equal length"
+                    f"requests.{key}: found {len(column)} values; expected {n}, as many as arrival"
+                    " has"
                 )
         if self.id is not None:
             seen: dict[str | int, int] = {}
             for i, label in enumerate(self.id):
                 if isinstance(label, bool) or not isinstance(label, (str, int)):
-                    raise InputError(f"requests.id: request {i}: {label!r} is no string or integer")
+                    raise InputError(
+                        f"requests.id: request {i}: found {label!r}; expected a string or integer"
+                    )
                 if label in seen:
                     raise InputError(
-                        f"requests.id: request {i}: {label!r} is also request {seen[label]}'s; "
-                        "ids must be unique"
+                        f"requests.id: request {i}: found {label!r}, which request {seen[label]} "
+                        "has too; expected unique ids"
                     )
                 seen[label] = i
             object.__setattr__(self, "id", tuple(self.id))
@@ -197,19 +217,20 @@ class Instance:
         lower, upper = self.predicted_lower, self.predicted_upper
         if (lower is None) != (upper is None):
             missing = "predicted_lower" if lower is None else "predicted_upper"
-            raise InputError(f"requests.{missing}: missing; an interval needs both ends")
+            raise InputError(f"requests.{missing}: found nothing; expected both ends of intervals")
         if lower is None or upper is None:
             return
         for bad, text in (
-            (lower > upper, "the interval is reversed"),
-            (self.output_tokens < lower, "output_tokens lies below the interval"),
-            (self.output_tokens > upper, "output_tokens lies above the interval"),
+            (lower > upper, "lower <= upper"),
+            (self.output_tokens < lower, "lower <= output_tokens"),
+            (self.output_tokens > upper, "output_tokens <= upper"),
         ):
             if bad.any():
                 i = int(np.argmax(bad))
                 raise InputError(
-                    f"requests.predicted_lower: request {i}: {text} "
-                    f"[{lower[i]}, {upper[i]}] (output_tokens {self.output_tokens[i]})"
+                    f"requests.predicted_lower: request {i}: found the interval "
+                    f"[{lower[i]}, {upper[i]}] and output_tokens {self.output_tokens[i]}; "
+                    f"expected {text}"
                 )
 
     def _check_fit(self) -> None:
@@ -217,10 +238,10 @@ class Instance:
         if too_big.any():
             i = int(np.argmax(too_big))
             raise InputError(
-                f"kv_capacity: request {i}: needs {self.peak_tokens[i]} KV tokens at its peak "
+                f"kv_capacity: request {i}: found {self.kv_capacity}; expected at least "
+                f"{self.peak_tokens[i]}, the KV tokens that it holds at its peak "
                 f"(prompt {self.prompt_tokens[i]}, output {self.output_tokens[i]}, "
-                f"{self.kv_accounting} accounting), but kv_capacity is {self.kv_capacity}; "
-                "it can never fit"
+                f"{self.kv_accounting} accounting)"
             )
         if self.chunked_prefill is False:
             for name in ("max_batch_tokens", "max_prefill_tokens"):
@@ -228,8 +249,8 @@ class Instance:
                 if limit is not None and (self.prompt_tokens > limit).any():
                     i = int(np.argmax(self.prompt_tokens > limit))
                     raise InputError(
-                        f"limits.{name}: request {i}: prompt_tokens {self.prompt_tokens[i]} "
-                        f"exceeds {limit} and chunked_prefill is false; it can never be processed"
+                        f"limits.{name}: request {i}: found {limit}; expected at least its "
+                        f"prompt_tokens {self.prompt_tokens[i]}, since chunked_prefill is false"
                     )
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
@@ -239,18 +260,19 @@ class Instance:
             volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
         if last * self.n >= 2**62 or volume >= 2**62:
             raise InputError(
-                "requests: the sum of all completion times or KV volumes would not fit into "
-                "64-bit integers; use fewer or smaller requests, or earlier arrivals"
+                "requests: found sums of completion times or KV volumes that may exceed 64-bit "
+                "integers; expected fewer or smaller requests, or earlier arrivals"
             )
-        # The batch model squares what a batch prefills, and a batch holds kv_capacity at most.
+        # The batch model squares the tokens of a prefill; a batch holds at most kv_capacity.
         size = longest + largest - 1
         if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
             sizes = (self.prompt_tokens + self.output_tokens - 1).astype(object)
             squares = min(int((sizes * sizes).sum()), int(sizes.max()) * self.kv_capacity)
             if squares >= 2**63:
                 raise InputError(
-                    f"requests: the squared prefills of one batch could sum to {squares}, beyond "
-                    "64-bit integers; use fewer or smaller requests, or a smaller kv_capacity"
+                    f"requests: found squared prefills of one batch that may sum to {squares}, "
+                    "beyond 64-bit integers; expected fewer or smaller requests, or a smaller "
+                    "kv_capacity"
                 )
 
     def __repr__(self) -> str:
@@ -289,7 +311,7 @@ class Instance:
 
     @property
     def kv_offset(self) -> int:
-        """KV tokens that a running request holds beyond its cached ones: 1 or 0."""
+        """KV tokens that a request holds while it runs, beyond those it had cached: 1 or 0."""
         return 1 if self.kv_accounting == "generated" else 0
 
     @property
@@ -299,33 +321,38 @@ class Instance:
 
     @property
     def has_predictions(self) -> bool:
-        """Whether it carries predictions of any kind; without them the oracle predicts."""
+        """Whether there are predictions of any kind; without them policies see true lengths."""
         return not all(getattr(self, name) is None for name in PREDICTIONS)
 
     def without_predictions(self) -> Instance:
-        """Return the same instance with no predictions."""
+        """Return the same instance with no predictions.
+
+        Returns
+        -------
+        Instance
+        """
         nothing: dict[str, Any] = dict.fromkeys(PREDICTIONS)
         return replace(self, **nothing)
 
     @cached_property
     def first_arrival(self) -> float | int:
-        """The first arrival: the zero of every clock that computes something."""
+        """The first arrival, from which every computation counts its time."""
         first: float | int = self.arrival.min().item()
         return first
 
     @cached_property
     def arrival_since_first(self) -> NDArray[Any]:
-        """Arrivals less the first one, shape (n,), read-only, in the type of `arrival`."""
+        """Arrivals less the first one, shape (n,), read-only, of the dtype of `arrival`."""
         since = self.arrival - self.first_arrival
         since.setflags(write=False)
         return since
 
     @cached_property
     def release(self) -> NDArray[np.float64]:
-        """`arrival_since_first` as float64: compiled code sees one type in both units.
+        """`arrival_since_first` as float64, so that compiled code sees one type in both units.
 
-        Kernels count time from the first arrival, so that a Unix time stamp costs no digits;
-        `at` turns their times into the instance's.
+        Compiled loops count time from the first arrival, so that a Unix time stamp costs no
+        digits. `at` turns their times into the instance's.
         """
         release = self.arrival_since_first.astype(np.float64)
         release.setflags(write=False)
@@ -333,11 +360,21 @@ class Instance:
 
     @property
     def clock_origin(self) -> float:
-        """What `read_start` takes from starts: 0 in rounds, which are exact."""
+        """What `read_start` subtracts from starts: the first arrival, or 0 in exact rounds."""
         return 0.0 if self.in_rounds else float(self.first_arrival)
 
     def at(self, since_first: ArrayLike) -> NDArray[Any]:
-        """Return times since the first arrival as times of the instance: int64 in rounds."""
+        """Return times since the first arrival as times of the instance.
+
+        Parameters
+        ----------
+        since_first : array_like, any shape
+            Times since the first arrival, in the instance's unit.
+
+        Returns
+        -------
+        ndarray of int64 (rounds) or float64 (seconds), same shape
+        """
         times: NDArray[Any] = np.asarray(since_first)
         if self.in_rounds:
             times = np.rint(times).astype(np.int64)
@@ -345,30 +382,54 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Most KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
+        """Maximum KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property
     def volume(self) -> NDArray[np.int64]:
-        """KV token-rounds of each uninterrupted run: s o + o (o + 1) / 2 (cached: - o)."""
+        """KV tokens that each uninterrupted run holds, summed over its rounds; shape (n,).
+
+        This is s o + o (o + 1) / 2 with ``"generated"`` accounting, and o less with ``"cached"``.
+        """
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
 
     def check_digest(self, digest: str | None, field: str) -> None:
-        """Check that a digest in some file, if there is one, is this instance's.
+        """Check that a digest from a file belongs to this instance.
+
+        Parameters
+        ----------
+        digest : str or None
+            SHA-256 of an instance, as `sha256`; None is accepted.
+        field : str
+            What the error calls the digest.
 
         Raises
         ------
         InputError
-            It is another instance's.
+            The digest belongs to another instance.
         """
         if digest not in (None, self.sha256):
             raise InputError(
-                f"{field}: {digest} is another instance's; {self.name!r} has {self.sha256}"
+                f"{field}: found {digest}, which is another instance's; expected {self.sha256} "
+                f"of {self.name!r}"
             )
 
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
-        """Return the instance of the requests at ``index``, in that order."""
+        """Return an instance with some of the requests.
+
+        Parameters
+        ----------
+        index : array_like of int or bool
+            Indices of the requests, in the order wanted, or a mask of shape (n,).
+        name : str, optional
+            Name of the new instance; None keeps this one's.
+
+        Returns
+        -------
+        Instance
+            Everything else stays, except that ``known`` is dropped.
+        """
         pick = np.asarray(index)
 
         def cut(column: NDArray[Any] | None) -> NDArray[Any] | None:
@@ -392,7 +453,13 @@ class Instance:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the instance as the JSON object of an instance file, absent fields left out."""
+        """Return the JSON object of an instance file.
+
+        Returns
+        -------
+        dict
+            Fields that are absent are left out.
+        """
         requests: dict[str, Any] = {
             "arrival": plain_numbers(self.arrival),
             "prompt_tokens": self.prompt_tokens.tolist(),
@@ -427,10 +494,11 @@ class Instance:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the content: canonical JSON without ``name``, ``id`` and ``known``.
+        """SHA-256 of the content without ``name``, ``id`` and ``known``.
 
-        Canonical: keys sorted, no spaces, integral numbers as integers, absent and null
-        fields left out (they mean the same).
+        It covers the canonical JSON text: keys are sorted, there are no spaces, numbers without
+        a fraction are integers, and absent or null fields are left out, since they mean the
+        same.
         """
         data = self.to_dict()
         for key in ("name", "known"):
@@ -440,6 +508,17 @@ class Instance:
 
 
 def canonical_json(data: Any) -> bytes:
-    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
+    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover.
+
+    Parameters
+    ----------
+    data : object
+        What JSON can hold. NaN and infinity raise a ValueError.
+
+    Returns
+    -------
+    bytes
+        ASCII text.
+    """
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()

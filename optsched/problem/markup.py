@@ -1,4 +1,4 @@
-"""Small HTML tables for notebooks; everything in them is escaped."""
+"""Small HTML tables for notebooks. All text in them is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ _RIGHT = "text-align:right"
 
 
 def number(value: Any) -> str:
-    """Return a number with four or more digits for people, a dash for None, text as it is."""
+    """Return a value as readers see it.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    str
+        A number with four significant digits (more for integers and above 1,000), a dash for
+        None, NaN and infinity, and the text of anything else.
+    """
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -24,7 +35,18 @@ def number(value: Any) -> str:
 
 
 def facts(title: str, rows: Iterable[tuple[str, Any]]) -> str:
-    """Return a table of names and values under a title; rows without a value are left out."""
+    """Return an HTML table of names and values under a title.
+
+    Parameters
+    ----------
+    title : str
+    rows : iterable of (str, object)
+        Names and values. A row whose value is None is left out.
+
+    Returns
+    -------
+    str
+    """
     body = "".join(
         f'<tr><th style="{_LEFT}">{escape(name)}</th>'
         f'<td style="{_LEFT}">{escape(number(value))}</td></tr>'
@@ -37,7 +59,21 @@ def facts(title: str, rows: Iterable[tuple[str, Any]]) -> str:
 def table(
     title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], below: str = ""
 ) -> str:
-    """Return a table under a title: text to the left, numbers to the right."""
+    """Return an HTML table under a title, with text aligned left and numbers right.
+
+    Parameters
+    ----------
+    title : str
+    headers : sequence of str
+    rows : sequence of sequence
+        One cell per header.
+    below : str
+        A line of text under the table.
+
+    Returns
+    -------
+    str
+    """
     head = "".join(f'<th style="{_LEFT}">{escape(header)}</th>' for header in headers)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (

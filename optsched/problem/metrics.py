@@ -1,7 +1,7 @@
-"""The one table of metrics: name, words, unit, sense, meaning and how each is computed.
+"""The one table of metrics: each row has a name, words, unit, sense, meaning and function.
 
 `Evaluation.metrics`, the schema of result files, the headers of tables, the report and the
-documentation are made from `TABLE` or are tested against it. A new metric is one more row.
+documentation are made from `TABLE` or tested against it. A new metric is one more row.
 """
 
 from __future__ import annotations
@@ -17,42 +17,53 @@ if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
 Unit = Literal["time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count"]
-"""What a metric is measured in; times are in the instance's unit."""
+"""What a metric is measured in. Times are in the instance's unit."""
 
 _SHORT = {"round": ("rounds", "round"), "second": ("s", "s")}
-"""Words for a time unit: of times, and after a stroke."""
+"""A time unit as readers see it: alone ("rounds"), and after a slash ("tokens/round")."""
 
 
 def time_words(time_unit: str | None) -> str:
-    """Return the unit of times for people, empty where it is not known."""
+    """Return a unit of time as readers see it.
+
+    Parameters
+    ----------
+    time_unit : str or None
+        ``"round"`` or ``"second"``.
+
+    Returns
+    -------
+    str
+        ``"rounds"`` or ``"s"``; empty for anything else.
+    """
     return _SHORT.get(str(time_unit), ("", ""))[0]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that the judge derives from a schedule, or from measured times.
+    """A number derived from a judged schedule or from measured times.
 
     Parameters
     ----------
     name : str
         Its key in `Evaluation.metrics`, in files and in specifications of objectives.
     words : str
-        What headers call it.
+        Its name in the headers of tables.
     unit : str
         See `Unit`.
     meaning : str
-        One line for the documentation and the schema; empty where the words say it all.
+        One line for the documentation and the schema; empty where ``words`` are enough.
     needs : tuple of str
-        Attributes of what is judged without which the metric is unknown. Measured times have
-        no batches and no KV: that decides which metrics follow from times alone.
+        Attributes that an `Evaluation` or `Times` must have for the metric to be known.
+        Measured times have no batches and no KV, so metrics that need those are unknown there.
     function : callable
-        What is judged (an `Evaluation` or `Times`) to the value, or None where it has none.
+        Computes the value from an `Evaluation` or `Times`; it returns None where there is none.
     sense : {"min", "max"}
         Whether less or more is better.
     whole : {"never", "rounds", "always"}
         Where every value is an integer: nowhere, in instances in rounds, or everywhere.
     parameters : tuple of str
-        Limits that the value depends on, by the names that `optsched.evaluate` gives them.
+        Limits that the value depends on, by the names of the parameters of `optsched.evaluate`.
     """
 
     name: str
@@ -66,7 +77,17 @@ class Metric:
     parameters: tuple[str, ...] = ()
 
     def of(self, judged: Any) -> float | int | None:
-        """Return the value for an `Evaluation` or `Times`, None where it is unknown."""
+        """Return the value of the metric.
+
+        Parameters
+        ----------
+        judged : Evaluation or Times
+
+        Returns
+        -------
+        int, float or None
+            An integer where `is_whole` says so; None where the value is unknown.
+        """
         if any(getattr(judged, need, None) is None for need in self.needs):
             return None
         value = self.function(judged)
@@ -75,16 +96,44 @@ class Metric:
         return int(value) if self.is_whole(judged.instance) else float(value)
 
     def is_whole(self, instance: Instance) -> bool:
-        """Whether every value on an instance is an integer."""
+        """Whether every value of the metric on an instance is an integer.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         return self.whole == "always" or (self.whole == "rounds" and instance.in_rounds)
 
     def header(self, time_unit: str | None, between: str = "\n") -> str:
-        """Return its words and its unit in brackets, for the head of a column."""
+        """Return the words of the metric and its unit in brackets, for the head of a column.
+
+        Parameters
+        ----------
+        time_unit : str or None
+            ``"round"`` or ``"second"``.
+        between : str
+            What stands between the words and the unit.
+
+        Returns
+        -------
+        str
+        """
         unit = self.unit_words(time_unit)
         return f"{self.words}{between}[{unit}]" if unit else self.words
 
     def unit_words(self, time_unit: str | None) -> str:
-        """Return the unit for people, empty for a count."""
+        """Return the unit of the metric as readers see it.
+
+        Parameters
+        ----------
+        time_unit : str or None
+            ``"round"`` or ``"second"``.
+
+        Returns
+        -------
+        str
+            For example ``"tokens/s"``; empty for a count.
+        """
         times, single = _SHORT.get(str(time_unit), ("", ""))
         if self.unit.startswith("time"):
             return times + self.unit.removeprefix("time")
@@ -95,16 +144,19 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times of an instance's requests without a schedule, such as a real server's.
+    """Times of an instance's requests without a schedule, such as those of a real server.
 
     Parameters
     ----------
     instance : Instance
     latency : ndarray, shape (n,)
-    ttft, tpot : ndarray of float64, shape (n,), optional
-        The time per output token is NaN for requests of one token.
+        Time from arrival to the last token, in the instance's unit.
+    ttft : ndarray of float64, shape (n,), optional
+        Time from arrival to the first token.
+    tpot : ndarray of float64, shape (n,), optional
+        Time per output token after the first; NaN for requests of one output token.
     slo_ttft, slo_tpot : float, optional
-        Limits of service.
+        Service level objectives: the maximum TTFT and TPOT of a request that is served well.
     """
 
     instance: Instance
@@ -129,7 +181,7 @@ def _percentile(column: str, q: int) -> Callable[[Any], Any]:
 
 
 def _tpot(reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
-    """Reduce the times per output token of the requests that have one."""
+    """Return a function that reduces TPOT over the requests that have one."""
 
     def value(judged: Any) -> Any:
         known = judged.tpot[~np.isnan(judged.tpot)]
@@ -139,14 +191,14 @@ def _tpot(reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
 
 
 def _good(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests meet every limit that is given, None without limits or times."""
+    """Return which requests meet every given limit; None without a limit or without its times."""
     limits = [(judged.ttft, judged.slo_ttft), (judged.tpot, judged.slo_tpot)]
     limits = [(column, limit) for column, limit in limits if limit is not None]
     if not limits or any(column is None for column, _ in limits):
         return None
     good = np.ones(judged.instance.n, dtype=bool)
     for column, limit in limits:
-        good &= ~(column > limit)  # a request of one token has no time per token to miss
+        good &= ~(column > limit)  # a NaN passes: a request of one token has no TPOT to miss
     return good
 
 
@@ -175,7 +227,7 @@ _ROWS = (
     Metric("p90_ttft", "p90 TTFT", "time", "", _TTFT, _percentile("ttft", 90)),
     Metric("p99_ttft", "p99 TTFT", "time", "", _TTFT, _percentile("ttft", 99)),
     Metric("mean_tpot", "mean TPOT", "time/token",
-           "time per output token after the first, over requests that have one",
+           "time per output token after the first, over requests that have more than one",
            _TPOT, _tpot(lambda known: known.mean())),
     Metric("p99_tpot", "p99 TPOT", "time/token", "",
            _TPOT, _tpot(lambda known: np.percentile(known, 99))),
@@ -204,7 +256,7 @@ _ROWS = (
            "share of the requests that meet the limits slo_ttft and slo_tpot",
            (), _attainment, sense="max", parameters=_SLO),
     Metric("slo_goodput", "SLO goodput", "requests/time",
-           "requests that meet these limits per unit of time",
+           "requests per unit of time that meet the limits slo_ttft and slo_tpot",
            (), _goodput, sense="max", parameters=_SLO),
 )  # fmt: skip
 
@@ -217,9 +269,19 @@ METRICS = tuple(TABLE)
 COMPARED = (
     "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",
 )  # fmt: skip
-"""The metrics that comparisons show for every scheduler, beside the objective."""
+"""Names of the metrics that comparisons show for every scheduler, beside the objective."""
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name for an `Evaluation` or `Times`, None where it is unknown."""
+    """Return every metric by name.
+
+    Parameters
+    ----------
+    judged : Evaluation or Times
+
+    Returns
+    -------
+    dict of str to int, float or None
+        In the order of `TABLE`; None where a metric is unknown.
+    """
     return {name: metric.of(judged) for name, metric in TABLE.items()}

@@ -1,4 +1,4 @@
-"""Objectives as values: a metric, its sense and parameters, read from text in one place."""
+"""Objectives: a metric to optimize, with its sense and the limits that it depends on."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric to make small, or large where more is better.
+    """A metric to minimize, or to maximize where more is better.
 
     Parameters
     ----------
     name : str
         The name of a metric in `optsched.problem.metrics.TABLE`.
     parameters : tuple of (str, float)
-        Limits that the metric depends on, by name: times > 0 in the instance's unit.
+        Names and values of the limits that the metric depends on. Values are times > 0 in the
+        instance's unit.
 
     Raises
     ------
     UsageError
-        No such metric, a parameter that it does not have or that is no time > 0, or a metric
-        that has no value without one.
+        There is no such metric; the metric has no such parameter; a value is not a time > 0; or
+        the metric needs a parameter and none is given.
     """
 
     name: str
@@ -37,9 +38,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.name not in TABLE:
-            raise UsageError(
-                f"objective: {self.name!r} is no metric; known are {', '.join(METRICS)}"
-            )
+            raise UsageError(f"objective: {self.name!r} is unknown; known are {', '.join(METRICS)}")
         known = self.metric.parameters
         for key, value in self.parameters:
             if key not in known:
@@ -48,10 +47,13 @@ class Objective:
                     f"objective: {self.name}: parameter {key!r} is unknown; known are {words}"
                 )
             if not 0 < value < float("inf"):
-                raise UsageError(f"objective: {self.name}: {key}: {value!r} is not a time > 0")
+                raise UsageError(
+                    f"objective: {self.name}: {key}: found {value!r}; expected a time > 0"
+                )
         if known and not self.parameters:
             raise UsageError(
-                f"objective: {self.name} needs {' or '.join(known)}, as in {self.name}:{known[0]}=1"
+                f"objective: {self.name}: found no limit; expected {' or '.join(known)}, as in "
+                f"{self.name}:{known[0]}=1"
             )
 
     def __str__(self) -> str:
@@ -60,36 +62,66 @@ class Objective:
 
     @property
     def metric(self) -> Metric:
-        """The row of the table of metrics."""
+        """The metric's row in the table of metrics."""
         return TABLE[self.name]
 
     @property
     def maximized(self) -> bool:
-        """Whether more is better, so that bounds lie above."""
+        """Whether more is better, so that a bound lies above every schedule's value."""
         return self.metric.sense == "max"
 
     def integral(self, instance: Instance) -> bool:
-        """Whether its value is an integer for every schedule of an instance."""
+        """Whether the value is an integer for every schedule of an instance.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         return self.metric.is_whole(instance)
 
     def of(self, evaluation: Any) -> float | int | None:
-        """Return its value for an `Evaluation`, made with the limits of `service_limits`."""
+        """Return the value that an evaluation has for the objective.
+
+        Parameters
+        ----------
+        evaluation : Evaluation
+            Made with the limits of the objective; see `service_limits`.
+
+        Returns
+        -------
+        int, float or None
+            None where the metric is unknown.
+        """
         value: float | int | None = evaluation.metrics[self.name]
         return value
 
     def signed(self, value: float) -> float:
-        """Return the value, negative where more is better: of two, the less is the better."""
+        """Return the value with its sign turned where more is better, so that less is better.
+
+        Parameters
+        ----------
+        value : float
+
+        Returns
+        -------
+        float
+        """
         return -value if self.maximized else value
 
     def better(self, one: float | None, other: float | None) -> bool:
-        """Whether one value is strictly better than another; any is better than None."""
+        """Whether one value is strictly better than another. Any value is better than None.
+
+        Parameters
+        ----------
+        one, other : float or None
+        """
         if one is None or other is None:
             return other is None and one is not None
         return self.signed(one) < self.signed(other)
 
 
 TOTAL_LATENCY = Objective("tel")
-"""What is minimized where nothing else is said."""
+"""The default objective."""
 
 
 def parse_objectives(
@@ -97,24 +129,28 @@ def parse_objectives(
     known: Collection[str] = METRICS,
     where: str = "",
 ) -> tuple[Objective, ...]:
-    """Return objectives, the most important first.
+    """Return objectives from their text, the most important first.
 
     Parameters
     ----------
     given : str, Objective, or a sequence of them
-        A text holds names with parameters, ``tel``, ``tel,makespan`` or
+        A text names metrics with their parameters: ``tel``, ``tel,makespan`` or
         ``slo_goodput:slo_ttft=1,slo_tpot=0.1,tel``.
     known : collection of str
-        The metrics that may be named.
+        Names of the metrics that are allowed.
     where : str
-        Who knows them, for the error.
+        The method that allows them, for the error.
+
+    Returns
+    -------
+    tuple of Objective
 
     Raises
     ------
     UsageError
-        A metric that is unknown or given twice, none at all, or as for `Objective`.
+        No metric is given, or one is unknown or given twice; or see `Objective`.
     InputError
-        A parameter that is no number.
+        A parameter is not a number.
     """
     parts = [given] if isinstance(given, (str, Objective)) else list(given)
     texts = [one for p in parts for one in (split_specs(p) if isinstance(p, str) else [p])]
@@ -122,31 +158,53 @@ def parse_objectives(
     names = [one.name for one in found]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise UsageError(f"objective: {name!r} is given twice")
+            raise UsageError(f"objective: found {name!r} twice; expected each metric once")
     if not found:
-        raise UsageError(f"objective: none is given; known are {', '.join(known)}")
+        raise UsageError(f"objective: found none; expected one or more of {', '.join(known)}")
     service_limits(found)
     return tuple(found)
 
 
 def first_metric(text: object) -> Metric | None:
-    """Return the metric of the first objective that a file names, None where there is no such."""
+    """Return the metric of the first objective in a file's text.
+
+    Parameters
+    ----------
+    text : object
+        The field ``objective`` of a file.
+
+    Returns
+    -------
+    Metric or None
+        None where the text names no known metric.
+    """
     return TABLE.get(str(text).partition(",")[0].partition(":")[0])
 
 
 def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
-    """Return the parameters of objectives by name, as `optsched.evaluate` takes them.
+    """Return the limits of all objectives, as keyword arguments of `optsched.evaluate`.
+
+    Parameters
+    ----------
+    objectives : iterable of Objective
+
+    Returns
+    -------
+    dict of str to float
 
     Raises
     ------
     UsageError
-        Two objectives that give one limit different values.
+        Two objectives give one limit different values.
     """
     limits: dict[str, float] = {}
     for objective in objectives:
         for key, value in objective.parameters:
             if limits.setdefault(key, value) != value:
-                raise UsageError(f"objective: {key} is both {limits[key]:g} and {value:g}")
+                raise UsageError(
+                    f"objective: {key}: found both {limits[key]:g} and {value:g}; expected one "
+                    "value"
+                )
     return limits
 
 

@@ -1,4 +1,4 @@
-"""Registries: values by name, found in the modules of a package; no list is kept by hand."""
+"""Registries of named values that are found in the modules of a package, not listed by hand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ T = TypeVar("T")
 def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
     """Import and yield the modules of a package, sorted by name.
 
-    Modules of compiled loops (``..._kernel``) are left out, since they load numba, and so are
-    packages inside the package unless ``deep``.
+    Modules of compiled loops (``..._kernel``) are left out, since they load numba.
+
+    Parameters
+    ----------
+    package : str
+        Dotted name.
+    deep : bool
+        Whether to include the packages inside the package, and their modules.
+
+    Yields
+    ------
+    module
     """
     path = import_module(package).__path__
     walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
@@ -27,27 +37,27 @@ def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
 
 
 def _maker_of(value: object) -> object:
-    """Return what tells the function that makes a value from others, or else the value itself."""
+    """Return what identifies the function that makes a value, or else the value itself."""
     make = getattr(value, "make", None)
     return (make.__module__, make.__qualname__) if make is not None else id(value)
 
 
 class Registry(Generic[T]):
-    """Values by name. The modules of a package are imported when one is first asked for.
+    """Values by name. The modules of a package are imported when a value is first needed.
 
-    A module gives its values in one of two ways: it calls `add`, mostly from a decorator, or it
-    holds values of type ``kind`` at its top level, each with an attribute ``name``.
+    A module registers its values in one of two ways. It calls `add`, usually in a decorator, or
+    it holds values of type ``kind`` at its top level, each with an attribute ``name``.
 
     Parameters
     ----------
     what : str
         What errors call a value: "policy", "bound".
     package : str, optional
-        Dotted name of the package whose modules hold values; None: only `add` gives any.
+        Dotted name of the package whose modules hold values; None: only `add` registers any.
     kind : type, optional
-        Type of the values that are taken from the top level of a module.
+        Type of the values that are collected from the top level of a module.
     error : type
-        What an unknown name raises.
+        Error that an unknown name raises.
     """
 
     def __init__(
@@ -63,10 +73,20 @@ class Registry(Generic[T]):
         self._complete = package is None
 
     def add(self, name: str, value: T) -> T:
-        """Add a value and return it.
+        """Register a value and return it.
 
-        What a decorator registers again, as a file loaded again or a notebook's cell run again
-        does, takes the place of what it registered before.
+        A decorator that runs again, in a file loaded again or in a notebook's cell run again,
+        replaces the value that it registered before.
+
+        Parameters
+        ----------
+        name : str
+        value : T
+
+        Returns
+        -------
+        T
+            The value.
 
         Raises
         ------
@@ -75,12 +95,17 @@ class Registry(Generic[T]):
         """
         known = self._values.get(name, value)
         if known is not value and _maker_of(known) != _maker_of(value):
-            raise ValueError(f"{self._what} {name!r} exists twice")
+            raise ValueError(f"{self._what} {name!r}: found two of that name; expected one")
         self._values[name] = value
         return value
 
     def all(self) -> dict[str, T]:
-        """Return every value by name, sorted."""
+        """Return every value by name, sorted by name.
+
+        Returns
+        -------
+        dict of str to T
+        """
         if not self._complete and self._package is not None:
             for module in modules_of(self._package):
                 self._collect(module)
@@ -90,10 +115,18 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Return a value by name.
 
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        T
+
         Raises
         ------
         OptschedError
-            An unknown name, with those that are known.
+            The name is unknown. The error is of the registry's type and lists the known names.
         """
         found = self.all()
         if name not in found:

@@ -1,4 +1,4 @@
-"""A schedule: decisions only. Times, memory and metrics exist only in an Evaluation."""
+"""A schedule holds decisions only. Times, memory and metrics exist only in an Evaluation."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ class Schedule:
     Parameters
     ----------
     kind : {"starts", "batches"}
-        ``"starts"``: the non-preemptive round model, one start per request. ``"batches"``:
-        flat columns.
+        ``"starts"``: one start per request, in the round model without preemption.
+        ``"batches"``: flat columns that say what every batch does.
     starts : ndarray of int64, shape (n,), optional
-        Start of each request: it runs through rounds start + 1 .. start + o.
+        Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
     batch_offsets : ndarray of int64, shape (batches + 1,), optional
         Batch j processes the entries ``batch_offsets[j]:batch_offsets[j+1]``.
     request, tokens : ndarray of int64, shape (entries,), optional
-        Request and the number of its tokens processed.
-    evicted_offsets, evicted : ndarray of int64, optional
-        Requests whose KV is freed just before batch j.
-    start : ndarray, shape (batches,), optional
-        Start times; absent: the later of the worker's previous batch's end and the latest
-        arrival in the batch.
+        Request of each entry, and the number of its tokens that the batch processes.
+    evicted_offsets : ndarray of int64, shape (batches + 1,), optional
+        The requests ``evicted[evicted_offsets[j]:evicted_offsets[j+1]]`` are evicted just
+        before batch j.
+    evicted : ndarray of int64, shape (evictions,), optional
+        Requests whose KV is freed.
+    start : ndarray of int64 (rounds) or float64 (seconds), shape (batches,), optional
+        Start time of each batch. If absent, a batch starts when the worker's previous batch has
+        ended and all its requests have arrived.
     worker : ndarray of int64, shape (batches,), optional
-        Worker of each batch, numbered from 0; absent: one worker.
+        Worker of each batch, numbered from 0. If absent, there is one worker.
     evict_mode : {"restart", "recompute"}
-        Whether an evicted request loses its produced tokens (restart) or keeps them, to be
-        refilled (recompute).
+        Whether an evicted request loses the tokens that it has produced (``"restart"``), or
+        keeps them and recomputes their KV (``"recompute"``).
     instance_sha256, cost_model_sha256 : str, optional
-        What the schedule was made for.
+        Digests of the instance and the cost model that the schedule was made for.
     """
 
     kind: Literal["starts", "batches"]
@@ -72,11 +75,17 @@ class Schedule:
     def batches(self) -> int:
         """Number of batches of a schedule of batches."""
         if self.batch_offsets is None:
-            raise InputError("schedule: a schedule of starts has no batches")
+            raise InputError("schedule: found a schedule of starts; expected one of batches")
         return len(self.batch_offsets) - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a schedule file."""
+        """Return the JSON object of a schedule file.
+
+        Returns
+        -------
+        dict
+            Columns that are absent are left out.
+        """
         data: dict[str, Any] = {
             "format": "optsched-schedule",
             "version": 1,
@@ -95,20 +104,24 @@ class Schedule:
 
 
 def read_start(start: float, earliest: float, origin: float) -> float:
-    """Return a batch's start in time since ``origin`` from its start time in a schedule.
+    """Return the time since ``origin`` at which a batch starts, from the start in a schedule.
 
-    A start time is rounded where it is written, all the more after a late first arrival. What
-    reads exactly as the earliest start would be written is the earliest start. Compiled by the
-    judge and by the engines, which so mean the same moment.
+    A start in a schedule is a rounded sum, and the later the first arrival, the coarser the
+    rounding. A start that equals the rounded earliest start is therefore read as the earliest
+    start. The judge and the engines compile this function, so that both read the same moment.
 
     Parameters
     ----------
     start : float
-        As written: a time since ``origin`` plus ``origin``.
+        Start in the schedule: a time since ``origin`` plus ``origin``.
     earliest : float
-        Earliest start of the batch, since ``origin``.
+        Earliest start of the batch, as a time since ``origin``.
     origin : float
         See `Instance.clock_origin`.
+
+    Returns
+    -------
+    float
     """
     return earliest if origin + earliest == start else start - origin
 
@@ -121,7 +134,25 @@ ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
 
 
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
-    """Return the schedule of uninterrupted runs that start at ``starts`` (rounds)."""
+    """Return the schedule of uninterrupted runs that start at given rounds.
+
+    Parameters
+    ----------
+    starts : array_like of int, shape (n,)
+        Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
+    instance : Instance
+        What the schedule is for; its digest is recorded.
+
+    Returns
+    -------
+    Schedule
+        Of kind ``"starts"``. Whether it is feasible is for `optsched.evaluate` to say.
+
+    Raises
+    ------
+    InputError
+        The starts are not integers.
+    """
     return Schedule(
         kind="starts",
         starts=_column(starts, "starts"),
@@ -143,12 +174,39 @@ def from_batches(
     evict_mode: EvictMode = "recompute",
     cost_model_sha256: str | None = None,
 ) -> Schedule:
-    """Return a schedule of batches from its flat columns (see `Schedule`).
+    """Return a schedule of batches from its flat columns.
+
+    Parameters
+    ----------
+    batch_offsets : array_like of int, shape (batches + 1,)
+        Batch j processes the entries ``batch_offsets[j]:batch_offsets[j+1]``.
+    request, tokens : array_like of int, shape (entries,)
+        Request of each entry, and the number of its tokens that the batch processes.
+    instance : Instance
+        What the schedule is for; its digest is recorded.
+    evicted_offsets : array_like of int, shape (batches + 1,), optional
+        Offsets into ``evicted`` of each batch; None: no evictions.
+    evicted : array_like of int, shape (evictions,), optional
+        Requests whose KV is freed just before a batch.
+    start : array_like, shape (batches,), optional
+        Start time of each batch, in rounds or seconds.
+    worker : array_like of int, shape (batches,), optional
+        Worker of each batch, numbered from 0.
+    evict_mode : {"restart", "recompute"}
+        See `Schedule`.
+    cost_model_sha256 : str, optional
+        Digest of the cost model that the schedule was made for.
+
+    Returns
+    -------
+    Schedule
+        Of kind ``"batches"``. Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
     InputError
-        Columns whose lengths or offsets do not fit together.
+        Lengths or offsets of the columns do not fit together, or a column does not hold
+        integers.
     """
     offsets = _column(batch_offsets, "batch_offsets")
     batches = len(offsets) - 1
@@ -175,22 +233,26 @@ def from_batches(
 
 
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
-    """Check that a schedule's columns fit together, whatever they decide.
+    """Check that a schedule's columns fit together; whether it is feasible is not checked.
+
+    Parameters
+    ----------
+    schedule : Schedule
 
     Returns
     -------
     tuple of ndarray of int64
-        The columns of `COLUMNS`, or ``starts`` alone.
+        The columns of `COLUMNS`, or ``starts`` alone for a schedule of starts.
 
     Raises
     ------
     InputError
-        A missing column, offsets that do not rise from 0 to the column's length, or columns
+        A column is missing, offsets do not rise from 0 to the column's length, or columns are
         of unequal length.
     """
     if schedule.kind == "starts":
         if schedule.starts is None:
-            raise InputError("starts: missing; a schedule of starts has one start per request")
+            raise InputError("starts: found nothing; expected one start per request")
         return (schedule.starts,)
     offsets, request, tokens = schedule.batch_offsets, schedule.request, schedule.tokens
     evicted_offsets, evicted = schedule.evicted_offsets, schedule.evicted
@@ -202,15 +264,23 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
         or evicted is None
     ):
         missing = next(name for name in COLUMNS if getattr(schedule, name) is None)
-        raise InputError(f"{missing}: missing; a schedule of batches has {', '.join(COLUMNS)}")
+        raise InputError(
+            f"{missing}: found nothing; expected the columns {', '.join(COLUMNS)} of a schedule of "
+            "batches"
+        )
     if len(request) != len(tokens):
-        raise InputError(f"tokens: has {len(tokens)} values, but request has {len(request)}")
+        raise InputError(
+            f"tokens: found {len(tokens)} values; expected {len(request)}, as many as request has"
+        )
     for name, off, length in (
         ("batch_offsets", offsets, len(request)),
         ("evicted_offsets", evicted_offsets, len(evicted)),
     ):
         if len(off) == 0 or off[0] != 0 or off[-1] != length or (np.diff(off) < 0).any():
-            raise InputError(f"{name}: must rise from 0 to the column's length {length}")
+            raise InputError(
+                f"{name}: found {off.tolist()!s:.60}; expected offsets that rise from 0 to the "
+                f"column's length {length}"
+            )
     batches = len(offsets) - 1
     for name, column, length in (
         ("evicted_offsets", evicted_offsets, batches + 1),
@@ -218,12 +288,12 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
         ("worker", schedule.worker, batches),
     ):
         if column is not None and len(column) != length:
-            raise InputError(f"{name}: has {len(column)} values; {length} is right")
+            raise InputError(f"{name}: found {len(column)} values; expected {length}")
     return offsets, request, tokens, evicted_offsets, evicted
 
 
 def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
-        raise InputError(f"schedule.{name}: must hold integers")
+        raise InputError(f"schedule.{name}: found {array.dtype} values; expected integers")
     return array.astype(np.int64)

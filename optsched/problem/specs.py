@@ -1,4 +1,4 @@
-"""Specifications ``name:key=value,...`` and lists of ``key=value``, read in one place."""
+"""Reading of specifications ``name:key=value,...`` and of lists of ``key=value``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ _FILE = re.compile(r"[^,=]*?\.py:")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a policy or predictor: its type, default value and the text of both."""
+    """A parameter of a policy, predictor or objective.
+
+    Parameters
+    ----------
+    type : type
+        ``bool``, ``int``, ``float`` or ``str``.
+    optional : bool
+        Whether None is a value too, written as ``none``, ``null`` or ``inf``.
+    default : object
+        ``inspect.Parameter.empty`` if a value must be given.
+    """
 
     type: type
     optional: bool
@@ -30,7 +40,17 @@ class Parameter:
 
 
 def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a callable by name, read from its signature."""
+    """Return the parameters of a callable by name, read from its signature.
+
+    Parameters
+    ----------
+    make : callable
+        A class or a function. A parameter without annotation is a text.
+
+    Returns
+    -------
+    dict of str to Parameter
+    """
     # A class is annotated in its constructor; what has no annotation is a text.
     maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
     hints = typing.get_type_hints(maker)
@@ -44,7 +64,12 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def is_file(name: str) -> bool:
-    """Whether a specification names a user's ``file.py:attribute``."""
+    """Whether a specification names a user's ``file.py:attribute``.
+
+    Parameters
+    ----------
+    name : str
+    """
     return _FILE.match(name) is not None
 
 
@@ -56,7 +81,12 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     spec : str
         The name may be a user's ``file.py:attribute``.
     kind : str
-        What errors call it.
+        What errors call the thing: "policy", "predictor".
+
+    Returns
+    -------
+    name : str
+    texts : dict of str to str
 
     Raises
     ------
@@ -75,36 +105,49 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
 def read_pairs(
     parts: Iterable[str], where: str, error: Callable[[str], OptschedError] = InputError
 ) -> dict[str, str]:
-    """Return the texts of ``key=value`` parts by key: the one place that reads them.
+    """Return the texts of ``key=value`` parts by key.
 
     Parameters
     ----------
     parts : iterable of str
+        Each part is ``key=value``; spaces around key and value are dropped.
     where : str
-        What errors begin with: a specification, an option of the command line.
+        What errors begin with: a specification, or an option of the command line.
     error : type
-        What a part that cannot be read raises.
+        Error that an unreadable part raises.
+
+    Returns
+    -------
+    dict of str to str
 
     Raises
     ------
     OptschedError
-        A part without ``=`` or without a key, or a key that is given twice.
+        A part has no ``=`` or no key, or a key is given twice. The error is of type ``error``.
     """
     texts: dict[str, str] = {}
     for part in parts:
         key, equals, value = (text.strip() for text in part.partition("="))
         if not equals or not key:
-            raise error(f"{where}: {part!r}; key=value is right")
+            raise error(f"{where}: found {part!r}; expected key=value")
         if key in texts:
-            raise error(f"{where}: {key!r} is given twice")
+            raise error(f"{where}: found {key!r} twice; expected each key once")
         texts[key] = value
     return texts
 
 
 def split_specs(text: str) -> list[str]:
-    """Split a list of specifications at its commas: ``a:x=1,y=2,b`` is ``a:x=1,y=2`` and ``b``.
+    """Split a list of specifications: ``a:x=1,y=2,b`` becomes ``a:x=1,y=2`` and ``b``.
 
-    A part that is a parameter (``key=value``) belongs to the specification before it.
+    Parameters
+    ----------
+    text : str
+        Specifications joined by commas. A part of the form ``key=value`` belongs to the
+        specification before it.
+
+    Returns
+    -------
+    list of str
     """
     specs: list[str] = []
     for part in text.split(","):
@@ -120,10 +163,25 @@ def convert_all(
 ) -> dict[str, Any]:
     """Return the values of parameters from their texts.
 
+    Parameters
+    ----------
+    texts : mapping of str to str
+        Text of each parameter that is given.
+    known : mapping of str to Parameter
+        Every parameter that there is.
+    where : str
+        What errors begin with.
+
+    Returns
+    -------
+    dict of str to object
+        Values of the parameters in ``texts``; defaults are not filled in.
+
     Raises
     ------
     InputError
-        An unknown or missing parameter, or a value of the wrong type.
+        A parameter is unknown, one without a default is missing, or a text is not a value of
+        the parameter's type.
     """
     values = {}
     for key, text in texts.items():
@@ -133,17 +191,34 @@ def convert_all(
         values[key] = convert(text, known[key], f"{where}: parameter {key}")
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:
-            raise InputError(f"{where}: parameter {key!r} is needed")
+            raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value")
     return values
 
 
 def convert(text: str, parameter: Parameter, where: str) -> Any:
-    """Return the value of a parameter from its text; ``where`` begins the error."""
+    """Return the value of a parameter from its text.
+
+    Parameters
+    ----------
+    text : str
+    parameter : Parameter
+    where : str
+        What an error begins with.
+
+    Returns
+    -------
+    bool, int, float, str or None
+
+    Raises
+    ------
+    InputError
+        The text is not a value of the parameter's type.
+    """
     if parameter.optional and text.lower() in ("none", "null", "inf"):
         return None
     if parameter.type is bool:
         if text.lower() not in ("true", "false"):
-            raise InputError(f"{where}: {text!r}; true or false is right")
+            raise InputError(f"{where}: found {text!r}; expected true or false")
         return text.lower() == "true"
     if parameter.type in (int, float):
         try:
@@ -152,34 +227,39 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
             value = float("nan")
         if value != value or value in (float("inf"), float("-inf")):
             kind = "an integer" if parameter.type is int else "a number"
-            raise InputError(f"{where}: {text!r} is not {kind}")
+            raise InputError(f"{where}: found {text!r}; expected {kind}")
         return value
     return text
 
 
 def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
-    """Return what a user's ``file.py:attribute`` names.
+    """Return the object that a user's ``file.py:attribute`` names.
 
     A file is executed once per process, and again only after it has changed.
 
     Parameters
     ----------
     name : str
+        ``file.py:attribute``.
     kind : str
-        What errors call it.
+        What errors call the thing: "policy", "predictor".
     data : tuple of type
-        Types whose instances are right too, beside classes and functions.
+        Types whose instances are accepted, beside classes and functions.
+
+    Returns
+    -------
+    object
 
     Raises
     ------
     InputError
-        No such file, one that fails to load, or an attribute that is missing or not callable.
+        There is no such file, it fails to load, or it has no such class, function or instance.
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)
     where = f"{kind} {name!r}"
     if not path.is_file():
-        raise InputError(f"{where}: {file}: no such file; file.py:name is right")
+        raise InputError(f"{where}: {file}: no such file; expected file.py:name")
     try:
         state = path.stat()
         module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
@@ -195,7 +275,7 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
 
 @lru_cache(maxsize=64)
 def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
-    """Execute a user's file; the time of its last change and its size tell its versions apart."""
+    """Execute a user's file. The time of its last change and its size identify its version."""
     name = f"optsched_user_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

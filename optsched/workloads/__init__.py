@@ -1,1 +1,1 @@
-"""Where requests come from: random instances, traces of real systems, predicted lengths."""
+"""Where requests come from: random instances, traces of real systems and predicted lengths."""

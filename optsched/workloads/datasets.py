@@ -1,4 +1,4 @@
-"""Public traces: where they are, what their bytes must be, and a download that checks them."""
+"""Public traces: their addresses and digests, and a download that checks the bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # no such locks here: every download begins anew
+except ImportError:  # without such locks, every download begins anew
     fcntl = None  # type: ignore[assignment]
 
 from optsched.problem.errors import InputError
 
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
-"""Environment variable: address of a mirror, a folder with the files of all datasets."""
+"""Environment variable with the address of a mirror, a folder with the files of all datasets."""
 
 _STALE_S = 3600.0
 _STAGE, _PART = ".optsched-fetch-", ".optsched-part-"
@@ -39,14 +39,15 @@ class Dataset:
     ----------
     name, summary : str
     url : str
-        Where its publisher keeps it; the last part is the file's name.
+        Address at the publisher. Its last part is the name of the file.
     sha256 : str
         Digest of the file's bytes.
     format : str
-        For `optsched.read_trace`.
+        Format for `optsched.read_trace`.
     licence, cite : str
+        Licence, and the work to cite.
     reported : bool
-        Whether the digest is as others report it, and no one here has compared it with the file.
+        Whether the digest is only known from others and was never compared with the file here.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Dataset:
 
     @property
     def file_name(self) -> str:
-        """Name of the file."""
+        """Name of the file, without folder."""
         return self.url.rpartition("/")[2]
 
 
@@ -104,12 +105,34 @@ _DATASETS = tuple(
 
 
 def datasets() -> dict[str, Dataset]:
-    """Return every public trace by name."""
+    """Return every public trace that can be downloaded.
+
+    Returns
+    -------
+    dict of str to Dataset
+        By name.
+    """
     return {dataset.name: dataset for dataset in _DATASETS}
 
 
 def cached(name: str) -> Path | None:
-    """Return a dataset's file in the user's cache, None if it is not there."""
+    """Return the file of a dataset in the user's cache.
+
+    Parameters
+    ----------
+    name : str
+        One of `datasets`.
+
+    Returns
+    -------
+    Path or None
+        None if the file has not been downloaded.
+
+    Raises
+    ------
+    InputError
+        The name is unknown.
+    """
     file = _cache() / _dataset(name).file_name
     return file if file.is_file() else None
 
@@ -123,36 +146,39 @@ def fetch_dataset(
     timeout_s: float = 30.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Return the file of a public trace, downloaded unless it is there already.
+    """Return the file of a public trace, after downloading it if it is not there.
 
-    The file appears under its name when all of it has come and its sha256 is right, and not
-    before. What came of a download that broke off, was interrupted or was killed is kept beside
-    it in a hidden file, and the next one goes on from there where the server can (HTTP Range);
-    where it cannot, or where the whole turns out wrong, the file is fetched from its beginning.
+    The file appears under its name only when it is complete and its sha256 is correct. The bytes
+    of a download that broke off or was killed are kept beside it in a hidden file. The next
+    download goes on from there if the server can (HTTP Range). If it cannot, or if the complete
+    file has another sha256, the download starts from the beginning.
 
     Parameters
     ----------
     name : str
         One of `datasets`.
-    to : path, optional
+    to : str or path, optional
         Folder for the file; None: the user's cache.
     base_url : str, optional
-        A mirror to take the file from; None: what the environment variable OPTSCHED_DATA_URL
-        says, else the publisher.
+        Address of a mirror. None: the one in the environment variable OPTSCHED_DATA_URL, or else
+        the publisher.
     retries : int
-        How often a download that fails is tried again, after 1 s, 2 s and so on.
+        How often a failed download is tried again, after 1 s, 2 s and so on.
     timeout_s : float
-        Longest silence of the server.
+        Maximum silence of the server, in seconds.
     progress : callable, optional
-        Called with the bytes that are here, those of an earlier download included, and with the
-        file's size, or 0 where the server does not say.
+        Called with the number of bytes received so far, including those of an earlier download,
+        and with the size of the file, or 0 if the server does not say.
+
+    Returns
+    -------
+    Path
 
     Raises
     ------
     InputError
-        An unknown name; no package pooch; no network, an answer that is no file, a transfer that
-        broke off, other bytes than expected; a folder that cannot be written, or that holds
-        another file of this name.
+        The name is unknown, the package pooch is missing, the download fails or gives other
+        bytes, or the folder cannot be written or holds another file of this name.
     """
     dataset = _dataset(name)
     folder = _cache() if to is None else Path(to)
@@ -163,13 +189,13 @@ def fetch_dataset(
             return file
         if to is not None:
             raise InputError(
-                f"{file}: is not the dataset {name!r}: its sha256 is {found}; another folder, or "
-                "none of this name, is right"
+                f"{file}: found the sha256 {found}; expected the dataset {name!r} with "
+                f"{dataset.sha256}, or no file of this name"
             )
     base = base_url if base_url is not None else os.environ.get(BASE_URL_VARIABLE)
     url = dataset.url if not base else f"{base.rstrip('/')}/{dataset.file_name}"
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"base_url: {base!r}; an address that begins with https:// is right")
+        raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
@@ -204,7 +230,7 @@ def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: in
     )
     logger = pooch.get_logger()
     level = logger.level
-    logger.setLevel("ERROR")  # it would tell of every attempt on standard error
+    logger.setLevel("ERROR")  # otherwise it reports every attempt on standard error
     try:
         source.fetch(dataset.file_name, downloader=part)
     except exceptions.HTTPError as error:
@@ -216,14 +242,14 @@ def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: in
         ) from None
     except (exceptions.ChunkedEncodingError, exceptions.ContentDecodingError):
         raise _failed(dataset, url, part, "the transfer broke off") from None
-    except exceptions.ConnectionError as error:  # a silence within the body is one too
+    except exceptions.ConnectionError as error:  # also raised for a silence within the body
         why = "the server cannot be reached (no network?)"
         if "timed out" in str(error):
             why = f"the server is silent for {part.timeout_s:g} s"
         raise _failed(dataset, url, part, why) from None
     except exceptions.RequestException as error:
         raise _failed(dataset, url, part, str(error)) from None
-    except ValueError:  # pooch's for a digest that differs
+    except ValueError:  # pooch raises it when the digest differs
         reported = (
             "; that sum is as others report it, so the publisher's page decides"
             if dataset.reported
@@ -245,20 +271,21 @@ def _failed(dataset: Dataset, url: str, part: _Part, why: str) -> InputError:
 
 
 class _Part:
-    """What has come of a file so far, and how the rest is fetched: pooch's downloader.
+    """The downloader for pooch, which keeps the bytes received so far and fetches the rest.
 
-    The bytes of a download that ended early wait in a file of their own. Whoever holds its lock,
-    which the system takes back even from a killed process, goes on with it; where another process
-    holds it, or the system has no such locks, the download begins anew and leaves nothing.
+    The bytes of a download that ended early wait in a file of their own. The process that holds
+    the file's lock goes on with it. The system releases the lock even if that process is killed.
+    If another process holds the lock, or the system has no such locks, the download begins anew
+    and leaves nothing behind.
 
     Parameters
     ----------
     path : Path
-        Where the bytes wait, in the folder of the finished file.
+        File in which the bytes wait, in the folder of the finished file.
     sha256 : str
-        Digest of the whole.
+        Digest of the complete file.
     timeout_s : float
-        Longest silence of the server.
+        Maximum silence of the server, in seconds.
     report : callable or None
         See ``progress`` of `fetch_dataset`.
     """
@@ -271,11 +298,11 @@ class _Part:
 
     @property
     def size(self) -> int:
-        """Bytes that wait for the next download."""
+        """Number of bytes that wait for the next download."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def __call__(self, url: str, output_file: str, _pooch: object) -> None:
-        """Bring the whole file to the place that pooch names, where it checks the digest."""
+        """Download the file to the path that pooch names, where pooch checks the digest."""
         with self._claimed() as stream:
             if stream is None:
                 with open(output_file, "wb") as own:
@@ -283,13 +310,13 @@ class _Part:
                 return
             went_on = self._transfer(url, stream, stream.seek(0, os.SEEK_END))
             stream.flush()
-            if went_on and _sha256(self.path) != self.sha256:  # of another version, or damaged
+            if went_on and _sha256(self.path) != self.sha256:  # another version, or damaged
                 self._transfer(url, stream)
                 stream.flush()
             os.replace(self.path, output_file)
 
     def _transfer(self, url: str, stream: IO[bytes], have: int = 0) -> bool:
-        """Append the rest of the file, or write all of it; return whether it was the rest."""
+        """Append the rest of the file or write all of it; return whether the rest was appended."""
         import requests
 
         wanted = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
@@ -315,14 +342,14 @@ class _Part:
 
     @contextmanager
     def _claimed(self) -> Iterator[IO[bytes] | None]:
-        """Yield the waiting bytes, locked against others; None where they cannot be had."""
+        """Yield the file of waiting bytes, locked against others; None if it cannot be locked."""
         if fcntl is None:
             yield None
             return
         with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # It may have been another's, and finished and moved away since it was opened.
+                # Another process may have finished it and moved it away since it was opened.
                 mine = os.path.samestat(os.stat(self.path), os.fstat(stream.fileno()))
             except OSError:
                 mine = False
@@ -357,7 +384,7 @@ def _sha256(file: Path) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed downloads left, unless something came to it within the hour."""
+    """Remove the folders of killed downloads that have not changed for an hour."""
     for stage in folder.glob(_STAGE + "*"):
         with suppress(OSError):
             last = max(path.stat().st_mtime for path in (stage, *stage.iterdir()))

@@ -1,8 +1,8 @@
-"""Random instances by name: the papers' synthetic workloads and plain distributions.
+"""Random instances by name: synthetic workloads of the papers, and plain distributions.
 
-Every number comes from one ``numpy.random.Generator`` made from the seed, so that a name, its
-parameters and a seed give the same instance. A parameter that is given does not change the
-draws of the others.
+Every number comes from one ``numpy.random.Generator`` that is made from the seed. A name, its
+parameters and a seed therefore always give the same instance. Giving a parameter does not change
+what is drawn for the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
 
 MAX_REQUESTS = 10_000_000
-"""Most requests that a generator makes."""
+"""Maximum number of requests that a generator makes."""
 
 ARRIVALS = ("all-at-once", "poisson", "gamma")
-"""Arrival processes of `uniform` and `lognormal`."""
+"""Arrival processes of the generators ``uniform`` and ``lognormal``."""
 
 _SHORT, _LONG = (8, 16), (512, 1024)
 _CLASSES = {
@@ -47,12 +47,13 @@ class Parameter:
     ----------
     type : {"int", "float", "text"}
     default : int, float, str or None
-        None: drawn, or derived from the others, as ``doc`` says.
+        None means that the value is drawn or follows from the others, as ``doc`` says.
     doc : str
+        What the parameter is, with its unit.
     low, high : number
-        The smallest and largest value of a number; a float's ``low`` is excluded.
+        The smallest and largest value of a number. A float must be larger than ``low``.
     choices : tuple of str
-        The values of a text; empty: any.
+        The allowed texts; empty if any text is.
     """
 
     type: Literal["int", "float", "text"]
@@ -65,7 +66,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class InstanceGenerator:
-    """A generator: what it draws, its parameters and where it is from."""
+    """A registered generator of instances.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line on what it draws, with the source.
+    parameters : mapping of str to Parameter
+    draw : callable
+        Function of a ``numpy.random.Generator`` and the values of the parameters; it returns an
+        `Instance`.
+    """
 
     name: str
     summary: str
@@ -77,7 +89,13 @@ _REGISTRY: Registry[InstanceGenerator] = Registry("generator")
 
 
 def generators() -> dict[str, InstanceGenerator]:
-    """Return every generator by name, sorted."""
+    """Return every generator.
+
+    Returns
+    -------
+    dict of str to InstanceGenerator
+        By name, sorted.
+    """
     return _REGISTRY.all()
 
 
@@ -91,13 +109,17 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
     seed : int or numpy.random.Generator
         An integer >= 0, or a generator to draw from.
     **parameters
-        Those of the generator; None is its default.
+        Parameters of the generator. None stands for the default.
+
+    Returns
+    -------
+    Instance
 
     Raises
     ------
     InputError
-        An unknown name or parameter, with the valid ones; a value of the wrong type or out of
-        range; values that contradict each other.
+        A name or parameter is unknown, a value is of the wrong type or out of range, or values
+        contradict each other.
     """
     spec = _REGISTRY.get(name)
     values = {key: parameter.default for key, parameter in spec.parameters.items()}
@@ -120,12 +142,17 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
     name : str
         One of `generators`.
     texts : mapping of str to str
-        ``"none"`` is the default.
+        Text of each parameter; ``"none"`` stands for the default.
+
+    Returns
+    -------
+    dict of str to int, float, str or None
+        None stands for the default.
 
     Raises
     ------
     InputError
-        An unknown name or parameter, or a text that is no such value.
+        The name or a parameter is unknown, or a text is not an allowed value.
     """
     spec = _REGISTRY.get(name)
     values: dict[str, int | float | str | None] = {}
@@ -138,7 +165,7 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
 
 
 def _number(text: str, parameter: Parameter) -> int | float | str:
-    """Return a text as the number that a parameter wants; `_checked` names what stays a text."""
+    """Return a text as a value of the parameter's type, or unchanged for `_checked` to refuse."""
     kinds: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "text": str}
     with suppress(ValueError):
         return kinds[parameter.type](text)
@@ -168,7 +195,7 @@ def _index(value: Any, place: str) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise InputError(f"{place}: {value!r} is not an integer >= 0")
+        raise InputError(f"{place}: found {value!r}; expected an integer >= 0")
     return number
 
 
@@ -177,17 +204,19 @@ def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
     if parameter.type == "text":
         if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
             words = ", ".join(parameter.choices)
-            raise InputError(f"{place}: {value!r:.80}; one of {words} is right")
+            raise InputError(f"{place}: found {value!r:.80}; expected one of {words}")
         return plain
     whole = parameter.type == "int"
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        raise InputError(f"{place}: {value!r:.80} is not {'an integer' if whole else 'a number'}")
+        raise InputError(
+            f"{place}: found {value!r:.80}; expected {'an integer' if whole else 'a number'}"
+        )
     if whole and isinstance(plain, float) and not plain.is_integer():
-        raise InputError(f"{place}: {value!r:.80} is not an integer")
+        raise InputError(f"{place}: found {value!r:.80}; expected an integer")
     low, high = parameter.low, parameter.high
     if not (low <= plain <= high and (whole or low < plain)):
-        right = f"{low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
-        raise InputError(f"{place}: {value!r:.80} is out of range; {right} is right")
+        right = f"from {low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
+        raise InputError(f"{place}: found {value!r:.80}; expected a number {right}")
     return int(plain) if whole else float(plain)
 
 
@@ -225,17 +254,17 @@ def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
     capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon
     rate = rate if values.rate is None else values.rate
     if values.n is not None:
-        # A Poisson process counted per round: exponential gaps, rounded up to rounds 1, 2, ...
+        # A Poisson process: exponential gaps, with arrivals rounded up to rounds 1, 2, ...
         arrival = np.ceil(np.cumsum(rng.exponential(1 / rate, size=values.n))).astype(np.int64)
         return _jaillet(rng, values.label, np.maximum(arrival, 1), capacity)
     if rate * horizon > MAX_REQUESTS:
         raise InputError(
-            f"generate jaillet-model-2: rate: {rate:g} over {horizon} rounds makes more than "
-            f"{MAX_REQUESTS} requests; a smaller rate or horizon is right"
+            f"generate jaillet-model-2: rate: found {rate:g} over {horizon} rounds, which makes "
+            f"more than {MAX_REQUESTS} requests; expected a smaller rate or horizon"
         )
     counts = rng.poisson(rate, size=horizon)
     if not counts.any():
-        # An instance has at least one request, and redrawing would hang where that is unlikely.
+        # An instance has one or more requests. Drawing again might take for ever.
         counts[rng.integers(horizon)] = 1
     return _jaillet(rng, values.label, np.repeat(np.arange(1, horizon + 1), counts), capacity)
 
@@ -285,8 +314,7 @@ def _uniform(rng: Generator, values: Any) -> Instance:
         low, high = getattr(values, f"{kind}_min"), getattr(values, f"{kind}_max")
         if low > high:
             raise InputError(
-                f"generate uniform: {kind}_min: {low} is above {kind}_max {high}; "
-                "at most that is right"
+                f"generate uniform: {kind}_min: found {low}; expected at most {kind}_max {high}"
             )
     n = values.n
     prompt = rng.integers(values.prompt_min, values.prompt_max + 1, size=n)
@@ -315,8 +343,8 @@ def _uniform(rng: Generator, values: Any) -> Instance:
     },
 )
 def _lognormal(rng: Generator, values: Any) -> Instance:
-    # Mean, median and maximum fix the clipped lognormal; its variance comes out higher than the
-    # published one (6,600 for prompts instead of 4,961, 14,300 for outputs instead of 9,702).
+    # Mean, median and maximum determine the clipped lognormal. Its variance is higher than the
+    # published one: 6,600 instead of 4,961 for prompts, 14,300 instead of 9,702 for outputs.
     columns = []
     for kind in ("prompt", "output"):
         mean, median, longest = (getattr(values, f"{kind}_{k}") for k in ("mean", "median", "max"))
@@ -327,21 +355,23 @@ def _lognormal(rng: Generator, values: Any) -> Instance:
 
 
 def _sigma(mean: float, median: float, longest: int, place: str) -> float:
-    """Return the sigma of a lognormal of this median whose mean is ``mean`` once clipped.
+    """Return the sigma of a lognormal with this median that has the mean ``mean`` once clipped.
 
-    The published figures are those of clipped data; the plain lognormal's sigma,
-    sqrt(2 ln(mean / median)), would give a mean of 33 instead of 40.62 for the prompts. The
-    clipped mean rises with sigma from the median to (1 + longest) / 2, so bisection finds it.
+    The published figures are those of clipped data. The sigma of the unclipped lognormal,
+    sqrt(2 ln(mean / median)), would give the prompts a mean of 33 instead of 40.62. The clipped
+    mean rises with sigma from the median to (1 + longest) / 2, so bisection finds it.
     """
     if not 1 <= median <= longest:
-        raise InputError(f"{place}_median: {median:g}; 1 to {place[-6:]}_max {longest} is right")
+        raise InputError(
+            f"{place}_median: found {median:g}; expected 1 to {place[-6:]}_max {longest}"
+        )
     if mean == median:
         return 0.0
     low, high = 1e-6, 20.0
     if not _clipped_mean(median, low, longest) < mean < _clipped_mean(median, high, longest):
         raise InputError(
-            f"{place}_mean: {mean:g}; between the median {median:g} and "
-            f"{(1 + longest) / 2:g} is right for a lognormal clipped to 1..{longest}"
+            f"{place}_mean: found {mean:g}; expected a mean between the median {median:g} and "
+            f"{(1 + longest) / 2:g} for a lognormal clipped to 1..{longest}"
         )
     for _ in range(100):
         middle = (low + high) / 2
@@ -353,7 +383,7 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
 
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
-    """Mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
+    """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
     mu = math.log(median)
     bottom, top = -mu / sigma, (math.log(longest) - mu) / sigma
 
@@ -376,8 +406,8 @@ def _with_arrivals(
     need = values.prompt_max + values.output_max - (accounting == "cached")
     if need > values.kv_capacity:
         raise InputError(
-            f"generate {name}: kv_capacity: {values.kv_capacity}; at least {need} is right for "
-            f"prompt_max {values.prompt_max} and output_max {values.output_max}"
+            f"generate {name}: kv_capacity: found {values.kv_capacity}; expected at least {need} "
+            f"for prompt_max {values.prompt_max} and output_max {values.output_max}"
         )
     n = len(prompt)
     if values.arrivals == "all-at-once":
@@ -431,8 +461,8 @@ def _infermax_mix(rng: Generator, values: Any) -> Instance:
     classes = values.mix.split("+")
     if not set(classes) <= set(_CLASSES) or len(set(classes)) < len(classes):
         raise InputError(
-            f"generate infermax-mix: mix: {values.mix!r}; one or more of "
-            f"{', '.join(_CLASSES)} joined by + is right"
+            f"generate infermax-mix: mix: found {values.mix!r}; expected one or more of "
+            f"{', '.join(_CLASSES)}, joined by +"
         )
     member = rng.permutation(np.arange(values.n) % len(classes))
     pick = rng.integers(0, 2, size=(2, values.n))

@@ -1,8 +1,8 @@
-"""Measured operator times from public profiles: Vidur, Splitwise, aiconfigurator.
+"""Measured times of operators from public profiles: Vidur, Splitwise and AIConfigurator.
 
-The reader of a source, in a file of its own, recognises its files in a folder, checks every row
-against the peaks of the device, and returns `Table` objects: what each row's batch held, and how
-long it took.
+Each source has a reader in a file of its own. It recognises its files in a folder, checks every
+row against the peaks of the device, and returns `Table` objects that say what each row's batch
+held and how long it took.
 """
 
 from __future__ import annotations
@@ -33,26 +33,34 @@ def read_profile(
 
     Parameters
     ----------
-    folder : path
-        With Vidur's ``mlp.csv`` and ``attention*.csv``, Splitwise's ``perf_model.csv``, or
-        aiconfigurator's ``*.parquet``. ``model`` may name a folder inside it.
+    folder : str or path
+        A folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
+        Splitwise's ``perf_model.csv`` (Patel et al. 2024), or AIConfigurator's ``*.parquet`` (Xu
+        et al. 2026). If a folder inside it has the name of ``model``, that one is read.
     model : str, optional
-        Default: the folder's name.
+        Name of the model. Vidur's profiles default to the folder's name and Splitwise's to
+        their only model; AIConfigurator's need it.
     tensor_parallel : int
+        Degree of tensor parallelism of the rows to read, >= 1.
     hardware : str or Device
-        Whose peaks no row may beat.
+        Device that was profiled. No row may be faster than its peaks allow.
+
+    Returns
+    -------
+    Profile
 
     Raises
     ------
     InputError
-        Nothing to read, a missing column, a value that cannot be, times in another unit.
+        No such folder, no profiles in it, a missing column, a value out of range, or times in
+        another unit than milliseconds. The error names the file and the line.
     """
     peak = device(hardware) if isinstance(hardware, str) else hardware
     path = Path(folder)
     if not path.is_dir():
-        raise InputError(f"{path}: no such folder; a folder of profiles is right")
+        raise InputError(f"{path}: no such folder; expected a folder of profiles")
     if tensor_parallel < 1:
-        raise InputError(f"tensor_parallel: {tensor_parallel!r}; an integer >= 1 is right")
+        raise InputError(f"tensor_parallel: found {tensor_parallel!r}; expected an integer >= 1")
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
@@ -61,6 +69,6 @@ def read_profile(
         if found is not None:
             return found
     raise InputError(
-        f"{path}: no profiles; mlp.csv with attention*.csv (Vidur), perf_model.csv (Splitwise) or "
-        "*.parquet (aiconfigurator) is right"
+        f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "
+        "(Splitwise) or *.parquet (aiconfigurator)"
     )

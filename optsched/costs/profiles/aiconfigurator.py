@@ -1,4 +1,4 @@
-"""Tables of aiconfigurator (Parquet): GEMM, context and generation attention in bf16."""
+"""Parquet tables of AIConfigurator (Xu et al. 2026): matrix products and attention in bf16."""
 
 from __future__ import annotations
 
@@ -29,7 +29,29 @@ _HEADS = (
 
 
 def read_aiconfigurator(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile of one model's shapes in a folder, None if there is none of this kind."""
+    """Return the profile of one model from a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    model : str or None
+        Name of the model; needed, since the tables hold every shape.
+    degree : int
+        Degree of tensor parallelism.
+    peak : Device
+        Device that was profiled.
+
+    Returns
+    -------
+    Profile or None
+        None if the folder has no tables of this kind.
+
+    Raises
+    ------
+    InputError
+        No model is named, or no row has its heads; or as for `read_profile`.
+    """
     files = {
         kind: next(iter(sorted(path.glob(f"*{kind}_perf*.parquet"))), None)
         for kind in ("gemm", "generation_attention", "context_attention")
@@ -37,7 +59,9 @@ def read_aiconfigurator(path: Path, model: str | None, degree: int, peak: Device
     if not any(files.values()):
         return None
     if model is None:
-        raise InputError(f"{path}: aiconfigurator's tables hold every shape; --model is needed")
+        raise InputError(
+            f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
+        )
     shape = architecture(model)
     notes: list[str] = []
     rejected: list[Any] = []
@@ -79,8 +103,8 @@ def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
         n * c * shape.layer_kv_bytes / degree,
     )  # fmt: skip
     n, c = n[good], c[good]
-    # Without cached KV the cross term cannot be seen; the arithmetic makes it twice the square
-    # (c m pairs against c^2 / 2), so the two are fitted as one.
+    # Without cached KV the cross term does not show. By the arithmetic it is twice the square,
+    # c m pairs against c^2 / 2, so the two are fitted as one.
     return Table.of(
         "prefill",
         measured[good],
@@ -102,17 +126,17 @@ def _of_heads(rows: Measurements, shape: Architecture, degree: int) -> Measureme
     if not chosen.any():
         known = sorted({int(k) for k in frame[same]["num_key_value_heads"]})
         raise InputError(
-            f"{rows.path}: no rows of {heads} heads with {kv_heads} KV heads ({shape.name}, tensor "
-            f"parallel {degree}); KV heads at hand: {', '.join(map(str, known))}"
+            f"{rows.path}: expected rows of {heads} heads with {kv_heads} KV heads ({shape.name}, "
+            f"tensor parallel {degree}); found KV heads {', '.join(map(str, known)) or 'none'}"
         )
     return rows.only(chosen)
 
 
 def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    """Sum the four products of a layer; shapes between those measured are interpolated.
+    """Return the table of layers: the sum of a layer's four matrix products.
 
-    Time per weight varies slowly over the grid, so it is interpolated linearly in the logarithms
-    of both widths.
+    Shapes between the measured ones are interpolated. The time per weight varies slowly over the
+    grid, so it is interpolated linearly in the logarithms of both widths.
     """
     rows = rows.only(rows.frame["gemm_dtype"] == "bfloat16")
     m, n, k = (rows.numbers(name, 1) for name in "mnk")

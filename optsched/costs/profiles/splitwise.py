@@ -1,6 +1,6 @@
-"""Whole-batch times of Splitwise (Patel et al., 2024): perf_model.csv.
+"""Whole-batch times of Splitwise (Patel et al. 2024), from its file perf_model.csv.
 
-A row is one prefill batch, then decode batches of the same requests.
+A row is one prefill batch, followed by decode batches of the same requests.
 """
 
 from __future__ import annotations
@@ -25,11 +25,33 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPLITWISE_TOKENS = 128
-"""Longest output in perf_model.csv that is generated to its end."""
+"""Longest output in perf_model.csv, in tokens, that is generated to its end."""
 
 
 def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile in a folder, None if there is none of this kind."""
+    """Return the profile from a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    model : str or None
+        Name of the model; needed if the file holds several.
+    degree : int
+        Degree of tensor parallelism.
+    peak : Device
+        Device that was profiled.
+
+    Returns
+    -------
+    Profile or None
+        None if the folder has no perf_model.csv.
+
+    Raises
+    ------
+    InputError
+        See `splitwise_rows` and `read_profile`.
+    """
     file = path / "perf_model.csv"
     if not file.is_file():
         return None
@@ -43,8 +65,8 @@ def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> 
     kv = s + (o - 1) / 2  # mean over the decode steps
     reads = weights + n * s * shape.kv_bytes / degree
     works = rows.possible("token_time", token, weights / BYTES * 2 * n, reads)
-    works &= fits  # a repetition with an impossible prefill is not to be trusted in its decodes
-    # Longer outputs stop at the end-of-sequence token: their context is not known.
+    works &= fits  # where a prefill is impossible, the decodes of its row are not trusted either
+    # Longer outputs stop at the end-of-sequence token, so their context is not known.
     works &= o <= SPLITWISE_TOKENS
     a, b = int(fits.sum()), int(works.sum())
     prefill = {
@@ -86,12 +108,28 @@ def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> 
 
 
 def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
-    """Return the rows of perf_model.csv of a model, a tensor-parallel degree and a device.
+    """Return the rows of perf_model.csv for a model, a degree of parallelism and a device.
+
+    Parameters
+    ----------
+    file : Path
+    model : str or None
+        Name of the model; needed if the file holds several.
+    degree : int
+        Degree of tensor parallelism.
+    peak : Device
+        Device that was profiled.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With the file's columns and ``line``.
 
     Raises
     ------
     InputError
-        A missing column, several models and none named, or no such rows.
+        A column is missing, the file holds several models and none is named, or there are no
+        such rows.
     """
     needed = (
         "model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time",
@@ -100,7 +138,7 @@ def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> 
     frame = read_table(file, needed)
     names = sorted(frame["model"].unique())
     if model is None and len(names) > 1:
-        raise InputError(f"{file}: holds {', '.join(names)}; --model with one of them is right")
+        raise InputError(f"{file}: found {', '.join(names)}; expected --model with one of them")
     chosen = frame[
         (frame["model"].map(lambda name: model is None or same_architecture(name, model)))
         & (frame["hardware"] == peak.name)
@@ -110,7 +148,7 @@ def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> 
         kinds = frame[["model", "hardware", "tensor_parallel"]].drop_duplicates()
         known = sorted(f"{a} on {b} x {c}" for a, b, c in kinds.itertuples(index=False))
         raise InputError(
-            f"{file}: no row for {model or names[0]} on {peak.name} x {degree}; it holds "
+            f"{file}: expected rows for {model or names[0]} on {peak.name} x {degree}; found "
             + ", ".join(known)
         )
     return chosen

@@ -1,4 +1,4 @@
-"""What a folder of profiles holds: tables of batches and their times, checked row by row."""
+"""The content of a folder of profiles: tables of batches and their times, checked row by row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Terms = Mapping[str, Floats | float]
-"""Columns or constants by the coefficient that they multiply."""
+"""Columns, shape (rows,), or constants, by the coefficient that they multiply."""
 
 COLUMN = {name: k for k, name in enumerate(COEFFICIENTS)}
 
@@ -33,9 +33,11 @@ class Rejected:
     Parameters
     ----------
     file : str
+        Name of the file.
     line : int
-        Line of a CSV file (the header is line 1), or row of a Parquet file from 1.
+        Line of a CSV file, where the header is line 1, or row of a Parquet file from 1.
     reason : str
+        Why the row was left out.
     """
 
     file: str
@@ -48,26 +50,26 @@ class Rejected:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows whose times share coefficients.
+    """Measured rows whose times share coefficients.
 
     Parameters
     ----------
     name : str
     operator : ndarray of str, shape (rows,)
-        The operator that each row measures; errors are reported for each.
-    features : ndarray, shape (rows, coefficients)
-        What multiplies each of `optsched.costs.batch.COEFFICIENTS`.
-    measured_ms : ndarray, shape (rows,)
-        Per layer, or per whole batch.
+        The operator that each row measures; a fit reports errors per operator.
+    features : ndarray of float64, shape (rows, coefficients)
+        What multiplies each of `optsched.costs.batch.COEFFICIENTS` in the time of a row.
+    measured_ms : ndarray of float64, shape (rows,)
+        Milliseconds per layer, or per whole batch.
     terms : tuple of str
         Coefficients that the table can identify.
     whole_batch : bool
         Whether a time covers all layers.
-    ladders : dict of str to ndarray
-        Lower limits of validity and their value in each row; `fit` may raise one of them where
-        small values do not follow a linear model.
-    limits : dict of str to ndarray
-        The other quantities whose range bounds validity, by name of the limit.
+    ladders : mapping of str to ndarray of float64, shape (rows,)
+        Quantities with a lower limit of validity, by name of the limit. `fit` may raise one of
+        these limits where small values do not follow a linear model.
+    limits : mapping of str to ndarray of float64, shape (rows,)
+        Quantities with an upper limit of validity, by name of the limit.
     """
 
     name: str
@@ -89,7 +91,22 @@ class Table:
         ladders: Mapping[str, Floats] | None = None,
         limits: Mapping[str, Floats],
     ) -> Table:
-        """Return the table of one operator whose rows have such values of such terms."""
+        """Return the table of a single operator.
+
+        Parameters
+        ----------
+        name : str
+            Name of the table and of its operator.
+        measured_ms : ndarray of float64, shape (rows,)
+        terms : mapping of str to ndarray or float
+            What multiplies each coefficient that the table can identify.
+        ladders, limits : mapping of str to ndarray
+            See `Table`.
+
+        Returns
+        -------
+        Table
+        """
         operator = np.full(len(measured_ms), name)
         features = features_of(len(measured_ms), terms)
         return cls(
@@ -99,7 +116,19 @@ class Table:
 
 
 def features_of(rows: int, terms: Terms) -> Floats:
-    """Return what multiplies each coefficient, a column of 0 for those that are not named."""
+    """Return what multiplies each coefficient in the time of each row.
+
+    Parameters
+    ----------
+    rows : int
+    terms : mapping of str to ndarray or float
+        Columns or constants by coefficient.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows, coefficients)
+        0 in the columns of coefficients that are not named.
+    """
     features = np.zeros((rows, len(COEFFICIENTS)))
     for name, values in terms.items():
         features[:, COLUMN[name]] = values
@@ -107,7 +136,20 @@ def features_of(rows: int, terms: Terms) -> Floats:
 
 
 def decode_table(n: Floats, m: Floats, measured_ms: Floats) -> Table:
-    """Return the table of ``n`` decode requests that hold ``m`` tokens of KV each."""
+    """Return the table of decode batches.
+
+    Parameters
+    ----------
+    n : ndarray of float64, shape (rows,)
+        Number of decode requests in the batch.
+    m : ndarray of float64, shape (rows,)
+        KV tokens that each of them holds.
+    measured_ms : ndarray of float64, shape (rows,)
+
+    Returns
+    -------
+    Table
+    """
     return Table.of(
         "decode",
         measured_ms,
@@ -118,7 +160,23 @@ def decode_table(n: Floats, m: Floats, measured_ms: Floats) -> Table:
 
 
 def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
-    """Return the arithmetic of causal attention: two products over c m + c (c + 1) / 2 pairs."""
+    """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs.
+
+    Parameters
+    ----------
+    shape : Architecture
+    c : ndarray of float64, shape (rows,)
+        Tokens of the chunk.
+    m : ndarray of float64, shape (rows,), or float
+        KV tokens cached before it.
+    degree : int
+        Degree of tensor parallelism.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows,)
+        Operations per layer and device.
+    """
     return 4 * shape.hidden / degree * (c * m + c * (c + 1) / 2)
 
 
@@ -131,10 +189,14 @@ class Profile:
     source : str
         The kind of profile.
     shape : Architecture
+        Architecture of the profiled model.
     tensor_parallel : int
+        Degree of tensor parallelism.
     hardware : Device
+        Device that was profiled.
     tables : tuple of Table
     rejected : tuple of Rejected
+        Rows that are faster than the device can be.
     notes : tuple of str
         What the profile lacks.
     """
@@ -150,16 +212,18 @@ class Profile:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Rows of a file, and the device that none of them may beat.
+    """Rows of a file, with checks against the device that was profiled.
 
     Parameters
     ----------
     path : Path
+        The file.
     frame : DataFrame
-        With a column ``line``.
+        Its rows, with a column ``line``.
     peak : Device
+        No row may be faster than the peaks of this device allow.
     rejected : list of Rejected
-        Rows that beat the device are added here.
+        Rows that are too fast are added here.
     """
 
     path: Path
@@ -171,11 +235,36 @@ class Measurements:
         return len(self.frame)
 
     def only(self, chosen: Any) -> Measurements:
-        """Return some of the rows."""
+        """Return some of the rows.
+
+        Parameters
+        ----------
+        chosen : Series or ndarray of bool, shape (rows,)
+
+        Returns
+        -------
+        Measurements
+        """
         return replace(self, frame=self.frame[chosen])
 
     def numbers(self, name: str, low: float = 0.0) -> Floats:
-        """Return a column of numbers >= low, naming the first that is not."""
+        """Return a column of numbers, checked.
+
+        Parameters
+        ----------
+        name : str
+        low : float
+            The smallest value allowed.
+
+        Returns
+        -------
+        ndarray of float64, shape (rows,)
+
+        Raises
+        ------
+        InputError
+            An entry is not a finite number >= ``low``. The error names the first such line.
+        """
         import pandas as pd
 
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=np.float64)
@@ -183,21 +272,59 @@ class Measurements:
         if bad.any():
             k = int(bad.argmax())
             found = self.frame[name].iloc[k]
-            raise InputError(f"{self._place(k)}: {name}: {found!r}; a number >= {low:g} is right")
+            raise InputError(
+                f"{self._place(k)}: {name}: found {found!r}; expected a number >= {low:g}"
+            )
         return values
 
     def times(self, name: str) -> Floats:
-        """Return a column of times > 0."""
+        """Return a column of times, checked.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        ndarray of float64, shape (rows,)
+            Milliseconds, > 0.
+
+        Raises
+        ------
+        InputError
+            An entry is not a finite number > 0. The error names the first such line.
+        """
         values = self.numbers(name)
         if (values == 0).any():
             k = int((values == 0).argmax())
-            raise InputError(f"{self._place(k)}: {name}: 0 ms; a time > 0 is right")
+            raise InputError(f"{self._place(k)}: {name}: found 0 ms; expected a time > 0")
         return values
 
     def possible(
         self, what: str, measured_ms: Floats, flops: Floats, memory_bytes: Floats | float
     ) -> NDArray[np.bool_]:
-        """Return which rows do not beat the device, after a check of the unit."""
+        """Return which rows are possible on the device, and reject the others.
+
+        Parameters
+        ----------
+        what : str
+            What errors call the times.
+        measured_ms : ndarray of float64, shape (rows,)
+        flops : ndarray of float64, shape (rows,)
+            Arithmetic operations of each row.
+        memory_bytes : ndarray of float64, shape (rows,), or float
+            Memory traffic of each row.
+
+        Returns
+        -------
+        ndarray of bool, shape (rows,)
+
+        Raises
+        ------
+        InputError
+            Most rows are faster than the device can be, or all are so slow that their unit
+            cannot be milliseconds.
+        """
         peak = self.peak
         memory_bytes = np.broadcast_to(memory_bytes, len(self))
         by_flops = flops / peak.tflops / 1e9
@@ -208,17 +335,17 @@ class Measurements:
         if beats.mean() > 0.5:
             k = int(beats.argmax())
             in_seconds = slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9
-            right = "a profile of this device is right"
+            right = "expected a profile of this device"
             if in_seconds:
-                right = "the times look like seconds, milliseconds are right"
+                right = "expected milliseconds, and these look like seconds"
             raise InputError(
-                f"{self._place(k)}: {what}: {measured_ms[k]:.6g} ms beats {peak.name} "
+                f"{self._place(k)}: {what}: found {measured_ms[k]:.6g} ms, which beats {peak.name} "
                 f"({least[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; {right}"
             )
         if least.max() > 0.01 and slack.min() > 100:
             raise InputError(
-                f"{self.path}: {what}: every row is more than {slack.min():.0f} times slower than "
-                f"{peak.name}'s peak; the times look like microseconds, milliseconds are right"
+                f"{self.path}: {what}: found every row more than {slack.min():.0f} times slower "
+                f"than {peak.name}'s peak; expected milliseconds, and these look like microseconds"
             )
         for k in np.flatnonzero(beats).tolist():
             if by_flops[k] >= by_bytes[k]:
@@ -236,12 +363,23 @@ class Measurements:
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
-    """Return the rows of a CSV or Parquet file that has the columns needed, and their lines.
+    """Return the rows of a CSV or Parquet file.
+
+    Parameters
+    ----------
+    path : Path
+    needed : sequence of str
+        Columns that the file must have.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With the file's columns and ``line``; see `Rejected`.
 
     Raises
     ------
     InputError
-        Another kind of file, a missing column, Parquet without pyarrow.
+        The file cannot be read, a column is missing, or a Parquet file without pyarrow.
     """
     import pandas as pd
 
@@ -250,10 +388,12 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
     try:
         frame = pd.read_parquet(path) if parquet else pd.read_csv(path)
     except ImportError:
-        raise InputError(f"{path}: reading Parquet needs the package pyarrow; install it") from None
+        raise InputError(f"{path}: Parquet files need the package pyarrow; install it") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable {kind} file ({error})") from None
+        raise InputError(f"{path}: expected a readable {kind} file; found {error}") from None
     missing = [name for name in needed if name not in frame]
     if missing:
-        raise InputError(f"{path}: column {missing[0]!r} is missing; needed: {', '.join(needed)}")
+        raise InputError(
+            f"{path}: found no column {missing[0]!r}; expected the columns {', '.join(needed)}"
+        )
     return frame.assign(line=np.arange(len(frame)) + first_line)

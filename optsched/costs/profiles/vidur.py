@@ -1,4 +1,4 @@
-"""Profiles in the columns of Vidur (Agrawal et al., 2024): mlp.csv and attention*.csv."""
+"""Profiles in the columns of Vidur (Agrawal et al. 2024): mlp.csv and attention*.csv."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ LAYER_OPERATORS = (
     "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
     "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
 )  # fmt: skip
-"""Operators of a layer in Vidur's mlp.csv. ``emb`` is left out: it runs once per batch.
+"""Operators of a layer in Vidur's mlp.csv.
 
-So is ``attn_kv_cache_save`` of attention.csv: in the public A800 table a prefill's takes 50 times
-as long as its memory traffic, up to three times the attention itself, which is the harness that
-measured it and not a serving system.
+``emb`` is left out, since it runs once per batch and not in every layer. ``attn_kv_cache_save`` of
+attention.csv is left out too. In the public A800 table, that of a prefill takes 50 times as long
+as its memory traffic and up to three times as long as the attention. This comes from the program
+that measured it and not from serving.
 """
 
 _DEGREE = "num_tensor_parallel_workers"
@@ -43,7 +44,29 @@ def _median(name: str) -> str:
 
 
 def read_vidur(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile in a folder, None if there is none of this kind."""
+    """Return the profile from a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    model : str or None
+        Name of the model; None: the folder's name.
+    degree : int
+        Degree of tensor parallelism.
+    peak : Device
+        Device that was profiled.
+
+    Returns
+    -------
+    Profile or None
+        None if the folder has neither mlp.csv nor attention*.csv.
+
+    Raises
+    ------
+    InputError
+        The model is unknown, or no row has the degree; or as for `read_profile`.
+    """
     dense_file = path / "mlp.csv"
     attention_file = next(iter(sorted(path.glob("attention*.csv"))), None)
     if not dense_file.is_file() and attention_file is None:
@@ -56,7 +79,7 @@ def read_vidur(path: Path, model: str | None, degree: int, peak: Device) -> Prof
         shape = architecture(name)
     except InputError:
         raise InputError(
-            f"{path}: model {name!r} is unknown; --model with a known name is right"
+            f"{path}: found the unknown model {name!r}; expected --model with a known name"
         ) from None
     if dense_file.is_file():
         needed = ["num_tokens", _DEGREE, *map(_median, LAYER_OPERATORS)]
@@ -83,7 +106,7 @@ def _of_degree(path: Path, needed: list[str], degree: int) -> pd.DataFrame:
     chosen = frame[frame[_DEGREE] == degree]
     if chosen.empty:
         known = ", ".join(map(str, sorted(frame[_DEGREE].unique())))
-        raise InputError(f"{path}: {_DEGREE}: no row has {degree}; {known} is right")
+        raise InputError(f"{path}: {_DEGREE}: expected rows with {degree}; found {known}")
     return chosen
 
 
@@ -105,7 +128,7 @@ def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
 def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Table]:
     is_prefill = rows.frame["is_prefill"].astype(str).str.lower() == "true"
     for name, low in (("batch_size", 1), ("prefill_chunk_size", 0), ("kv_cache_size", 0)):
-        rows.numbers(name, low)  # of all rows, before they part
+        rows.numbers(name, low)  # checks all rows before they are split by kind
     tables = []
     for kind, table in ((~is_prefill, _decode), (is_prefill, _prefill)):
         if kind.any():
@@ -141,7 +164,7 @@ def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
         limits={"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m},
     )  # fmt: skip
     identified = tuple(terms)
-    if len(np.unique(n)) == 1:  # one request at a time cannot tell it from prefill_base
+    if len(np.unique(n)) == 1:  # prefill_request then cannot be told from prefill_base
         identified = identified[:-1]
     operator = np.where(m > 0, "prefill with cached KV", "prefill")
     return replace(table, terms=identified, operator=operator)

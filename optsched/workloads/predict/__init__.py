@@ -1,8 +1,8 @@
-"""Length predictors: what an online policy is told about outputs.
+"""Length predictors: what an online policy knows about outputs.
 
-A predictor is a function from an instance and a random generator to columns of predictions. One
-that has a name is registered by `predictor`; a file of this package that defines more needs no
-list edited::
+A predictor is a function from an instance and a random generator to columns of predictions. The
+decorator `predictor` registers one under a name. A new file of this package needs no entry in any
+list::
 
     @predictor("half", "half of the true output")
     def half() -> Guess:
@@ -38,18 +38,27 @@ __all__ = [
 ]  # fmt: skip
 
 Columns = ArrayLike | tuple[ArrayLike, ArrayLike] | Forecast | Mapping[str, Any]
-"""Points, a pair of interval ends, a forecast, or columns by name."""
+"""One prediction per request, a pair of interval ends, a forecast, or columns by name."""
 
 Guess = Callable[[Instance, Generator], Columns]
-"""What a predictor does."""
+"""The function that makes predictions for an instance."""
 
 Predictor = str | Guess | ArrayLike
-"""A specification, a function, or the points themselves."""
+"""A specification, a function, or one prediction per request."""
 
 
 @dataclass(frozen=True)
 class PredictorInfo:
-    """A registered predictor: ``make`` builds a `Guess` from keyword parameters."""
+    """A registered predictor.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line on what it predicts.
+    make : callable
+        Returns the predicting function (`Guess`) for given keyword parameters.
+    """
 
     name: str
     summary: str
@@ -57,7 +66,7 @@ class PredictorInfo:
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """Parameters by name, read from the signature of ``make``."""
+        """Parameters of the predictor by name, read from the signature of ``make``."""
         return parameters_of(self.make)
 
 
@@ -65,7 +74,19 @@ _REGISTRY: Registry[PredictorInfo] = Registry("predictor", __name__)
 
 
 def predictor(name: str, summary: str) -> Callable[[Callable[..., Guess]], Callable[..., Guess]]:
-    """Register the decorated function as the maker of predictor ``name``."""
+    """Return a decorator that registers a function as the maker of a predictor.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line on what it predicts.
+
+    Returns
+    -------
+    callable
+        Decorator of a function of keyword parameters that returns a `Guess`.
+    """
 
     def register(make: Callable[..., Guess]) -> Callable[..., Guess]:
         _REGISTRY.add(name, PredictorInfo(name, summary, make))
@@ -75,33 +96,44 @@ def predictor(name: str, summary: str) -> Callable[[Callable[..., Guess]], Calla
 
 
 def predictors() -> dict[str, PredictorInfo]:
-    """Return every registered predictor by name, sorted."""
+    """Return every registered predictor.
+
+    Returns
+    -------
+    dict of str to PredictorInfo
+        By name, sorted.
+    """
     return _REGISTRY.all()
 
 
 def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator = 0) -> Instance:
-    """Return the instance with predictions in place of those that it had.
+    """Return the instance with new predictions in place of its own.
 
     Parameters
     ----------
     instance : Instance
     predictor : str, callable or array_like
-        ``"name:key=value,..."`` with a name of `predictors` or a user's ``file.py:function``; a
-        function of the instance and a generator; or one prediction per request. A function
-        returns points, shape (n,), a pair of interval ends, a `Forecast` of what is left as a
-        request runs, or columns by name.
+        One of three things. A text ``"name:key=value,..."`` names one of `predictors` or a user's
+        ``file.py:function``. A function takes the instance and a ``numpy.random.Generator``, and
+        returns one prediction per request, a pair of interval ends, a `Forecast`, or columns by
+        name. An array of shape (n,) holds one prediction per request, in tokens.
     seed : int or numpy.random.Generator
+        Seed of the generator that the predictor draws from, or the generator.
+
+    Returns
+    -------
+    Instance
 
     Raises
     ------
     InputError
-        An unknown predictor or parameter; a function that raises, or tells nothing; predictions
-        that are missing, no numbers, below 1, intervals that are reversed or exclude the output,
-        or a forecast that is too short. The error names the predictor and the request.
+        The predictor or a parameter is unknown, the function raises an error or returns no
+        predictions, or the predictions do not fit the instance (see `optsched.Instance`). The
+        error names the predictor and, where there is one, the request.
     """
     if not isinstance(seed, Generator):
-        # Apart from what the same seed draws elsewhere: `generate` would make errors that know
-        # the lengths, and `simulate` ties that know the errors.
+        # A stream of its own. With the stream of `generate`, errors would depend on the lengths,
+        # and with that of `simulate`, ties would depend on the errors.
         seed = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
     if isinstance(predictor, str):
         name, guess = predictor, _guess(predictor)
@@ -112,7 +144,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
     try:
         columns = _columns(guess(instance, seed))
         if all(column is None for column in columns.values()):
-            raise InputError("told nothing; a prediction per request is right")
+            raise InputError("found no predictions; expected one per request")
     except InputError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
@@ -125,12 +157,17 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
 
 
 def check_predictor(spec: str) -> None:
-    """Check that a specification names a predictor and its parameters.
+    """Check that a specification names a predictor and gives it valid parameters.
+
+    Parameters
+    ----------
+    spec : str
+        ``"name:key=value,..."``.
 
     Raises
     ------
     InputError
-        It does not.
+        The predictor or a parameter is unknown, or a value is not allowed.
     """
     _guess(spec)
 
@@ -140,7 +177,9 @@ def _guess(spec: str) -> Guess:
     if is_file(name):
         found: Guess = load_attribute(name, "predictor")
         if texts:
-            raise InputError(f"predictor {spec!r}: a user's function takes no parameters here")
+            raise InputError(
+                f"predictor {spec!r}: found parameters; expected none after a user's function"
+            )
         return found
     info = _REGISTRY.get(name)
     values = convert_all(texts, info.parameters, f"predictor {name!r}")
@@ -169,24 +208,29 @@ def estimates(
     lengths: Literal["predicted", "lower", "upper", "hindsight"] = "predicted",
     margin: int = 0,
 ) -> tuple[NDArray[np.int64], str]:
-    """Return predicted output tokens as policies see them, and where they are from.
+    """Return predicted output tokens as policies see them, and where they come from.
 
     Parameters
     ----------
     instance : Instance
     lengths : {"predicted", "lower", "upper", "hindsight"}
-        The first of these that the instance has: for ``"predicted"`` its ``predicted`` (rounded
-        up), what its forecast says before a request starts, then its ``predicted_upper``; for
-        ``"lower"`` and ``"upper"`` that end of the interval, then ``predicted`` and the forecast;
-        for ``"hindsight"`` only those two. Without any the truth (the oracle).
+        Which predictions to use. The first kind that the instance has is taken:
+
+        - ``"predicted"``: ``predicted``, the forecast before a request starts, the upper end of
+          the interval;
+        - ``"lower"`` or ``"upper"``: that end of the interval, ``predicted``, the forecast;
+        - ``"hindsight"``: ``predicted``, the forecast.
+
+        If it has none of them, the true output tokens are taken (the oracle).
     margin : int
-        Tokens added to each.
+        Tokens to add to each prediction.
 
     Returns
     -------
     predicted : ndarray of int64, shape (n,)
-        Capped so that the request's peak fits the KV capacity.
+        Rounded up, and capped so that the request's peak fits into the KV capacity. Read-only.
     source : {"predicted", "forecast", "predicted_lower", "predicted_upper", "oracle"}
+        The kind that was taken.
     """
     order = {
         "predicted": ("predicted", "forecast", "predicted_upper"),
@@ -202,15 +246,23 @@ def estimates(
         column = np.maximum(1.0, column.first)
     most = instance.kv_capacity - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, most)
-    values.setflags(write=False)  # as the instance's own columns: one compiled engine for both
+    # Read-only like the instance's own columns, so that engines are compiled once for both.
+    values.setflags(write=False)
     return values, source
 
 
 def forecast_of(instance: Instance) -> Forecast:
-    """Return what policies that look again as a request runs are told.
+    """Return the forecast for policies that ask for new predictions while a request runs.
 
-    The instance's forecast; without one a single entry per request, its point of `estimates`,
-    from which the tokens produced are counted down (`optsched.problem.forecast.tokens_left`).
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    Forecast
+        The instance's own. If it has none, one with a single entry per request, its prediction
+        of `estimates`. `optsched.problem.forecast.tokens_left` then takes off the tokens produced.
     """
     if instance.forecast is not None:
         return instance.forecast
@@ -219,4 +271,4 @@ def forecast_of(instance: Instance) -> Forecast:
 
 
 NEVER = 2**62
-"""Tokens between the predictions of a request that is predicted once."""
+"""Tokens between two predictions of a request that is predicted only once."""

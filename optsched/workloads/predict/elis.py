@@ -1,4 +1,4 @@
-"""ELIS' iterative predictor (Choi et al. 2025): asked again every window, it errs ever less."""
+"""The iterative predictor of ELIS (Choi et al. 2025), whose error falls from window to window."""
 
 from __future__ import annotations
 
@@ -18,39 +18,52 @@ POWER = 0.6861
 
 @predictor("elis", "tokens left, predicted again every window; the error falls as a request runs")
 def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
-    """Tokens left at the start and after every ``window`` tokens, with a normal error each time.
+    """Return the predictor of ELIS: tokens left, predicted anew every window (Choi et al. 2025).
 
-    With r tokens left after k windows the error's standard deviation is
-    ``error * SPREAD * r**POWER * decay**k`` tokens; a prediction is at least 1.
+    With r tokens left after k windows, the prediction has a normal error with standard deviation
+    ``error * SPREAD * r**POWER * decay**k`` tokens. A prediction is never below 1.
 
     Parameters
     ----------
     window : int
-        Tokens from one prediction to the next (the paper: 50).
+        Tokens from one prediction to the next, >= 1 (50 in the paper).
     error : float
-        Factor of all errors; 0 is the oracle.
+        Factor of all errors, >= 0; 0 gives the true lengths.
     decay : float
         Factor of the error per window, in (0, 1].
 
+    Returns
+    -------
+    Guess
+        Its predictions are a `Forecast`.
+
+    Raises
+    ------
+    InputError
+        A parameter is out of range.
+
     Notes
     -----
-    Fitted to what the paper reports of its predictor over all prompts and windows: mean absolute
-    error 19.923 and root mean square error 34.327 tokens (section 4.2). ``SPREAD`` and
-    ``POWER`` give exactly these, cut at 1, on outputs of `generate`'s lognormal distribution (mean
-    85.32, median 45, at most 883 tokens) with windows of 50 tokens. The paper shows that the mean
-    absolute error falls from window to window (Figure 2b) without a number in its text; 0.8 is
-    the largest multiple of 0.05 at which it does here too, from 23.1 at first to 18.2 in the
-    fourth window and 11.3 in the seventh. Longer outputs survive, so that their errors grow; with
-    a decay of 0.85 they stay level over three windows.
+    The errors are fitted to two figures of the paper for its predictor, over all prompts and
+    windows: a mean absolute error of 19.923 and a root mean square error of 34.327 tokens (section
+    4.2). ``SPREAD`` and ``POWER`` give exactly these figures for predictions cut at 1, on outputs
+    of the generator ``lognormal`` (mean 85.32, median 45, at most 883 tokens) with windows of 50
+    tokens.
 
-    Errors of different windows are independent, which the paper does not say.
+    The paper shows that the mean absolute error falls from window to window (Figure 2b), but its
+    text has no number. Here 0.8 is the largest multiple of 0.05 for ``decay`` at which the error
+    falls too: from 23.1 in the first window to 18.2 in the fourth and 11.3 in the seventh. Later
+    windows have only the longer outputs, whose errors are larger, so that with a decay of 0.85 the
+    error stays level over three windows.
+
+    Errors of different windows are independent here. The paper does not say whether they are.
     """
     if window < 1:
-        raise InputError(f"window: {window}; an integer >= 1 is right")
+        raise InputError(f"window: found {window}; expected an integer >= 1")
     if not 0 <= error < float("inf"):
-        raise InputError(f"error: {error:g}; a factor >= 0 is right")
+        raise InputError(f"error: found {error:g}; expected a factor >= 0")
     if not 0 < decay <= 1:
-        raise InputError(f"decay: {decay:g}; 0 < decay <= 1 is right")
+        raise InputError(f"decay: found {decay:g}; expected 0 < decay <= 1")
 
     def guess(instance: Instance, generator: Generator) -> Columns:
         counts = (instance.output_tokens - 1) // window + 1

@@ -1,4 +1,4 @@
-"""Predictors of points and intervals: from the truth, with an error, or from a file."""
+"""Predictors of single numbers and intervals: from the truth, with an error, or from a file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,38 @@ from optsched.problem.instance import Instance
 from optsched.workloads.predict import Columns, Guess, predictor
 
 COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
-"""Columns that a CSV file may hold."""
+"""Columns that a CSV file of predictions may have."""
 
 
 @predictor("oracle", "the true output")
 def oracle() -> Guess:
-    """Points without error."""
+    """Return the predictor of the true output tokens.
+
+    Returns
+    -------
+    Guess
+    """
     return lambda instance, _: instance.output_tokens
 
 
 @predictor("interval", "one interval for every request")
 def interval(*, low: int = 1, high: int = 1000) -> Guess:
-    """[low, high] for all (Chen, Ye and Zhou 2025, experiment 1)."""
+    """Return the predictor of [low, high] for all requests (Chen, Ye and Zhou 2025, experiment 1).
+
+    Parameters
+    ----------
+    low, high : int
+        Ends of the interval, in tokens: 1 <= low <= high.
+
+    Returns
+    -------
+    Guess
+
+    Raises
+    ------
+    InputError
+        The ends are out of range.
+    """
     _ordered(low, high)
 
     def guess(instance: Instance, _: Generator) -> Columns:
@@ -37,9 +57,26 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
 
 @predictor("classes", "the class of width w that holds the output")
 def classes(*, width: int = 100) -> Guess:
-    """[k w + 1, (k + 1) w] (Chen, Ye and Zhou 2025, experiment 2)."""
+    """Return the predictor of classes of outputs (Chen, Ye and Zhou 2025, experiment 2).
+
+    It predicts the interval [k w + 1, (k + 1) w] that contains the output.
+
+    Parameters
+    ----------
+    width : int
+        Width w of a class in tokens, >= 1.
+
+    Returns
+    -------
+    Guess
+
+    Raises
+    ------
+    InputError
+        The width is below 1.
+    """
     if width < 1:
-        raise InputError(f"width: {width}; an integer >= 1 is right")
+        raise InputError(f"width: found {width}; expected an integer >= 1")
 
     def guess(instance: Instance, _: Generator) -> Columns:
         first = (instance.output_tokens - 1) // width * width
@@ -50,13 +87,30 @@ def classes(*, width: int = 100) -> Guess:
 
 @predictor("relative", "max(1, floor((1 - x) o)) to ceil((1 + x) o)")
 def relative(*, x: float = 0.1) -> Guess:
-    """An interval around each output (Chen, Ye and Zhou 2025, experiment 3)."""
+    """Return the predictor of intervals around outputs (Chen, Ye and Zhou 2025, experiment 3).
+
+    For an output of o tokens it predicts max(1, floor((1 - x) o)) to ceil((1 + x) o).
+
+    Parameters
+    ----------
+    x : float
+        Relative half-width of the interval, from 0 to 1.
+
+    Returns
+    -------
+    Guess
+
+    Raises
+    ------
+    InputError
+        ``x`` is out of range.
+    """
     if not 0 <= x <= 1:
-        raise InputError(f"x: {x}; 0 <= x <= 1 is right")
+        raise InputError(f"x: found {x}; expected 0 <= x <= 1")
 
     def guess(instance: Instance, _: Generator) -> Columns:
         o = instance.output_tokens
-        # Whole numbers such as 0.9 * 10 must not be missed by a rounding error.
+        # A rounding error must not push whole numbers such as 0.9 * 10 past floor or ceil.
         lower = np.floor(np.round((1 - x) * o, 9)).astype(np.int64)
         upper = np.ceil(np.round((1 + x) * o, 9)).astype(np.int64)
         return np.maximum(1, lower), upper
@@ -66,17 +120,35 @@ def relative(*, x: float = 0.1) -> Guess:
 
 @predictor("noisy", "a point with a given mean absolute error and bias")
 def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
-    """Truth plus a normal error, never below 1 token.
+    """Return the predictor of the truth plus a normal error, never below 1 token.
+
+    Parameters
+    ----------
+    mae : float
+        Mean absolute error over the requests of an instance, in tokens: at least ``abs(bias)``.
+    bias : float
+        Mean error, in tokens.
+
+    Returns
+    -------
+    Guess
+        It raises an `InputError` for an instance whose outputs allow no such errors.
+
+    Raises
+    ------
+    InputError
+        ``mae`` is below ``abs(bias)``.
 
     Notes
     -----
-    The error's mean and spread are those at which, over the requests of the instance, the
-    predictions *after* the cut at 1 have expected mean absolute error ``mae`` and mean error
-    ``bias``. They are rounded to one of the two neighbouring integers at random, without bias;
-    absolute error and cut are linear between integers, so the rounding changes neither figure.
+    The mean and the spread of the normal error are chosen such that the predictions *after* the
+    cut at 1 have the expected mean absolute error ``mae`` and mean error ``bias`` over the requests
+    of the instance. A prediction is then rounded to one of its two neighbouring integers at
+    random, without bias. The absolute error and the cut are linear between integers, so the
+    rounding changes neither figure.
     """
     if not (mae >= 0 and mae >= abs(bias)):
-        raise InputError(f"mae: {mae:g}; at least the size of the bias {bias:g} is right")
+        raise InputError(f"mae: found {mae:g}; expected at least the size of the bias {bias:g}")
 
     def guess(instance: Instance, generator: Generator) -> Columns:
         o = instance.output_tokens.astype(np.float64)
@@ -90,7 +162,20 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
 
 @predictor("column", "columns of a CSV file with a header: predicted, predicted_lower, ...")
 def column(*, file: str) -> Guess:
-    """One row per request, in the instance's order; other columns are ignored."""
+    """Return the predictor that reads predictions from a CSV file.
+
+    Parameters
+    ----------
+    file : str
+        A file with a header and one row per request, in the instance's order. It has one or more
+        columns of `COLUMNS`; others are ignored.
+
+    Returns
+    -------
+    Guess
+        It raises an `InputError` if the file cannot be read, has none of the columns, or holds
+        an entry that is not a number.
+    """
 
     def guess(instance: Instance, _: Generator) -> Columns:
         try:
@@ -100,7 +185,9 @@ def column(*, file: str) -> Guess:
         rows = list(csv.DictReader(text.splitlines()))
         names = [key for key in COLUMNS if rows and key in rows[0]]
         if not names:
-            raise InputError(f"{file}: has no column of {', '.join(COLUMNS)}")
+            raise InputError(
+                f"{file}: found no column of predictions; expected {', '.join(COLUMNS)}"
+            )
         return {key: [_number(row[key], i, file, key) for i, row in enumerate(rows)]
                 for key in names}  # fmt: skip
 
@@ -111,42 +198,43 @@ def _number(text: str | None, i: int, file: str, key: str) -> float:
     try:
         return float(text or "")
     except ValueError:
-        raise InputError(f"{file}: {key}: request {i}: {text!r} is not a number") from None
+        raise InputError(f"{file}: {key}: request {i}: found {text!r}; expected a number") from None
 
 
 def _ordered(low: int, high: int) -> None:
     if not 1 <= low <= high:
-        raise InputError(f"low, high: {low}, {high}; 1 <= low <= high is right")
+        raise InputError(f"low, high: found {low}, {high}; expected 1 <= low <= high")
 
 
 _NODES = 64
 
 
 def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, float]:
-    """Return mean and spread of a normal error for which the cut predictions are as wanted.
+    """Return the mean and the spread of a normal error that give the cut predictions their errors.
 
-    For a given spread the mean error rises with the shift, and at that shift the mean absolute
-    error rises with the spread, from |bias| to below 2 (mean(o) - 1) + bias.
+    For a given spread, the mean error rises with the shift. At the shift that gives ``bias``, the
+    mean absolute error rises with the spread from |bias| to just below 2 (mean(o) - 1) + bias. Two
+    nested bisections therefore find both.
 
     Raises
     ------
     InputError
-        Such errors cannot be: predictions are at least 1.
+        No predictions of at least 1 token have such errors.
     """
     most = 2 * (float(o.mean()) - 1) + bias
     if mae == abs(bias) == 0:
         return 0.0, 0.0
     if not (bias > 1 - o.mean() and mae < most):
         raise InputError(
-            f"mae: {mae:g} with bias {bias:g}: predictions are at least 1 token and outputs "
-            f"{o.mean():g} on average; a bias above {1 - o.mean():g} and mae below {most:g} is "
-            "right"
+            f"mae: found {mae:g} with bias {bias:g}; expected a bias above {1 - o.mean():g} and "
+            f"mae below {most:g}, since predictions are at least 1 token and outputs "
+            f"{o.mean():g} on average"
         )
     lengths, counts = np.unique(o, return_counts=True)
     weights, cuts = counts / counts.sum(), 1.0 - lengths  # errors are never below the cut
 
     def errors(shift: float, spread: float) -> tuple[float, float]:
-        """Return mean and mean absolute error of max(1, o + shift + spread Z)."""
+        """Return the mean error and the mean absolute error of max(1, o + shift + spread Z)."""
         mean = float(weights @ (cuts + _mean_above(shift, spread, cuts)))
         # |max(cut, e)| = 2 max(0, e) - max(cut, e) since cut <= 0
         return mean, 2 * float(_mean_above(shift, spread, np.zeros(1))[0]) - mean
@@ -164,7 +252,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
     while errors(shift_for(high), high)[1] < mae:
         low, high = high, 2 * high
         if high > 1e9:
-            raise InputError(f"mae: {mae:g}: too close to the limit {most:g}")
+            raise InputError(f"mae: found {mae:g}; expected less, since the limit is {most:g}")
     for _ in range(40):
         middle = (low + high) / 2
         if errors(shift_for(middle), middle)[1] < mae:
@@ -176,7 +264,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
 
 
 def _mean_above(shift: float, spread: float, cut: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return E max(0, X - cut) for X normal of this mean and spread."""
+    """Return E max(0, X - cut) for a normal X with mean ``shift`` and deviation ``spread``."""
     if spread <= 0:
         return np.maximum(0.0, shift - cut)
     d = np.clip((shift - cut) / spread, -30.0, None)

@@ -1,9 +1,9 @@
 """TRAIL's predictor (Shahout et al. 2024, section 3.1): bins, refined by a Bayesian filter.
 
-k equal bins cover the remaining tokens from 0 to ``longest``. After every token a classifier that
-reads the model's embeddings gives a probability to each bin; a filter that knows how lengths
-shrink turns them into a posterior, and the prediction is the posterior's mean over the middles of
-the bins. What the classifier says is synthetic here; `refine_probabilities` takes anyone's.
+k equal bins cover the tokens left from 0 to ``longest``. After every token, a classifier reads the
+model's embeddings and gives each bin a probability. A filter that knows how lengths shrink turns
+these into a posterior. The prediction is the posterior's mean over the middles of the bins. The
+classifier here is synthetic; `refine_probabilities` takes the probabilities of any classifier.
 """
 
 from __future__ import annotations
@@ -21,14 +21,25 @@ from optsched.problem.instance import Instance
 from optsched.workloads.predict import Columns, Guess, predictor
 
 BINS, LONGEST = 10, 512
-"""k, and the tokens that the bins cover."""
+"""Number k of bins, and the tokens that they cover."""
 
 
 def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
-    """Return T, shape (bins, bins): ``T[i, j]`` is how likely a token leads from bin j to bin i.
+    """Return the filter's transition matrix T.
 
-    A length is uniform within its bin, so that one in w of them leaves it with a token, w being
-    the bin's width. What leaves the lowest bin has ended, and is not there to be predicted.
+    Lengths are taken as uniform within a bin of width w, so that each token moves one length in w
+    to the bin below. A length that leaves the lowest bin has ended and needs no prediction.
+
+    Parameters
+    ----------
+    bins : int
+    longest : float
+        Tokens that the bins cover.
+
+    Returns
+    -------
+    ndarray of float64, shape (bins, bins)
+        ``T[i, j]`` is the probability that a token leads from bin j to bin i.
     """
     out = bins / longest
     return np.diag(np.full(bins, 1 - out)) + np.diag(np.full(bins - 1, out), 1)
@@ -42,18 +53,19 @@ def refine_probabilities(
     Parameters
     ----------
     probabilities : array_like, shape (tokens, bins)
-        p(t): what the classifier says after t = 0, 1, ... tokens.
+        p(t): the classifier's probabilities after t = 0, 1, ... tokens.
     longest : float
         Tokens that the bins cover.
     feedback : bool
-        Whether the next prior is T times the last *posterior*, as the paper's text says; else T
-        times the last prior, as its equation has it, which forgets every p(t) but the first.
+        Whether the next prior is T times the last *posterior*, as the paper's text says. If not,
+        it is T times the last prior, as the paper's equation says, which forgets every p(t) but
+        the first.
 
     Returns
     -------
     ndarray of float64, shape (tokens, bins)
-        q(t): q(0) = p(0), then prior(t) p(t), normalised; p(t) itself where they exclude one
-        another.
+        q(t): q(0) is p(0), and later q(t) is prior(t) p(t), normalised. Where that product is 0
+        in every bin, q(t) is p(t).
     """
     p = np.asarray(probabilities, dtype=np.float64)
     matrix = transition(p.shape[1], longest)
@@ -77,12 +89,30 @@ def lengths(
     refine: bool,
     feedback: bool,
 ) -> NDArray[np.float64]:
-    """Return the predicted tokens left of every reading, in loops that are to be compiled.
+    """Return the predicted tokens left for every reading of the synthetic classifier.
 
-    For the requests at ``offsets``, the mean over the middles of the bins of what
-    `refine_probabilities` gives; without ``refine``, of the synthetic classifier alone. That is a
-    normal density around the reading at the middles of the bins, normalised. Its variance is that
-    of all that lies between a reading and a middle: noise, bias, and a bin's width, w^2 / 12.
+    The classifier's probabilities are a normal density around the reading, taken at the middles of
+    the bins and normalised. Its variance adds up all that separates a reading from a middle: the
+    noise, the bias, and w^2 / 12 for the width w of a bin. The loops are plain, to be compiled.
+
+    Parameters
+    ----------
+    readings : ndarray of float64, shape (entries,)
+        Tokens left as the classifier reads them, after every token of every request.
+    offsets : ndarray of int64, shape (n + 1,)
+        Request i has the readings ``offsets[i]:offsets[i + 1]``.
+    noise, bias : float
+        See `trail`.
+    bins : int
+    longest : float
+        Tokens that the bins cover.
+    refine, feedback : bool
+        Whether the filter is applied, and its prior; see `refine_probabilities`.
+
+    Returns
+    -------
+    ndarray of float64, shape (entries,)
+        Tokens: the mean over the middles of the bins.
     """
     width = longest / bins
     found = np.empty(readings.shape[0])
@@ -143,42 +173,56 @@ def trail(
     refine: bool = True,
     feedback: bool = True,
 ) -> Guess:
-    """A forecast after every token: a one-off prediction, then the embedding classifier's.
+    """Return TRAIL's predictor: one prediction from the prompt, then a new one with every token.
 
     Parameters
     ----------
     first : float
-        Spread of the one-off prediction from the prompt (BERT): the middle of the bin that holds
-        o exp(first Z), Z standard normal.
+        Spread of the prediction from the prompt (by BERT in the paper). It is the middle of the
+        bin that contains o exp(first Z) for an output of o tokens, with Z standard normal.
     noise : float
-        Spread of what the classifier reads about the tokens left, anew with every token, in
-        tokens.
+        Standard deviation, in tokens, of the classifier's error that is drawn anew with every
+        token.
     bias : float
-        Spread of its relative error that stays with a request.
-    bins, longest : int
-        k bins over [0, longest].
+        Standard deviation of the classifier's relative error that stays with a request.
+    bins : int
+        Number of bins, from 2 to below ``longest``.
+    longest : int
+        Tokens that the bins cover.
     refine, feedback : bool
-        Whether the filter is applied, and how it goes on; see `refine_probabilities`.
+        Whether the filter is applied, and its prior; see `refine_probabilities`.
+
+    Returns
+    -------
+    Guess
+        Its predictions are a `Forecast`.
+
+    Raises
+    ------
+    InputError
+        A parameter is out of range.
 
     Notes
     -----
-    After t tokens, o - t being left, the classifier reads (1 + bias B) (o - t) + noise Z, B of a
-    request and Z of a token standard normal. Noise alone would average out, and the filter be
-    better than the paper's: what stays is what a prompt or an answer does not reveal. Of the
-    paper's figures only one is in its text, that refined predictions have a mean absolute error
-    2.66 times lower than one-off ones; on outputs like Alpaca's that is met with the default
-    ``bias`` (experiment ``trail-predictions``), ``first`` and ``noise`` being assumed.
+    With o - t tokens left, the classifier reads (1 + bias B) (o - t) + noise Z. B is standard
+    normal for each request and Z for each token. Noise alone would average out and make the filter
+    better than the paper's. The bias stands for what a prompt or an answer does not reveal.
 
-    The one-off prediction is the entry before the first token, the filter's the entries after
-    it: the embedding of the prompt is known when its prefill is done, with the first token.
-    Lengths beyond ``longest`` look like the last bin until less is left, and one-off predictions
-    end at its middle. Values are rounded to hundredths of a token, for the size of files.
+    Only one of the paper's figures is in its text: refined predictions have a mean absolute error
+    2.66 times lower than predictions from the prompt. The default ``bias`` gives this ratio on
+    outputs like Alpaca's (experiment ``trail-predictions``). ``first`` and ``noise`` are assumed.
+
+    The entry before the first token is the prediction from the prompt, and those after it are the
+    filter's, since the embedding of the prompt is known with the first token. A length beyond
+    ``longest`` looks like one in the last bin until fewer tokens are left, and predictions from
+    the prompt end at the middle of that bin. Values are rounded to hundredths of a token to keep
+    files small.
     """
     for name, value in (("first", first), ("noise", noise), ("bias", bias)):
         if not value >= 0:
-            raise InputError(f"{name}: {value:g}; a number >= 0 is right")
+            raise InputError(f"{name}: found {value:g}; expected a number >= 0")
     if not 2 <= bins < longest:
-        raise InputError(f"bins: {bins} over {longest} tokens; 2 <= bins < longest is right")
+        raise InputError(f"bins: found {bins} over {longest} tokens; expected 2 <= bins < longest")
 
     def guess(instance: Instance, generator: Generator) -> Columns:
         o = instance.output_tokens

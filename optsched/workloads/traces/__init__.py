@@ -1,8 +1,8 @@
 """Traces of real serving systems as instances.
 
-A function of a file of this package reads one format and registers it with `trace_format`; nothing
-else needs editing. What follows (the window of rows, a random sample, arrivals relative to the
-first, rounds, the KV capacity) is the same for all.
+Each format is read by a function in a file of this package, which `trace_format` registers. A new
+format needs no other edit. The steps after reading are the same for all formats: the window of
+rows, a random sample, arrivals relative to the first, rounds, and the KV capacity.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import PLACES
 
 DEFAULT_KV_CAPACITY = 100_000
-"""KV tokens of an instance in seconds, where none are given: Llama-2-7B on one A100."""
+"""Default KV capacity of an instance in seconds, in tokens: Llama-2-7B on one A100."""
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file with named columns."""
 
 
 class TraceWarning(UserWarning):
-    """What a trace does not say, or what of it was left out."""
+    """A warning about rows of a trace that were left out, or about what the trace does not say."""
 
 
 @dataclass(frozen=True)
 class TraceReport:
-    """What became of the rows of a trace.
+    """Numbers of rows of a trace that were read, dropped and sorted.
 
     Parameters
     ----------
     read : int
-        Rows read: at most ``limit``, after ``offset``.
+        Number of rows read: at most ``limit``, after ``offset``.
     dropped : int
-        Rows left out: failed requests, and those without a positive number of tokens.
+        Number of rows left out: failed requests, and those without a positive number of tokens.
     failed : int
-        The failed requests among them.
+        Number of failed requests among the dropped rows.
     first_dropped_line : int, optional
-        Line of the first of them.
+        Line of the first dropped row.
     backwards : int
-        Requests earlier than the one before them in the file, which were sorted.
+        Number of requests that are earlier than the one before them in the file. Requests are
+        then sorted.
     first_backwards_line : int, optional
-        Line of the first of them.
+        Line of the first such request.
     arrivals : bool
-        Whether the trace carries arrivals.
+        Whether the trace has arrivals.
     measured : Measured, optional
-        The times that the trace's own server took, where it carries them and every row of the
-        file is read as it is.
+        Times that the trace's own server took, if the trace has them and every row is read
+        unchanged.
     notes : tuple of str
-        All of this in words, empty if there is nothing to say.
+        All of this in words; empty if there is nothing to say.
     """
 
     read: int
@@ -76,12 +77,18 @@ class TraceReport:
 
 
 def trace_formats() -> dict[str, str]:
-    """Return every format by name, sorted, with a line on each."""
+    """Return every trace format.
+
+    Returns
+    -------
+    dict of str to str
+        One line on each format, by name, sorted.
+    """
     return {name: found.summary for name, found in FORMATS.all().items()}
 
 
 class TraceOptions(TypedDict, total=False):
-    """Options of `read_trace` and `read_trace_report`, described there."""
+    """Options of `read_trace` and `read_trace_report`; see there."""
 
     offset: int
     limit: int | None
@@ -101,16 +108,25 @@ class TraceOptions(TypedDict, total=False):
 
 
 def read_trace(format: str, path: str | Path, **options: Unpack[TraceOptions]) -> Instance:
-    """Return the instance of a trace; what was left out or is not known is a `TraceWarning`.
+    """Return the instance of a trace.
 
     Parameters
     ----------
     format : str
         One of `trace_formats`.
     path : str or Path
-        The file; one that is compressed with gzip is read too.
+        The file, which may be compressed with gzip.
     **options
-        Those of `read_trace_report`.
+        See `read_trace_report`.
+
+    Returns
+    -------
+    Instance
+
+    Warns
+    -----
+    TraceWarning
+        Rows were dropped or sorted, or the trace lacks something.
 
     Raises
     ------
@@ -128,62 +144,73 @@ def read_trace_report(
 ) -> tuple[Instance, TraceReport]:
     """Return the instance of a trace, or of some of its rows, and a report on the rows.
 
-    Requests are in the order of their arrivals, equal ones in the file's order. Arrivals count
-    from the first request. The file is read in blocks, and no further than the window reaches:
-    memory grows with the requests kept, not with the file.
+    Requests are sorted by arrival, and equal arrivals keep the file's order. Arrivals count from
+    the first request. The file is read in blocks and only to the end of the window. So memory
+    grows with the requests that are kept, not with the file.
 
     Parameters
     ----------
     format : str
         One of `trace_formats`.
     path : str or Path
-        The file; one that is compressed with gzip is read too.
+        The file, which may be compressed with gzip.
     **options
-        See below; those that are left out have their default.
+        Described below.
 
     Other Parameters
     ----------------
     offset, limit : int
-        Rows to skip (0), and rows to read after them (None: all). Both count rows of the file,
-        also those that are dropped, so that windows side by side never share a request.
+        Number of rows to skip (default 0), and number of rows to read after them (default None:
+        all). Both count rows of the file, including those that are dropped. So windows that
+        follow each other never share a request.
     sample : int, optional
-        Keep this many requests of the window, drawn without replacement, each set equally
-        likely. The rate of arrivals falls by as much; ``rate_scale`` can make up for it.
+        Keep this many requests of the window, drawn without replacement, with every set equally
+        likely. This lowers the rate of arrivals; ``rate_scale`` can make up for it.
     seed : int
-        Of the sample and of drawn arrivals (0).
+        Seed of the sample and of drawn arrivals (default 0).
     kv_capacity : int, optional
-        In tokens. None: `DEFAULT_KV_CAPACITY` in seconds; in rounds it must be given.
+        KV capacity in tokens. The default is `DEFAULT_KV_CAPACITY` for an instance in seconds; an
+        instance in rounds has none.
     kv_accounting : {"generated", "cached"}, optional
-        None: cached in seconds, generated in rounds.
+        See `optsched.Instance`. The default is cached in seconds and generated in rounds.
     rate : float, optional
-        Draw Poisson arrivals of this many requests a second, in place of the trace's own;
-        infinity: all arrive at 0, as they do without it where the trace has no arrivals.
+        Draw Poisson arrivals with this many requests per second in place of the trace's own. With
+        infinity, all requests arrive at 0. Without ``rate`` they do so if the trace has no
+        arrivals.
     rate_scale : float
-        Requests come this many times as fast (1).
+        Factor by which requests arrive faster (default 1).
     round_seconds : float, optional
-        Length of a round: arrivals become the rounds in which they fall, floor(t / length),
-        computed exactly. None: an instance in seconds.
-    columns : mapping, optional
-        For ``csv``: names of columns by field; see `optsched.workloads.traces.formats.FIELDS`.
+        Length of a round, for an instance in rounds. An arrival at t becomes round
+        floor(t / length), computed exactly. None gives an instance in seconds.
+    columns : mapping of str to str, optional
+        For the format ``csv``: name of the column of each field of
+        `optsched.workloads.traces.formats.FIELDS`.
     unit : str, optional
-        For ``csv``: one of `UNITS`; None: seconds.
+        For the format ``csv``: unit of times, one of `UNITS` (default seconds).
     tokenizer : str or callable, optional
-        For texts; see `optsched.workloads.traces.tokenizer.token_counter`. None: words count.
+        For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
+        words.
     strict : bool
-        Refuse a file with rows that would be dropped or sorted, or without arrivals if no
-        ``rate`` is given (False).
+        Whether to refuse a file with rows that would be dropped or sorted, or one without arrivals
+        if no ``rate`` is given (default False).
     name : str, optional
-        Name of the instance; None: that of the file.
+        Name of the instance; None: the name of the file.
     progress : callable, optional
         Called with the number of rows read so far.
+
+    Returns
+    -------
+    instance : Instance
+    report : TraceReport
 
     Raises
     ------
     InputError
-        A malformed row, with line, field and value; no request in the window; one that does not
-        fit into the KV capacity; or an option without meaning.
+        The file cannot be read, a row is malformed (the error names line, field and value), the
+        window has no request, a request does not fit into the KV capacity, or an option has a
+        value out of range.
     UsageError
-        An option that the format does not take.
+        The format does not take an option.
     """
     chosen, wanted, file = FORMATS.get(format), _Options(**options), Path(path)
     wanted.check(chosen)
@@ -193,7 +220,7 @@ def read_trace_report(
     source = Source(
         file, window, wanted.columns or {}, wanted.unit or "s", token_counter(wanted.tokenizer)
     )
-    # Two streams of one seed: the sample does not depend on whether arrivals are drawn.
+    # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
     drawn = wanted.rate is not None
     rows = Rows(file, window, wanted.sample, draws[0], wanted.strict, drawn)
@@ -230,7 +257,7 @@ def read_trace_report(
 
 @dataclass(frozen=True)
 class _Options:
-    """`TraceOptions` with their defaults."""
+    """The options of `TraceOptions` with their defaults."""
 
     offset: int = 0
     limit: int | None = None
@@ -261,18 +288,20 @@ class _Options:
             if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
                 _exact(value, key)
         if self.round_seconds is not None and self.kv_capacity is None:
-            raise InputError("kv_capacity: missing; an instance in rounds needs one, in tokens")
+            raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
         _check_whole(self.kv_capacity, "kv_capacity", 1)
         if self.unit is not None and self.unit not in UNITS:
-            raise InputError(f"unit: {self.unit!r}; one of {', '.join(UNITS)} is right")
+            raise InputError(f"unit: found {self.unit!r}; expected one of {', '.join(UNITS)}")
         for key in ("columns", "unit", "tokenizer"):
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
-                raise UsageError(f"{key}: the format {format.name!r} takes none; {able} can")
+                raise UsageError(
+                    f"{key}: found with the format {format.name!r}; expected only with {able}"
+                )
 
 
 def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64]) -> Instance:
-    """Return the instance of rows that arrive so many nanoseconds after the first."""
+    """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
     in_rounds = length is not None
     arrival: NDArray[Any] = since / 1e9 / float(scale)
@@ -291,12 +320,12 @@ def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64
             else file.name.removesuffix(".gz").rpartition(".")[0],
         )
     except InputError as error:
-        hint = "; a larger kv_capacity is right" if "kv_capacity" in str(error) else ""
+        hint = "; a larger kv_capacity fits" if "kv_capacity" in str(error) else ""
         raise InputError(f"{_at_line(file, error, kept.line)}{hint}") from None
 
 
 def _measured(file: Path, kept: Block, instance: Instance) -> Measured | None:
-    """Return the measured times of the instance's requests, in its order."""
+    """Return the measured times of an instance's requests, in the order of its requests."""
     if kept.latency_s is None:
         return None
     try:
@@ -311,7 +340,7 @@ def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputErr
 
 
 def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return arrivals in nanoseconds, the first at 0."""
+    """Return Poisson arrivals in nanoseconds, of which the first is 0."""
     if rate is None or rate == math.inf:
         return np.zeros(n, dtype=np.int64)
     gaps = rng.exponential(1e9 / rate, n)
@@ -320,7 +349,7 @@ def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np
 
 
 def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64]:
-    """Return floor(time / length), exactly: 0.3 s is round 3 of 0.1 s, not 2."""
+    """Return floor(time / length) exactly: 0.3 s is in round 3 of 0.1 s, not in round 2."""
     step = length_s * 10**9
     if int(since_ns.max()) * step.denominator < 2**63 and step.numerator < 2**63:
         return since_ns * step.denominator // step.numerator
@@ -331,13 +360,13 @@ def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64
 def _exact(value: float, name: str) -> Fraction:
     """Return a positive number as the decimal that it prints as."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise InputError(f"{name}: {value!r} is not a number")
+        raise InputError(f"{name}: found {value!r}; expected a number")
     if not 0 < value < float("inf"):
-        raise InputError(f"{name}: {value!r}; a finite number above 0 is right")
+        raise InputError(f"{name}: found {value!r}; expected a finite number above 0")
     return Fraction(str(value))
 
 
 def _check_whole(value: int | None, name: str, low: int) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if value is not None and (not whole or value < low):
-        raise InputError(f"{name}: {value!r}; an integer >= {low} is right")
+        raise InputError(f"{name}: found {value!r}; expected an integer >= {low}")

@@ -1,4 +1,4 @@
-"""What every trace format shares: the window of rows, blocks of rows, and the registry."""
+"""The window of rows, the blocks of rows and the registry that all trace formats share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from optsched.problem.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Consecutive rows of a trace, as they stand in the file.
+    """Consecutive rows of a trace, in the order of the file.
 
     Parameters
     ----------
     line : ndarray of int64, shape (n,)
-        Line of the file that each row is from, counted from 1.
+        Line of the file that each row comes from, counted from 1.
     prompt_tokens, output_tokens : ndarray of int64, shape (n,)
-        Possibly zero or negative: whoever collects blocks drops such rows and counts them.
+        They may be zero or negative; such rows are dropped and counted later.
     time_ns : ndarray of int64, shape (n,), optional
-        Arrivals in nanoseconds, from any origin; None: the format carries none.
+        Arrivals in nanoseconds since any origin; None if the file has none.
     failed : ndarray of bool, shape (n,), optional
         Requests that the trace marks as failed.
     ttft_s, latency_s : ndarray of float64, shape (n,), optional
@@ -41,7 +41,17 @@ class Block:
     latency_s: NDArray[np.float64] | None = None
 
     def pick(self, index: NDArray[Any]) -> Block:
-        """Return some of the rows, by a mask or by their numbers."""
+        """Return some of the rows.
+
+        Parameters
+        ----------
+        index : ndarray of bool or int
+            A mask of shape (n,), or indices of rows.
+
+        Returns
+        -------
+        Block
+        """
         columns: dict[str, Any] = {
             key: None if column is None else column[index] for key, column in vars(self).items()
         }
@@ -49,7 +59,17 @@ class Block:
 
     @staticmethod
     def join(parts: Sequence[Block]) -> Block:
-        """Return the rows of several blocks of one trace, one after the other."""
+        """Return the rows of several blocks of one trace, one after the other.
+
+        Parameters
+        ----------
+        parts : sequence of Block
+            One or more.
+
+        Returns
+        -------
+        Block
+        """
         columns: dict[str, Any] = {
             key: None if first is None else np.concatenate([vars(part)[key] for part in parts])
             for key, first in vars(parts[0]).items()
@@ -58,12 +78,14 @@ class Block:
 
 
 class Window:
-    """The rows ``offset`` .. ``offset + limit`` of a file, told as its rows go by.
+    """The window of rows to read, which counts the rows of a file as a reader passes them.
 
     Parameters
     ----------
-    offset, limit : int
-        Rows to skip, and rows to take after them (None: all).
+    offset : int
+        Number of rows to skip.
+    limit : int or None
+        Number of rows to take after them; None: all.
     """
 
     def __init__(self, offset: int, limit: int | None) -> None:
@@ -73,16 +95,27 @@ class Window:
 
     @property
     def left(self) -> int:
-        """Rows until the end of the window, those to be skipped included."""
+        """Number of rows up to the end of the window, including those to skip."""
         return max(self.end - self.seen, 0)
 
     @property
     def done(self) -> bool:
-        """Whether every row of the window has gone by."""
+        """Whether the reader has passed every row of the window."""
         return not self.left
 
     def take(self, rows: int) -> slice:
-        """Return which of the next ``rows`` rows are inside."""
+        """Count the next rows of the file, and return which of them are in the window.
+
+        Parameters
+        ----------
+        rows : int
+            Number of rows.
+
+        Returns
+        -------
+        slice
+            Of these rows, from 0.
+        """
         begin = min(max(self.offset - self.seen, 0), rows)
         end = max(begin, min(self.left, rows))
         self.seen += rows
@@ -92,19 +125,20 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a format's reader is given.
+    """The file and the options that a format's reader gets.
 
     Parameters
     ----------
     path : Path
+        The file.
     window : Window
-        The reader passes every row by it, and reads no further once it is done.
-    columns : mapping
-        Names of columns by the fields they are for, where a user gave some.
+        The reader counts every row with it, and stops reading once it is done.
+    columns : mapping of str to str
+        Names of columns by field, as far as the user gave them.
     unit : str
         Unit of times: a key of `optsched.workloads.traces.fields.PLACES`, or ``"datetime"``.
     count : callable
-        Number of tokens of a text.
+        Function from a text to its number of tokens.
     """
 
     path: Path
@@ -119,14 +153,17 @@ Reader = Callable[[Source], Iterator[Block]]
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A registered format.
+    """A registered trace format.
 
     Parameters
     ----------
-    name, summary : str
-    read : Reader
+    name : str
+    summary : str
+        One line on the format.
+    read : callable
+        Function from a `Source` to an iterator of `Block`.
     options : tuple of str
-        Options of `optsched.read_trace` that only some formats take, and this one does.
+        Those options of `optsched.read_trace` that only some formats take and this one does.
     """
 
     name: str
@@ -141,7 +178,21 @@ FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.tr
 def trace_format(
     name: str, summary: str, *, options: tuple[str, ...] = ()
 ) -> Callable[[Reader], Reader]:
-    """Register the decorated function as the reader of trace format ``name``."""
+    """Return a decorator that registers a function as the reader of a trace format.
+
+    Parameters
+    ----------
+    name : str
+    summary : str
+        One line on the format.
+    options : tuple of str
+        See `TraceFormat`.
+
+    Returns
+    -------
+    callable
+        Decorator of a function from a `Source` to an iterator of `Block`.
+    """
 
     def register(read: Reader) -> Reader:
         FORMATS.add(name, TraceFormat(name, summary, read, options))

@@ -1,4 +1,4 @@
-"""What is kept of a trace's rows: all usable ones or a random sample, and counts of the rest."""
+"""Collection of a trace's usable rows or of a random sample, with counts of the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from optsched.workloads.traces.base import Block, Window
 
 
 class Rows:
-    """The requests of the blocks that went by, or a random sample of them, and what was dropped.
+    """The usable requests of a trace, or a random sample of them, with counts of the others.
 
-    A sample keeps the requests with the smallest of one random key each: it does not depend on
-    how rows are cut into blocks, and never holds much more than twice its size.
+    Every request draws a random key, and a sample keeps those with the smallest keys. So it does
+    not depend on how rows are cut into blocks, and never holds much more than twice its size.
 
     Parameters
     ----------
     file : Path
+        The file, for errors.
     window : Window
-    sample : int, optional
-        How many requests to keep; None: all.
-    rng : Generator
-        Of the sample.
+    sample : int or None
+        Number of requests to keep; None: all.
+    rng : numpy.random.Generator
+        Generator of the sample.
     strict : bool
-        Refuse a row that would be dropped or sorted, and a trace without arrivals.
+        Whether to refuse a row that would be dropped or sorted, and a trace without arrivals.
     drawn : bool
         Whether arrivals are drawn, so that the trace's own do not matter.
     """
@@ -55,7 +56,19 @@ class Rows:
         self._last: int | None = None
 
     def collect(self, blocks: Iterable[Block], progress: Callable[[int], None] | None) -> None:
-        """Take every block in."""
+        """Collect the rows of every block.
+
+        Parameters
+        ----------
+        blocks : iterable of Block
+        progress : callable or None
+            Called with the number of rows read so far.
+
+        Raises
+        ------
+        InputError
+            ``strict`` refuses a row or the trace.
+        """
         for block in blocks:
             block = self._usable(block)
             self._check_order(block)
@@ -84,7 +97,8 @@ class Rows:
             tokens = f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
             found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
             raise InputError(
-                f"{self.file}: line {line}: {found}; at least 1 prompt and 1 output token is right"
+                f"{self.file}: line {line}: found {found}; expected 1 or more prompt and output "
+                "tokens"
             )
         if self.first_dropped is None:
             self.first_dropped = line
@@ -97,8 +111,8 @@ class Rows:
             self.arrivals = False
             if self.strict and not self.drawn:
                 raise InputError(
-                    f"{self.file}: the trace has no arrivals; rate=R (--rate R) for Poisson "
-                    "arrivals of R requests a second, or inf for all at 0, is right"
+                    f"{self.file}: found no arrivals; expected rate=R (--rate R) for Poisson "
+                    "arrivals of R requests a second, or inf for all at 0"
                 )
             return
         if self.drawn or not len(block.time_ns):
@@ -111,8 +125,8 @@ class Rows:
         line = int(block.line[np.argmax(back)])
         if self.strict:
             raise InputError(
-                f"{self.file}: line {line}: the time is before that of the row above; rows in the "
-                "order of their arrivals are right"
+                f"{self.file}: line {line}: found a time before that of the row above; expected "
+                "rows in the order of their arrivals"
             )
         if self.first_backwards is None:
             self.first_backwards = line
@@ -127,30 +141,40 @@ class Rows:
         self._highest = float(self._keys[0].max())
 
     def kept(self) -> Block:
-        """Return the requests in the order of the file.
+        """Return the collected requests in the order of the file.
+
+        Returns
+        -------
+        Block
 
         Raises
         ------
         InputError
-            There is none.
+            There is no request.
         """
         if self._held:
             return Block.join(self._parts)
         offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
         if offset and seen and not taken:
             raise InputError(
-                f"{self.file}: offset {offset} leaves no request: the file has {seen} rows; "
-                f"an offset of at most {seen - 1} is right"
+                f"{self.file}: offset: found {offset}; expected at most {seen - 1}, since the file "
+                f"has {seen} rows"
             )
         after = f" after the first {offset}" if offset else ""
         lost = f", {self.dropped} of them failed or without tokens" if self.dropped else ""
         raise InputError(
-            f"{self.file}: no requests: {taken} rows{after}{lost}; rows with at least 1 prompt "
-            "and 1 output token are right"
+            f"{self.file}: found no requests in {taken} rows{after}{lost}; expected rows with 1 or "
+            "more prompt and output tokens"
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was dropped or sorted, in words."""
+        """Return in words how many rows were dropped or sorted.
+
+        Returns
+        -------
+        tuple of str
+            Empty if there are none.
+        """
         notes: tuple[str, ...] = ()
         if self.dropped:
             empty = self.dropped - self.failed

@@ -1,6 +1,6 @@
 """Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
 
-A conversation is one request: its first question is the prompt, the answer to it the output.
+A conversation is one request. Its first question is the prompt, and the answer is the output.
 """
 
 from __future__ import annotations
@@ -21,18 +21,48 @@ _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
 @trace_format("sharegpt", "ShareGPT conversations (JSON or Parquet)", options=("tokenizer",))
 def read_sharegpt(source: Source) -> Iterator[Block]:
-    """Yield conversations of ``conversations``: turns of ``from`` and ``value``."""
+    """Yield conversations from ``conversations``, whose turns have ``from`` and ``value``.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A malformed conversation, with its line.
+    """
     return _read(source, ("conversations", "conversation", "items"))
 
 
 @trace_format("lmsys", "LMSYS-Chat-1M conversations (JSON or Parquet)", options=("tokenizer",))
 def read_lmsys(source: Source) -> Iterator[Block]:
-    """Yield conversations of ``conversation``: turns of ``role`` and ``content``."""
+    """Yield conversations from ``conversation``, whose turns have ``role`` and ``content``.
+
+    The format is that of LMSYS-Chat-1M (Zheng et al. 2023).
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A malformed conversation, with its line.
+    """
     return _read(source, ("conversation", "conversations"))
 
 
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
-    """Yield one row per conversation; without a question and its answer it has no tokens."""
+    """Yield one row per conversation, with 0 tokens for a missing question or answer."""
     for rows in _conversations(source, names):
         sizes = [_sizes(source, line, turns) for line, turns in rows]
         yield Block(
@@ -48,7 +78,7 @@ def _conversations(source: Source, names: tuple[str, ...]) -> Iterator[list[tupl
         found = parquet_columns(path)
         name = next((name for name in names if name in found), None)
         if name is None:
-            raise InputError(f"{path}: {names[0]}: no such column; the file has {', '.join(found)}")
+            raise InputError(f"{path}: expected a column {names[0]}; found {', '.join(found)}")
         for first, batch in parquet_rows(path, source.window, [name], batch_rows=1024):
             yield list(enumerate(batch.column(name).to_pylist(), start=first))
         return
@@ -57,20 +87,24 @@ def _conversations(source: Source, names: tuple[str, ...]) -> Iterator[list[tupl
 
 
 def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
-    """Return the tokens of the first question and of the answer after it, 0 where there is none."""
+    """Return the tokens of the first question and of its answer, 0 where there is none."""
     where = f"{source.path}: line {line}"
     if not isinstance(turns, (list, tuple)):
-        raise InputError(f"{where}: {str(turns)[:40]!r} is not a list of turns")
+        raise InputError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
     question: int | None = None
     for turn in turns:
         if not isinstance(turn, dict):
-            raise InputError(f"{where}: turn {str(turn)[:40]!r} is not an object with named fields")
+            raise InputError(
+                f"{where}: found the turn {str(turn)[:40]!r}; expected an object with named fields"
+            )
         role = str(turn.get("from", turn.get("role", ""))).lower()
         if role not in (_USERS if question is None else _MODELS):
             continue
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
-            raise InputError(f"{where}: turn of {role!r}: {str(text)[:40]!r} is no text")
+            raise InputError(
+                f"{where}: turn of {role!r}: found {str(text)[:40]!r}; expected a text"
+            )
         if question is not None:
             return question, source.count(text)
         question = source.count(text)

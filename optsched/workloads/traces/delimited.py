@@ -1,7 +1,7 @@
-"""Delimited text in blocks of a megabyte, parsed by numpy.
+"""Delimited text, read in blocks of a megabyte and parsed by numpy.
 
-A block that numpy does not take as it stands (quotes, blank lines, a row of another length, a
-number written in another way) goes through the csv module, which finds out what is wrong where.
+Numpy cannot parse a block with quotes, blank lines, rows of another length or numbers in another
+notation. Such a block goes through the csv module, which also finds the place of an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from optsched.workloads.traces.fields import Fields
 BLOCK_BYTES = 1 << 20
 _MAX_QUOTED_BYTES = 1 << 26
 WHOLE = ("prompt_tokens", "output_tokens")
-"""Fields of whole numbers; the others are times."""
+"""Fields that hold whole numbers. The other fields are times."""
 
 _TEXT = "S40"
 _CODES = (
@@ -40,10 +40,24 @@ _BLANK = re.compile(rb"\n[ \t]*\n")
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, gzip undone, its troubles while it is open turned into input errors."""
+    """Open a file for reading, decompressed, and turn its read errors into input errors.
+
+    Parameters
+    ----------
+    path : Path
+
+    Yields
+    ------
+    binary stream
+
+    Raises
+    ------
+    InputError
+        The file does not exist or cannot be read.
+    """
     try:
         with open(path, "rb") as raw:
-            if raw.peek(2)[:2] == b"\x1f\x8b":  # and a pipe can be read too
+            if raw.peek(2)[:2] == b"\x1f\x8b":  # peeking leaves the bytes of a pipe in place
                 with gzip.open(raw, "rb") as stream:
                     yield cast("IO[bytes]", stream)
             else:
@@ -51,7 +65,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; a file is right") from None
+        raise InputError(f"{path}: found a directory; expected a file") from None
     except EOFError:
         raise InputError(f"{path}: cannot be read: the gzip file is cut short") from None
     except (OSError, zlib.error) as error:
@@ -59,18 +73,31 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def without_mark(path: Path, head: bytes) -> bytes:
-    """Return the first bytes of a text without its byte-order mark.
+    """Return the first bytes of a UTF-8 text without its byte-order mark.
+
+    Parameters
+    ----------
+    path : Path
+        The file, for errors.
+    head : bytes
+        Its first bytes.
+
+    Returns
+    -------
+    bytes
 
     Raises
     ------
     InputError
-        UTF-16 or UTF-32, or zero bytes: no text.
+        The text is UTF-16 or UTF-32, or has zero bytes.
     """
     for mark, name in _CODES:
         if head.startswith(mark):
-            raise InputError(f"{path}: is {name} text; UTF-8 is right (iconv -f {name} -t UTF-8)")
+            raise InputError(
+                f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
+            )
     if b"\0" in head[:4096]:
-        raise InputError(f"{path}: holds zero bytes and is no UTF-8 text (UTF-16 without a mark?)")
+        raise InputError(f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)")
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -80,22 +107,28 @@ def find_columns(
     wanted: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Return the index of the column of each field, whatever its case, spaces and underscores.
+    """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
     Parameters
     ----------
     path : Path
+        The file, for errors.
     found : sequence of str
-        Names in the file.
-    wanted : mapping
-        Names that each field may have; an exact match comes first.
+        Names of the columns in the file.
+    wanted : mapping of str to sequence of str
+        Names that the column of each field may have. An exact match takes precedence.
     optional : sequence of str
         Fields that may be missing.
+
+    Returns
+    -------
+    dict of str to int
+        Index of the column of each field that was found.
 
     Raises
     ------
     InputError
-        A missing or an ambiguous column, with the columns that there are.
+        A column is missing or ambiguous. The error lists the columns of the file.
     """
 
     def plain(name: str) -> str:
@@ -110,13 +143,14 @@ def find_columns(
         fits = exact or loose
         if len(fits) > 1:
             raise InputError(
-                f"{path}: line 1: {names[0]}: {len(fits)} columns have this name: {have}"
+                f"{path}: line 1: {names[0]}: found {len(fits)} columns of this name in {have}; "
+                "expected one"
             )
         if fits:
             where[field] = fits[0]
         elif field not in optional:
             raise InputError(
-                f"{path}: line 1: {' or '.join(map(repr, names))}: no such column; the file has "
+                f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
                 + (have or "an empty first line")
             )
     return where
@@ -128,20 +162,26 @@ def read_delimited(
     wanted: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
 ) -> Iterator[Fields]:
-    """Yield the rows of a window of a file with a header, blank lines left out.
+    """Yield the rows in a window of a file with a header, without blank lines.
 
-    Comma, semicolon or tab separate, whichever the header has most of.
+    Fields are separated by commas, semicolons or tabs, whichever the header has most of.
 
     Parameters
     ----------
-    path, window, wanted, optional
-        See `find_columns` and `optsched.workloads.traces.base.Window`.
+    path : Path
+    window : Window
+    wanted, optional
+        See `find_columns`.
+
+    Yields
+    ------
+    Fields
 
     Raises
     ------
     InputError
-        A missing column; a row of the window with another number of fields; no UTF-8; a quote
-        that never ends.
+        A column is missing, a row of the window has another number of fields, the text is not
+        UTF-8, or a quote never ends.
     """
     with open_bytes(path) as stream:
         head = without_mark(path, stream.readline(_MAX_QUOTED_BYTES))
@@ -169,7 +209,7 @@ def read_delimited(
 
 
 def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[bytes, bool]:
-    """Return the next lines, each ended by a newline, and whether the last one was not."""
+    """Return the next whole lines, and whether the last one had no newline of its own."""
     parts = [rest, stream.read(BLOCK_BYTES)]
     if parts[1] and not parts[1].endswith(b"\n"):
         parts.append(stream.readline())
@@ -194,15 +234,15 @@ def _utf8(path: Path, text: bytes, line: int) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}: line {line + text.count(10, 0, error.start)}: is not UTF-8 text (byte "
-            f"0x{text[error.start]:02x}, {error.reason}); UTF-8 is right (iconv -f LATIN1 -t "
+            f"{path}: line {line + text.count(10, 0, error.start)}: found the byte "
+            f"0x{text[error.start]:02x} ({error.reason}); expected UTF-8 text (iconv -f LATIN1 -t "
             "UTF-8, if it is Latin-1)"
         ) from None
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A file's columns, the index of each that is wanted, and what stands between them."""
+    """The columns of a file, the index of each wanted one, and the delimiter."""
 
     path: Path
     header: Sequence[str]
@@ -210,16 +250,16 @@ class _Layout:
     delimiter: str
 
     def fields(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
-        """Return the rows of a block that lie in the window, None if none does.
+        """Return the rows of a block that lie in the window, or None if none does.
 
-        The block begins in line ``at``; ``cut`` says that its last line had no end.
+        The block begins in line ``at``. ``cut`` says whether its last line had no newline.
         """
         lines = block.count(b"\n")
         simple = b'"' not in block and b"\0" not in block and not _BLANK.search(b"\n" + block)
         if simple and window.seen + lines <= window.offset:
             window.take(lines)
             return None
-        if simple and window.left < lines:  # what is not read does no harm
+        if simple and window.left < lines:  # errors after the window are not looked for
             block, lines = b"\n".join([*block.split(b"\n", window.left)[:-1], b""]), window.left
         table = self._parsed(block) if simple else None
         if table is None:
@@ -233,13 +273,13 @@ class _Layout:
         return {field: self.header[k] for field, k in self.where.items()}
 
     def _parsed(self, block: bytes) -> NDArray[Any] | None:
-        """Return the columns as numpy reads them, None if it cannot."""
+        """Return the columns as numpy reads them, or None if it cannot."""
         kinds = {k: "i8" if field in WHOLE else _TEXT for field, k in self.where.items()}
         kinds |= {k: _TEXT for field, k in self.where.items() if field not in WHOLE}
         dtype = np.dtype([(str(k), kinds.get(k, "U1")) for k in range(len(self.header))])
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # a fraction as an integer
+                warnings.simplefilter("error")  # numpy warns of a fraction read as an integer
                 table = np.loadtxt(
                     io.BytesIO(block), dtype, comments=None, delimiter=self.delimiter, ndmin=1,
                     encoding="utf-8",
@@ -252,7 +292,7 @@ class _Layout:
             if np.char.str_len(text).max() == text.itemsize:
                 return None  # it may have been cut
             if not block.isascii() and (np.ascontiguousarray(text).view(np.uint8) > 127).any():
-                return None  # numpy writes Latin-1
+                return None  # numpy encodes it as Latin-1
         return table
 
     def _row_by_row(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
@@ -282,13 +322,17 @@ class _Layout:
         return Fields.from_texts(self.path, [line for line, _ in chosen], self._names, columns)
 
     def _bad_width(self, line: int, row: Sequence[str], text: str, good: int | None) -> InputError:
-        """Return the error for a row, the last one of a file after ``good`` others if given."""
+        """Return the error for a row with a wrong number of fields.
+
+        If the row is the last one of a file that was cut short, ``good`` is the number of rows
+        before it.
+        """
         place = f"{self.path}: line {line}:"
         width = len(self.header)
         if good is None:
-            return InputError(f"{place} has {len(row)} fields in {text!r:.80}; {width} is right")
+            return InputError(f"{place} found {len(row)} fields in {text!r:.80}; expected {width}")
         rescue = f"limit {good} reads the {good} rows before it" if good else "no row is whole"
         return InputError(
-            f"{place} the last line is cut short: {len(row)} of {width} fields in {text!r:.80}; "
-            f"the whole file is right, or {rescue}"
+            f"{place} found {len(row)} of {width} fields in {text!r:.80}, since the last line is "
+            f"cut short; expected the whole file ({rescue})"
         )

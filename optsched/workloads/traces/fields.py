@@ -1,6 +1,6 @@
-"""Fields of a trace as numbers, durations and timestamps, whole columns at a time.
+"""Fields of a trace as numbers, durations and timestamps, read a whole column at a time.
 
-What is not written plainly is read one value at a time, which gives the same, only slower.
+Values in an unusual notation are read one by one, which gives the same result more slowly.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
     re.ASCII,
 )
-_YEARS = ("1900", "2190")  # differences of two such times fit into 64-bit nanoseconds
-_STAMP_CHARS = 35  # of the longest timestamp
+_YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
+_STAMP_CHARS = 35  # length of the longest timestamp
 _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
 _MARKS = {4: b"-", 7: b"-", 10: b" T", 13: b":", 16: b":"}
 
 
 @dataclass(frozen=True, eq=False)
 class Fields:
-    """Consecutive rows of a file, the fields that a reader wants as columns.
+    """Consecutive rows of a file, with the fields that a reader wants as columns.
 
     Parameters
     ----------
     path : Path
+        The file, for errors.
     line : ndarray of int64, shape (n,)
-        Line of the file, counted from 1.
-    names : dict of str to str
-        Name in the file of each field found.
-    columns : dict of str to ndarray, shape (n,)
-        UTF-8 texts of each field found, or integers.
+        Line of the file that each row comes from, counted from 1.
+    names : mapping of str to str
+        Name in the file of each field that was found.
+    columns : mapping of str to ndarray of bytes or int64, shape (n,)
+        UTF-8 texts or integers of each field that was found.
     """
 
     path: Path
@@ -61,8 +62,22 @@ class Fields:
         names: Mapping[str, str],
         columns: Mapping[str, Sequence[str]],
     ) -> Fields:
-        """Return rows whose fields are given as texts."""
-        encoded = {  # numpy would take zero bytes at the end away
+        """Return rows whose fields are texts.
+
+        Parameters
+        ----------
+        path : Path
+        line : sequence of int
+        names : mapping of str to str
+            See `Fields`.
+        columns : mapping of str to sequence of str
+            Texts of each field.
+
+        Returns
+        -------
+        Fields
+        """
+        encoded = {  # zero bytes are written as \0, since numpy drops them at the end of a text
             field: np.array(
                 [text.strip().replace("\0", r"\0").encode() for text in texts], dtype=np.bytes_
             )
@@ -71,12 +86,21 @@ class Fields:
         return cls(path, np.asarray(line, dtype=np.int64), names, encoded)
 
     def whole_numbers(self, field: str) -> NDArray[np.int64]:
-        """Return a field as integers of at most `MAX_TOKENS`; ``3.0`` is one too.
+        """Return a field as integers.
+
+        Parameters
+        ----------
+        field : str
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
 
         Raises
         ------
         InputError
-            Anything else, with line, column and value.
+            A value is not an integer of at most `MAX_TOKENS` (``3.0`` is one). The error names
+            line, column and value.
         """
         value = column = self.columns[field]
         if column.dtype.kind == "S":
@@ -85,21 +109,32 @@ class Fields:
             for i in np.flatnonzero(~plain).tolist():
                 text = self._text(field, i)
                 if _WHOLE.fullmatch(text) is None:
-                    raise self._refuse(field, i, f"is not an integer of at most {MAX_TOKENS}")
+                    raise self._refuse(field, i, f"an integer of at most {MAX_TOKENS}")
                 value[i] = int(text.partition(".")[0])
         if (value > MAX_TOKENS).any():
             i = int(np.argmax(value > MAX_TOKENS))
-            right = f"is out of range; at most {MAX_TOKENS} is right"
+            right = f"an integer of at most {MAX_TOKENS}"
             raise self._refuse(field, i, right, int(value[i]))
         return value
 
     def nanoseconds(self, field: str, unit: str) -> NDArray[np.int64]:
-        """Return times in nanoseconds from numbers in a unit of `PLACES`, halves rounded up.
+        """Return a field of times in nanoseconds, with halves rounded up.
+
+        Parameters
+        ----------
+        field : str
+        unit : str
+            Unit of the numbers in the file, one of `PLACES`.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
 
         Raises
         ------
         InputError
-            No finite number, or one beyond 64-bit nanoseconds; with line, column and value.
+            A value is not a finite number, or is beyond 64-bit nanoseconds. The error names line,
+            column and value.
         """
         column = self.columns[field]
         value, plain = _decimals(column, PLACES[unit])
@@ -107,9 +142,9 @@ class Fields:
             text = self._text(field, i)
             exact = exact_ns(text, unit)
             if exact is None:
-                right = "is not a number of " + {"s": "seconds"}.get(unit, unit)
+                right = "a number of " + {"s": "seconds"}.get(unit, unit)
                 if _NUMBER.fullmatch(text):
-                    right = "is out of range; at most 146 years are right"
+                    right = "at most 146 years"
                 elif _STAMP.fullmatch(text):
                     right += "; the unit 'datetime' reads dates and times"
                 raise self._refuse(field, i, right)
@@ -117,23 +152,48 @@ class Fields:
         return value
 
     def seconds(self, field: str, unit: str) -> NDArray[np.float64]:
-        """Return durations in seconds, from numbers in a unit of `PLACES`; see `nanoseconds`."""
-        return np.asarray(self.nanoseconds(field, unit) / 1e9, dtype=np.float64)
+        """Return a field of durations in seconds.
 
-    def timestamps(self, field: str) -> NDArray[np.int64]:
-        """Return dates and times (UTC unless they say otherwise) in nanoseconds since 1970.
+        Parameters
+        ----------
+        field, unit : str
+            See `nanoseconds`.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
 
         Raises
         ------
         InputError
-            Another form, no such day, before 1900 or after 2189; with line, column and value.
+            See `nanoseconds`.
+        """
+        return np.asarray(self.nanoseconds(field, unit) / 1e9, dtype=np.float64)
+
+    def timestamps(self, field: str) -> NDArray[np.int64]:
+        """Return a field of dates and times in nanoseconds since 1970.
+
+        Parameters
+        ----------
+        field : str
+            Times without a zone are UTC.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+
+        Raises
+        ------
+        InputError
+            A value has another form, names a day that does not exist, or is before 1900 or after
+            2189. The error names line, column and value.
         """
         column = self.columns[field]
         value, plain = _utc_stamps(column)
         for i in np.flatnonzero(~plain).tolist():
             exact = exact_stamp(self._text(field, i))
             if exact is None:
-                right = "is not a date and time; 2023-11-16 18:15:46.6805900 is the form"
+                right = "a date and time like 2023-11-16 18:15:46.6805900"
                 raise self._refuse(field, i, right)
             value[i] = exact
         return value
@@ -146,11 +206,23 @@ class Fields:
         if len(shown) > 80:
             shown = shown[:77] + "..."
         place = f"{self.path}: line {self.line[row]}: {self.names[field]}"
-        return InputError(f"{place}: {shown} {right}")
+        return InputError(f"{place}: found {shown}; expected {right}")
 
 
 def exact_ns(text: str, unit: str) -> int | None:
-    """Return the nanoseconds that a number in ``unit`` stands for, None if it is none."""
+    """Return the nanoseconds of a text that is a number of some unit.
+
+    Parameters
+    ----------
+    text : str
+    unit : str
+        One of `PLACES`.
+
+    Returns
+    -------
+    int or None
+        Halves are rounded up. None if the text is not a number, or is beyond 146 years.
+    """
     if _NUMBER.fullmatch(text) is None:
         return None
     exact = Decimal(text).scaleb(PLACES[unit])
@@ -158,7 +230,17 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 
 def exact_stamp(text: str) -> int | None:
-    """Return the nanoseconds since 1970 of a date and time, None if it is none."""
+    """Return the nanoseconds since 1970 of a text that is a date and time.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    int or None
+        None if the text is not a date and time from 1900 to 2189.
+    """
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None
@@ -176,15 +258,16 @@ def _decimals(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return plain decimal numbers times ``10**places``, and which texts hold one.
 
-    Plain are digits with at most one point after the first. Halves are rounded up.
+    A plain number is made of digits, with at most one point after the first digit. Halves are
+    rounded up.
     """
     whole, _, fraction = np.moveaxis(np.char.partition(texts, b"."), -1, 0)
     size = np.char.str_len(whole)
     plain = np.char.isdigit(whole) & (np.char.isdigit(fraction) | (fraction == b""))
-    # Below 4e18 in nanoseconds, which 64 bits hold.
+    # Values stay below 4e18 nanoseconds, which 64 bits hold.
     plain &= (size < 19 - places) | ((size == 19 - places) & (whole < b"4"))
     value = np.where(plain, whole, b"0").astype(np.int64) * 10**places
-    # One digit more than there are places says which way to round.
+    # One digit after the last place decides which way to round.
     digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
     return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain
 
@@ -206,5 +289,5 @@ def _utc_stamps(texts: NDArray[np.bytes_]) -> tuple[NDArray[np.int64], NDArray[n
     stamps = np.where(plain, np.char.add(texts.astype("S19"), tail), b"1970-01-01")
     try:
         return stamps.astype("M8[ns]").astype(np.int64), plain
-    except ValueError:  # a day that is none: which one, the caller finds out
+    except ValueError:  # some day does not exist; the caller finds out which one
         return np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)

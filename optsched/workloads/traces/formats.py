@@ -1,6 +1,6 @@
-"""Traces whose rows are columns of numbers: delimited text, JSON lines and Parquet.
+"""Traces whose fields are numbers: delimited text, JSON lines and Parquet.
 
-Each is a declaration of its columns. What is special about one is in its own function.
+Each format declares its columns. Its own function has what is special about it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from optsched.workloads.traces.json_objects import member, number_text, objects_
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", "ttft", "latency")
-"""Fields of a request that a column can be given for."""
+"""Fields of a request for which a user can name a column."""
 
 _OPTIONAL = ("arrival", "ttft", "latency")
 
 
 def _block(rows: Fields, unit: str) -> Block:
-    """Return rows of `FIELDS`; arrivals are in the unit, or dates and the other times seconds."""
+    """Return a block of rows with `FIELDS`.
+
+    All times are in the unit. If the unit is ``"datetime"``, arrivals are dates and the other
+    times are seconds.
+    """
     found = rows.columns
     prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
     duration = "s" if unit == "datetime" else unit
@@ -43,7 +47,7 @@ def _block(rows: Fields, unit: str) -> Block:
 def _delimited(
     source: Source, unit: str, *names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Iterator[Block]:
-    """Yield the rows of a CSV file; ``names`` are those of each of `FIELDS`."""
+    """Yield the rows of a CSV file. ``names`` has the column names of each of `FIELDS`."""
     wanted = dict(zip(FIELDS, names, strict=False))
     for rows in read_delimited(source.path, source.window, wanted, optional):
         yield _block(rows, unit)
@@ -51,20 +55,62 @@ def _delimited(
 
 @trace_format("azure", "Azure LLM inference traces 2023 and 2024 (CSV)")
 def read_azure(source: Source) -> Iterator[Block]:
-    """Yield rows of Microsoft's traces (Patel et al., 2024; Stojkovic et al., 2025)."""
+    """Yield the rows of Azure's traces (Patel et al. 2024; Stojkovic et al. 2024).
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A missing column or a malformed row, with its line.
+    """
     return _delimited(source, "datetime", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",))
 
 
 @trace_format("burstgpt", "BurstGPT: ChatGPT and GPT-4 requests (CSV)")
 def read_burstgpt(source: Source) -> Iterator[Block]:
-    """Yield rows of BurstGPT (Wang et al., 2024); no response tokens mark a failed request."""
+    """Yield the rows of BurstGPT (Wang et al. 2024). A request without response tokens failed.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A missing column or a malformed row, with its line.
+    """
     for block in _delimited(source, "s", ("Timestamp",), ("Request tokens",), ("Response tokens",)):
         yield Block(**{**vars(block), "failed": block.output_tokens == 0})
 
 
 @trace_format("vidur", "Vidur and InferMax traces (CSV), with or without arrivals")
 def read_vidur(source: Source) -> Iterator[Block]:
-    """Yield rows of Vidur's traces (Agrawal et al., 2024); some files have no arrivals."""
+    """Yield the rows of Vidur's traces (Agrawal et al. 2024). Some files have no arrivals.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A missing column or a malformed row, with its line.
+    """
     return _delimited(
         source, "s", ("arrived_at", "arrival_time"), ("num_prefill_tokens",),
         ("num_decode_tokens",), optional=("arrival",),
@@ -73,7 +119,21 @@ def read_vidur(source: Source) -> Iterator[Block]:
 
 @trace_format("mooncake", "Mooncake traces (JSON lines)")
 def read_mooncake(source: Source) -> Iterator[Block]:
-    """Yield rows of Mooncake's traces (Qin et al., 2025); ``hash_ids`` are not used."""
+    """Yield the rows of Mooncake's traces (Qin et al. 2025). Their ``hash_ids`` are not used.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A missing field or a malformed row, with its line.
+    """
     names = dict(zip(FIELDS, ("timestamp", "input_length", "output_length"), strict=False))
     for rows in objects_in_blocks(source.path, source.window):
         columns = {field: [number_text(member(source.path, line, row, name)) for line, row in rows]
@@ -84,13 +144,26 @@ def read_mooncake(source: Source) -> Iterator[Block]:
 
 @trace_format("csv", "Any CSV or Parquet file with named columns", options=("columns", "unit"))
 def read_columns(source: Source) -> Iterator[Block]:
-    """Yield the rows of the named columns; a field's own name is its column by default.
+    """Yield the rows of a file with named columns.
 
-    ``ttft`` and ``latency``, measured from the arrival, are read where there are such columns.
+    Parameters
+    ----------
+    source : Source
+        By default, the column of a field has the field's name. The columns of ``arrival``,
+        ``ttft`` and ``latency`` may be missing. The last two are measured from the arrival.
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        An unknown field, a missing column or a malformed row, with its line.
     """
     unknown = [field for field in source.columns if field not in FIELDS]
     if unknown:
-        raise InputError(f"columns: {unknown[0]!r} is no field; {', '.join(FIELDS)} are")
+        raise InputError(f"columns: found {unknown[0]!r}; expected fields of {', '.join(FIELDS)}")
     names = [(source.columns.get(field, field),) for field in FIELDS]
     optional = tuple(field for field in _OPTIONAL if field not in source.columns)
     if not is_parquet(source.path):
@@ -100,7 +173,7 @@ def read_columns(source: Source) -> Iterator[Block]:
     where = find_columns(source.path, header, dict(zip(FIELDS, names, strict=True)), optional)
     found = {field: header[k] for field, k in where.items()}
     for first, batch in parquet_rows(source.path, source.window, list(found.values())):
-        # As texts, numbers meet the same checks as in a CSV file.
+        # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
         columns = {field: _texts(batch.column(name)) for field, name in found.items()}
         lines = range(first, first + batch.num_rows)
         yield _block(Fields.from_texts(source.path, lines, found, columns), source.unit)

@@ -1,4 +1,4 @@
-"""JSON objects one by one, from JSON lines or from one long list, in little memory."""
+"""JSON objects, read one by one from JSON lines or from one long list, in little memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,25 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 def objects_in_blocks(
     path: Path, window: Window, rows: int = 16_384
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    """Yield lists of the window's objects, each with the line that it begins in."""
+    """Yield the objects in a window of a file, in lists.
+
+    Parameters
+    ----------
+    path : Path
+    window : Window
+    rows : int
+        Maximum number of objects in a list.
+
+    Yields
+    ------
+    list of (int, dict)
+        The line in which each object begins, and the object.
+
+    Raises
+    ------
+    InputError
+        See `json_objects`.
+    """
     stream = json_objects(path)
     while not window.done:
         block = list(islice(stream, min(rows, window.left)))
@@ -35,15 +53,24 @@ def objects_in_blocks(
 
 
 def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield every object of a file of JSON lines or of a JSON list, with its first line.
+    """Yield every object of a file of JSON lines or of a JSON list.
 
-    Numbers with a fraction are `decimal.Decimal`, as exact as they are written.
+    Parameters
+    ----------
+    path : Path
+
+    Yields
+    ------
+    line : int
+        The line in which the object begins.
+    data : dict
+        The object. Numbers with a fraction are `decimal.Decimal`, as exact as they are written.
 
     Raises
     ------
     InputError
-        Text that is no JSON, an entry that is no object, a file that is cut short; with the
-        line.
+        The text is not JSON, an entry is not an object, or the file is cut short. The error names
+        the line.
     """
     with open_bytes(path) as stream:
         text = _Text(path, stream)
@@ -54,19 +81,20 @@ def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             line, value = text.line, text.value()
             if not isinstance(value, dict):
                 raise InputError(
-                    f"{path}: line {line}: {str(value)[:40]!r} is not an object with named fields"
+                    f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with "
+                    "named fields"
                 )
             yield line, value
             if in_list and text.peek() == ",":
                 text.go(text.at + 1)
             elif in_list and text.peek() not in ("", "]"):
-                text.fail(text.at, "a comma between objects is right")
+                text.fail(text.at, "expected a comma between objects")
         if in_list and not char:
             text.fail(text.at, "the file is cut short: the list never ends")
 
 
 class _Text:
-    """A stream of UTF-8 that is decoded as far as it is needed."""
+    """A stream of UTF-8 text that is decoded only as far as needed."""
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self.path, self.line, self.at, self.buffer = path, 1, 0, ""
@@ -82,7 +110,7 @@ class _Text:
         except UnicodeDecodeError as error:
             line = self._line_at(len(self.buffer)) + read.count(b"\n", 0, error.start)
             raise InputError(
-                f"{self.path}: line {line}: is not UTF-8 text ({error.reason})"
+                f"{self.path}: line {line}: expected UTF-8 text; found {error.reason}"
             ) from None
         self.buffer, self.at = self.buffer[self.at :] + fresh, 0
 
@@ -93,7 +121,7 @@ class _Text:
         self.line, self.at = self._line_at(to), to
 
     def peek(self) -> str:
-        """Return the next character that is no space, or nothing at the end."""
+        """Return the next character that is not a space, or an empty text at the end."""
         while True:
             self.go(_SPACE.match(self.buffer, self.at).end())  # type: ignore[union-attr]
             if self.at < len(self.buffer) or self._ended:
@@ -105,7 +133,7 @@ class _Text:
             try:
                 value, end = self._json.raw_decode(self.buffer, self.at)
             except json.JSONDecodeError as error:
-                # What is wrong near the end of the text read so far may only be cut there.
+                # An error near the end of the text read so far may only mean that it is cut there.
                 cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
                 held = len(self.buffer) - self.at
                 if cut and not self._ended and held < _MAX_CHARS:
@@ -116,7 +144,7 @@ class _Text:
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
             except (ValueError, ArithmeticError):
-                self.fail(self.at, "holds a number of too many digits")
+                self.fail(self.at, "found a number of too many digits")
             self.go(end)
             return value
 
@@ -126,21 +154,51 @@ class _Text:
         ) from None
 
     def _no_constant(self, word: str) -> NoReturn:
-        self.fail(self.at, f"{word} is no number of JSON")
+        self.fail(self.at, f"found {word}; expected a finite number or null")
 
 
 def member(path: Path, line: int, row: dict[str, Any], *names: str) -> Any:
-    """Return the value of the first of some names that an object has."""
+    """Return the value of the first of some names that an object has.
+
+    Parameters
+    ----------
+    path : Path
+        The file, for errors.
+    line : int
+        The line of the object, for errors.
+    row : dict
+        The object.
+    *names : str
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    InputError
+        The object has none of the names.
+    """
     for name in names:
         if name in row:
             return row[name]
     raise InputError(
-        f"{path}: line {line}: {names[0]}: missing; the object has {', '.join(row)[:200]}"
+        f"{path}: line {line}: expected the field {names[0]}; found {', '.join(row)[:200]}"
     )
 
 
 def number_text(value: Any) -> str:
-    """Return a number of a JSON file as its text, and anything else as what is none."""
+    """Return a number of a JSON file as text for `Fields`.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    str
+        Empty for null. Anything else that is not a number becomes a text that no field accepts.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         return "" if value is None else f"<{value!r}>"
     return str(value)

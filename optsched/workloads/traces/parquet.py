@@ -1,4 +1,4 @@
-"""Parquet files row by row; pyarrow is imported when there is one."""
+"""Parquet files, read in batches of rows. pyarrow is imported only to read such a file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,42 @@ from optsched.workloads.traces.base import Window
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet, by its first bytes."""
+    """Return whether a file is Parquet, by its first bytes.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    bool
+        False for what cannot be read, and for a pipe.
+    """
     if not path.is_file():
-        return False  # reading from a pipe would take its first bytes away
+        return False  # reading from a pipe would consume its first bytes
     try:
         with open(path, "rb") as stream:
             return stream.read(4) == b"PAR1"
     except OSError:
-        return False  # whoever reads it says why
+        return False  # the reader of the file reports the error
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """Return the names of a file's columns."""
+    """Return the names of a file's columns.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    InputError
+        The file is not Parquet, or pyarrow is not installed.
+    """
     with _parquet_file(path) as file:
         return list(file.schema_arrow.names)
 
@@ -31,7 +55,28 @@ def parquet_columns(path: Path) -> list[str]:
 def parquet_rows(
     path: Path, window: Window, columns: Sequence[str], batch_rows: int = 65_536
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of the first row, from 1, and the record batch, of a window's rows."""
+    """Yield the rows in a window of a file, in batches.
+
+    Parameters
+    ----------
+    path : Path
+    window : Window
+    columns : sequence of str
+        Names of the columns to read.
+    batch_rows : int
+        Maximum number of rows in a batch.
+
+    Yields
+    ------
+    first : int
+        Number of the batch's first row in the file, from 1.
+    batch : pyarrow.RecordBatch
+
+    Raises
+    ------
+    InputError
+        The file is not Parquet, or pyarrow is not installed.
+    """
     with _parquet_file(path) as file:
         at = 1
         for batch in file.iter_batches(batch_size=batch_rows, columns=list(columns)):
@@ -50,11 +95,11 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         import pyarrow.parquet as pq
     except ImportError:
         raise InputError(
-            f"{path}: is Parquet, which needs the package pyarrow; install it "
+            f"{path}: found a Parquet file, which needs the package pyarrow; install it "
             "(pip install 'optsched[parquet]'), or give a CSV file"
         ) from None
     try:
         with pq.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: is not a Parquet file ({error})") from None
+        raise InputError(f"{path}: expected a Parquet file; {error}") from None

@@ -1,4 +1,4 @@
-"""How many tokens a text has: words, a user's function, or a Hugging Face tokenizer."""
+"""Counting the tokens of a text, by words, a user's function or a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
 
     Parameters
     ----------
-    tokenizer : str or callable, optional
-        None: words, as Jaillet et al. (2025) count. A function of a text that returns its tokens
-        or their number, as itself or as ``file.py:NAME``. A ``tokenizer.json``, or a Hugging Face
-        name, for the package tokenizers (or transformers).
+    tokenizer : str, callable or None
+        None counts words, as Jaillet et al. 2025 do. A function, or one named as
+        ``file.py:NAME``, takes a text and returns its tokens or their number. Any other text is a
+        ``tokenizer.json`` or a name on Hugging Face, for the package tokenizers or transformers.
+
+    Returns
+    -------
+    callable
+        Function from a text to its number of tokens. It raises an `InputError` if a user's
+        function fails or does not return a count.
 
     Raises
     ------
     InputError
-        A file or name that gives no tokenizer, or neither package; later, a function that
-        fails or does not return a count.
+        The file or name gives no tokenizer, or neither package is installed.
     """
     if tokenizer is None:
         return lambda text: len(text.split())
@@ -46,8 +51,8 @@ def _checked(function: Callable[[str], Any], name: str) -> Callable[[str], int]:
         if hasattr(found, "__len__") and not isinstance(found, (str, dict)):
             return len(found)
         raise InputError(
-            f"tokenizer {name!r}: returns {str(found)[:40]!r}; a list of tokens or their number "
-            "is right"
+            f"tokenizer {name!r}: found the result {str(found)[:40]!r}; expected a list of tokens "
+            "or their number"
         )
 
     return count

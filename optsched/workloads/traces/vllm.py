@@ -1,4 +1,4 @@
-"""Results of vLLM's serving benchmark, with every request's measured times."""
+"""Results of vLLM's serving benchmark, with the measured times of every request."""
 
 from __future__ import annotations
 
@@ -19,22 +19,37 @@ _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 @trace_format("vllm", "vLLM serving benchmark (JSON of --save-result --save-detailed)")
 def read_vllm(source: Source) -> Iterator[Block]:
-    """Yield one block: the k-th entry of every list is request k, and counts as line k + 1.
+    """Yield one block with the requests of a benchmark.
 
-    A request's latency is its entry of ``latencies`` where there is such a list, else its time
-    to the first token and the sum of its inter-token latencies. One with an error, or without
-    output, failed. Results of versions without ``start_times`` have no arrivals.
+    The entry k of every list is request k, and counts as line k + 1. The latency of a request is
+    its entry of ``latencies``. If there is no such list, it is the time to the first token plus
+    the sum of the inter-token latencies. A request with an error or without output failed.
+    Results of versions without ``start_times`` have no arrivals.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A list is missing, has another length or holds an impossible value. The error names the
+        request.
     """
     data = read_json(source.path)
     missing = [name for name in _LISTS if name not in data]
     if len(missing) == len(_LISTS):
         raise InputError(
-            f"{source.path}: input_lens: missing: the file has no per-request lists; a benchmark "
-            "run with --save-result and --save-detailed writes them"
+            f"{source.path}: input_lens: found no lists of requests; expected a benchmark run with "
+            "--save-result and --save-detailed, which writes them"
         )
     if missing:
         raise InputError(
-            f"{source.path}: {missing[0]}: missing; the file has {', '.join(data)[:200]}"
+            f"{source.path}: expected the list {missing[0]}; found {', '.join(data)[:200]}"
         )
     lists = _Lists(source.path, data, source.window)
     prompt, output = lists.tokens("input_lens"), lists.tokens("output_lens")
@@ -57,7 +72,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
 
 
 class _Lists:
-    """The lists of a file, an entry for each request, as far as they lie in a window."""
+    """The lists of a file, with an entry for each request in a window."""
 
     def __init__(self, path: Path, data: dict[str, Any], window: Window) -> None:
         self.path, self.data = path, data
@@ -67,11 +82,11 @@ class _Lists:
     def entries(self, name: str) -> list[Any]:
         value, first = self.data[name], self.data["input_lens"]
         if not isinstance(value, list):
-            raise InputError(f"{self.path}: {name}: {str(value)[:40]!r} is not a list")
+            raise InputError(f"{self.path}: {name}: found {str(value)[:40]!r}; expected a list")
         if len(value) != len(first):
             raise InputError(
-                f"{self.path}: {name}: has {len(value)} entries, but input_lens has {len(first)}; "
-                "lists of equal length are right"
+                f"{self.path}: {name}: found {len(value)} entries; expected {len(first)}, as many "
+                "as input_lens has"
             )
         return value[self.inside]
 
@@ -79,8 +94,8 @@ class _Lists:
         values = self.entries(name)
         for request, value in enumerate(values, self.inside.start):
             if type(value) is not int or abs(value) > MAX_TOKENS:
-                right = f"is not an integer of at most {MAX_TOKENS}"
-                raise self._refuse(name, request, f"{value!r:.80} {right}")
+                right = f"expected an integer of at most {MAX_TOKENS}"
+                raise self._refuse(name, request, f"found {value!r:.80}; {right}")
         return np.array(values, dtype=np.int64)
 
     def times(self, name: str) -> NDArray[np.float64]:
@@ -93,7 +108,7 @@ class _Lists:
         sums = []
         for request, steps in enumerate(self.entries(name), self.inside.start):
             if not isinstance(steps, list):
-                raise self._refuse(name, request, f"{str(steps)[:40]!r} is not a list")
+                raise self._refuse(name, request, f"found {str(steps)[:40]!r}; expected a list")
             for step in steps:
                 self._check_time(name, request, step)
             sums.append(np.array(steps, dtype=np.float64).sum())
@@ -101,7 +116,9 @@ class _Lists:
 
     def _check_time(self, name: str, request: int, value: Any) -> None:
         if type(value) not in (int, float) or not 0 <= value < 4e9:
-            raise self._refuse(name, request, f"{value!r:.80} is not a time in seconds, 0 or more")
+            raise self._refuse(
+                name, request, f"found {value!r:.80}; expected a time in seconds, 0 or more"
+            )
 
     def _refuse(self, name: str, request: int, words: str) -> InputError:
         return InputError(f"{self.path}: {name}: request {request}: {words}")
