@@ -1,4 +1,4 @@
-"""The policies of Chen, Ye and Zhou 2025 by hand, in rounds and in seconds, blind to what is hidden, and fast."""
+"""The policies of Chen, Ye and Zhou 2025 by hand: in rounds, in seconds, blind and fast."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ class Answers:
     [
         (
             [Batch({7: 1})],
-            "batch 0: found request 7, which has not arrived, is done, or is unknown",
+            "batch 0: found request 7, which has not arrived, is done, or is",
         ),
         ([Batch({-1: 1})], "batch 0: found request -1, which has not arrived"),
         ([Batch({1: 2})], "batch 0: found request 1, which has not arrived"),

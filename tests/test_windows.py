@@ -1,4 +1,4 @@
-"""Schedulers that decide once per window (Choi et al. 2025): by hand, compiled against readable, judged."""
+"""Schedulers that decide once per window (Choi et al. 2025): by hand, compiled, judged."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_impossible_parameters_are_named(spec: str, message: str) -> None:
 
 def test_rules_are_checked_when_they_are_made() -> None:
     with pytest.raises(
-        InputError, match="order: found 'size'; expected arrival, remaining or total"
+        InputError, match="order: found 'size'; expected arrival, remaining"
     ):
         Windows("size")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="window: found True"):
