@@ -252,7 +252,11 @@ def test_a_users_policy_sees_intervals_of_what_has_arrived() -> None:
     ("policy", "error", "text"),
     [
         (Raises(), PolicyError, r"policy 'Raises': batch 0: raised RuntimeError\('out of ideas'\)"),
-        (Unknown(), PolicyError, "policy 'Unknown': batch 0: request 99 has not arrived"),
+        (
+            Unknown(),
+            PolicyError,
+            "policy 'Unknown': batch 0: found request 99, which has not",
+        ),
         (Never(), LoopError, "policy 'Never': endless loop at batch 0 .*request 0"),
     ],
 )

@@ -356,9 +356,7 @@ def test_impossible_parameters_are_named(spec: str, message: str) -> None:
 
 
 def test_rules_are_checked_when_they_are_made() -> None:
-    with pytest.raises(
-        InputError, match="order: found 'size'; expected arrival, remaining"
-    ):
+    with pytest.raises(InputError, match="order: found 'size'; expected arrival, remaining"):
         Windows("size")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="window: found True"):
         Windows(window=True)

@@ -62,9 +62,7 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in bounds():
-        raise UsageError(
-            f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}"
-        )
+        raise UsageError(f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}")
     others = ", ".join(sorted(able)) or "none yet"
     if method not in applying:
         raise UsageError(

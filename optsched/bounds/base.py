@@ -50,7 +50,9 @@ class BoundTask:
             If the task has none.
         """
         if not isinstance(self.cost_model, BatchCost):
-            raise UsageError("bound: found an instance in seconds without a cost model; expected one with it")
+            raise UsageError(
+                "bound: found an instance in seconds without a cost model; expected one with it"
+            )
         return self.cost_model
 
 

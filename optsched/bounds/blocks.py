@@ -44,7 +44,7 @@ class Blocks:
 
     @property
     def shift(self) -> Ints:
-        """What to add to a start on the axis without gaps to get one of the instance, shape (n,)."""
+        """What to add to a start on the axis without gaps for one of the instance, shape (n,)."""
         return (self.real - self.begin)[self.of]
 
 
