@@ -44,7 +44,7 @@ class Readable:
         return self.raised.get(i, int(self.predicted[i]))
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch (003, Algorithm 1; 002, Algorithms 1 and 2)."""
+        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025)."""
         rules = self.rules
         rank, place = self._ranks(view)
         running = sorted(view.running, key=place.__getitem__)
@@ -57,7 +57,7 @@ class Readable:
             if rules.ties == "random" and i not in self.drawn:
                 self._draw(view, i)
         allocated = {i: int(max(view.cached[i], self._input(view, i))) for i in running}
-        if rules.promote:  # 001, Algorithm 6
+        if rules.promote:  # Chen, Ye and Zhou 2025, Algorithm 6
             for i in running:
                 if generated[i] >= self.estimate(view, i) and i not in self.promoted:
                     self.promoted.add(i)
@@ -68,7 +68,7 @@ class Readable:
         room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
         if (
             rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > room
-        ):  # 001, Algorithm 2
+        ):  # Chen, Ye and Zhou 2025, Algorithm 2
             line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
             for estimate, _, i in sorted(line):
                 needed = self._used(view, allocated) + len(allocated)
@@ -235,7 +235,7 @@ class Readable:
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
             return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
-        if admission == "lookahead":  # 002, inequality (5), at every predicted completion
+        if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
             base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 + offset for k in left}
             return len(left) <= hard_batch and all(

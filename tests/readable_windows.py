@@ -1,4 +1,4 @@
-"""`Windows` in plain Python, as paper 004 has it: the twin of the compiled loop.
+"""`Windows` in plain Python, as in Choi et al. 2025: the twin of the compiled loop.
 
 Slow and short; the tests demand the same schedule from both.
 """

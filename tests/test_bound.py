@@ -110,8 +110,8 @@ def test_other_objectives_have_bounds_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "magic"}, "'magic' is no bound; known are auto, "),
-        ({"method": "work"}, "'work' does not apply to tel on an instance in rounds"),
+        ({"method": "magic"}, "found 'magic'; expected auto, "),
+        ({"method": "work"}, "'work', which does not apply to tel on an instance in rounds"),
         ({"method": "srpt", "objective": "makespan"}, "does not apply to makespan"),
         ({"objective": "tel,makespan"}, "one objective"),
         ({"cost_model": PLAIN}, "in rounds"),
@@ -161,5 +161,5 @@ def test_a_bound_from_elsewhere_is_run_under_the_budget_it_is_given(monkeypatch)
     assert 0 < given[0].limit_s <= 10
     # Another instance has a feature more.
     later = Instance([0, 1], [1, 2], [3, 2], 6)
-    with pytest.raises(UsageError, match="'mine' is not proved for arrivals"):
+    with pytest.raises(UsageError, match="'mine', which is not proved for arrivals"):
         bound(later, method="mine")

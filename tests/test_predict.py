@@ -231,9 +231,9 @@ def test_simulate_takes_a_predictor(instance: Instance) -> None:
     ("spec", "text"),
     [
         ("mc-sf:predictor=nothing", "policy .*predictor 'nothing' is unknown"),
-        ("mc-sf:predictor.mae=2", "without predictor=NAME"),
+        ("mc-sf:predictor.mae=2", "expected predictor=NAME"),
         ("mc-sf:predictor=noisy,predictor.x=2", "parameter 'x' is unknown; known are mae, bias"),
-        ("mc-sf:margin=-1", "margin: -1"),
+        ("mc-sf:margin=-1", "margin: found -1"),
     ],
 )
 def test_a_bad_predictor_of_a_policy_is_named(spec: str, text: str) -> None:

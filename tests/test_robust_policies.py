@@ -1,4 +1,4 @@
-"""The policies of 001 by hand, in rounds and in seconds, blind to what is hidden, and fast."""
+"""The policies of Chen, Ye and Zhou 2025 by hand: in rounds, in seconds, blind and fast."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_single_and_several_intervals_help_a_min() -> None:
 
 
 def test_a_margin_avoids_overflow() -> None:
-    # 002, section 6: an error of at most delta, and o + delta in place of o.
+    # Jaillet et al. 2025, section 6: an error of at most delta, and o + delta in place of o.
     truth = generate("uniform", n=60, seed=6, arrivals="all-at-once")
     rng = np.random.default_rng(0)
     guess = np.maximum(1, truth.output_tokens + rng.integers(-3, 4, truth.n))
@@ -252,7 +252,11 @@ def test_a_users_policy_sees_intervals_of_what_has_arrived() -> None:
     ("policy", "error", "text"),
     [
         (Raises(), PolicyError, r"policy 'Raises': batch 0: raised RuntimeError\('out of ideas'\)"),
-        (Unknown(), PolicyError, "policy 'Unknown': batch 0: request 99 has not arrived"),
+        (
+            Unknown(),
+            PolicyError,
+            "policy 'Unknown': batch 0: found request 99, which has not",
+        ),
         (Never(), LoopError, "policy 'Never': endless loop at batch 0 .*request 0"),
     ],
 )

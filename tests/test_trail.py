@@ -328,12 +328,12 @@ def test_new_requests_have_the_tokens_of_a_batch_first() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("trail:c=1.5", "c: 1.5; 0 <= c <= 1"),
-        ("trail:c=-0.1", "c: -0.1"),
+        ("trail:c=1.5", "c: found 1.5; expected 0 <= c <= 1"),
+        ("trail:c=-0.1", "c: found -0.1"),
         ("trail:c=x", "c: found 'x'; expected a number"),
         ("trail:refine=1", "refine: found '1'; expected true or false"),
-        ("trail:max_running=0", "max_running: 0; an integer >= 1"),
-        ("trail:max_batch_tokens=0", "max_batch_tokens: 0; an integer >= 1"),
+        ("trail:max_running=0", "max_running: found 0; expected an integer >= 1"),
+        ("trail:max_batch_tokens=0", "max_batch_tokens: found 0; expected an integer >= 1"),
         ("srpt:c=1", "parameter 'c' is unknown; known are refine, keep"),
         ("vllm-sjf:c=1", "parameter 'c' is unknown; known are max_running"),
     ],

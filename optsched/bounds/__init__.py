@@ -1,7 +1,7 @@
 """Lower bounds on what any schedule costs, found by a registry.
 
-A bound is one `Bound` at the top level of a module of this package; nothing else lists it.
-`optsched.bound` is the door for users: it also looks for a schedule and writes certificates.
+A bound is one `Bound` at the top level of a module of this package. Nothing else lists it. Users
+call `optsched.bound`, which also looks for a schedule and writes certificates.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FURTHER = ("optsched.optimize.bound",)
 
 
 def bounds() -> dict[str, Bound]:
-    """Return every bound by name."""
+    """Return every bound by name, sorted by name."""
     for module in _FURTHER:
         import_module(module)
     return REGISTRY.all()
 
 
 def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
-    """Return the bounds that are proved for a task, those that search last.
+    """Return the bounds that are proved for a task.
 
     Parameters
     ----------
@@ -46,30 +46,34 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
     method : str
         One bound by name, or ``"auto"`` for all.
 
+    Returns
+    -------
+    list of Bound
+        Those that search come last.
+
     Raises
     ------
     UsageError
-        An unknown method, one that does not apply to the objective and the time unit, or one
-        that is not proved for a feature of the instance or of its cost model.
+        If the method is unknown, if it does not apply to the objective and the time unit, or if
+        it is not proved for a feature of the instance or of its cost model.
     """
     applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
     able = {name: bound for name, bound in applying.items() if not bound.lacks(task)}
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in bounds():
-        raise UsageError(
-            f"method: {method!r} is no bound; known are auto, {', '.join(sorted(bounds()))}"
-        )
+        raise UsageError(f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}")
     others = ", ".join(sorted(able)) or "none yet"
     if method not in applying:
         raise UsageError(
-            f"method: the bound {method!r} does not apply to {task.objective} on an instance in "
-            f"{task.instance.time_unit}s; those that do: {others}"
+            f"method: found the bound {method!r}, which does not apply to {task.objective} on an "
+            f"instance in {task.instance.time_unit}s; expected one of those that do: {others}"
         )
     if method not in able:
         lacks = ", ".join(applying[method].lacks(task))
         raise UsageError(
-            f"method: the bound {method!r} is not proved for {lacks}; those that are: {others}"
+            f"method: found the bound {method!r}, which is not proved for {lacks}; expected one of "
+            f"those that are: {others}"
         )
     return [able[method]]
 
@@ -77,17 +81,19 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
 def raise_bound(
     task: BoundTask, budget: Budget, take: Callable[[str, Proof], None], method: str = "auto"
 ) -> None:
-    """Run one bound, or all that are proved for a task, and hand their proofs over.
+    """Run one bound, or all bounds that are proved for a task, and hand over each proof.
 
     Parameters
     ----------
     task : BoundTask
     budget : Budget
-        Bounds that search run one after another, each with an equal share of what is left. When
-        nothing is left they run only if asked for by name, as briefly as they can.
+        Bounds that search run one after another, each with an equal share of the time that is
+        left. When no time is left, a bound that searches runs only if it is named by ``method``,
+        and then as briefly as it can.
     take : callable
         Called as ``take(name, proof)`` with every proof.
     method : str
+        One bound by name, or ``"auto"`` for all.
 
     Raises
     ------
@@ -119,8 +125,8 @@ def lower_bound(
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
-    In rounds it holds for uninterrupted runs and for policies that restart: the last run of a
-    request that restarts is uninterrupted, and the earlier ones only take room.
+    In rounds it holds for uninterrupted runs and for policies that restart requests. The last run
+    of a restarted request is uninterrupted, and its earlier runs only take room.
 
     Parameters
     ----------
@@ -128,11 +134,13 @@ def lower_bound(
     method : str
         One bound by name, or ``"auto"`` for the best of all.
     cost_model : CostModel, optional
-        An instance in seconds has no bound without.
+        An instance in seconds has no bound without one.
     objective : str or Objective
+        What is bounded from below; default: total latency.
     time_limit_s : float
-        Seconds for the bounds that search, one after another, each with an equal share of what
-        is left; with 0 they run only if asked for by name, as briefly as they can.
+        Seconds for the bounds that search. They run one after another, each with an equal share
+        of the time that is left. With 0 such a bound runs only if it is named by ``method``, and
+        then as briefly as it can.
     progress : callable, optional
         Called as ``progress(name, value)`` with every bound that is better than those before.
     stop : threading.Event, optional
@@ -141,15 +149,15 @@ def lower_bound(
     Returns
     -------
     value : int, float or None
-        ``None`` when no bound is known.
+        The bound, in the unit of the objective; None when no bound is known.
     name : str or None
         The bound that gave the value.
 
     Raises
     ------
     UsageError
-        An unknown method, or one that does not apply to the instance or objective, or that is
-        not proved for a feature of the instance.
+        If the method is unknown, does not apply to the instance or the objective, or is not
+        proved for a feature of the instance.
     """
     best: tuple[float | None, str | None] = (None, None)
 
@@ -167,18 +175,24 @@ def lower_bound(
 
 
 def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[np.float64]:
-    """Return the price of one KV token over time: see `optsched.bounds.shadow`.
+    """Return the price of one KV token over time, see `optsched.bounds.shadow`.
 
     Parameters
     ----------
     instance : Instance
-        In rounds.
+        An instance in rounds.
     time_limit_s : float
+        Seconds of wall time for the search of good prices.
 
     Returns
     -------
     ndarray of float64, shape (pieces, 2)
-        First round of each piece, and the price from it on.
+        First round of each piece, and the price from it on, in rounds of latency per token.
+
+    Raises
+    ------
+    UsageError
+        If the instance is in seconds.
     """
     from optsched.bounds import shadow
 

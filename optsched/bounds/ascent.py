@@ -1,11 +1,11 @@
-"""Ascent on the Lagrangian dual of the memory rows: where good prices come from.
+"""Ascent on the Lagrangian dual of the memory rows, which finds good prices.
 
-Nothing here has to be exact. The prices that come out are rounded to integers over a common
-denominator, and `optsched.bounds.dual` evaluates those exactly, so that an error of this module
-costs strength but never validity.
+Nothing here has to be exact. The resulting prices are rounded to integers over a common
+denominator, and `optsched.bounds.dual` evaluates those exactly. An error of this module can make a
+bound weaker but never invalid.
 
-The minimum over starts is smoothed, min f ~ -tau log sum exp(-f / tau), which is concave in the
-prices and below the minimum; tau falls and buckets of rounds get smaller as the ascent goes on.
+The min over starts is smoothed: min f ~ -tau log sum exp(-f / tau). The smoothed value is concave
+in the prices and below the min. As the ascent goes on, tau falls and buckets of rounds get smaller.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PLAN = (
 )  # fmt: skip
 """Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
 _ROUNDS = 8
-"""Most climbs per entry of the plan."""
+"""Max climbs per entry of the plan."""
 _FINEST = 1 << 16
-"""Most buckets."""
+"""Max number of buckets."""
 _SMALL = 200_000
-"""Requests times units up to which the ascent goes on until it converges."""
+"""Max of requests times units for which the ascent goes on until it converges."""
 _MEMORY = 20
-"""Pairs that L-BFGS keeps."""
+"""Number of pairs that L-BFGS keeps."""
 _CUT = 25.0
 """Weights below exp(-25) of the largest are left out of a soft minimum."""
 
@@ -40,7 +40,7 @@ _CUT = 25.0
 def raise_dual(
     model: Model, *, over: Callable[[], bool], report: Callable[[Prices], None]
 ) -> Floats:
-    """Raise the dual from the mean-busy-time prices on.
+    """Raise the dual, starting from the prices of the mean-busy-time bound.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ def raise_dual(
     over : callable
         ``over() -> bool``: whether to stop.
     report : callable
-        Called with prices whenever they got better.
+        ``report(prices)``, called whenever prices have become better.
 
     Returns
     -------
     ndarray of float64, shape (n,)
-        Soft-min mean start of each request, in units of the model's time.
+        Mean start of each request under the soft min, in units of the model's time.
     """
     prices = busy_prices(model)
     report(prices_in_rounds(model, prices))
@@ -93,7 +93,7 @@ class _Requests(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """First and last start that is looked at, of every request."""
+    """First and last start of every request that is evaluated."""
 
     lo: Ints
     hi: Ints
@@ -108,9 +108,10 @@ class _Sums(NamedTuple):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
-    """Soft minima over the windows of every request, and the KV use of their mean.
+    """Return the sum of the soft minima over the windows of every request.
 
-    ``ends`` receives the second differences of the KV use, ``mean`` each request's mean start.
+    ``ends`` receives the second differences of the mean KV use, and ``mean`` each request's mean
+    start.
     """
     arrival, output, first_kv, unit = requests
     lo, hi = windows
@@ -165,7 +166,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 
 @njit(cache=True, nogil=True)
 def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
-    """Exact minima over every start up to ``reach``; as windows the starts within ``margin``."""
+    """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``."""
     arrival, output, first_kv, unit = requests
     lo, hi = windows
     lam, gam = sums
@@ -195,24 +196,24 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
 
 class Ascent:
-    """Prices of one model, constant on buckets, and what improves them.
+    """Prices of one model, constant on buckets, and the steps that improve them.
 
     Parameters
     ----------
     model : Model
     prices : ndarray of float64, shape (units,)
-        Prices to start from, per token and unit of time, 0 afterwards.
+        Prices to start from, per token and unit of time. Afterwards the price is 0.
     bucket : int
         Units per bucket.
     stop : callable
-        ``stop() -> bool``: whether to give up.
+        ``stop() -> bool``: whether to stop.
 
     Attributes
     ----------
     price : ndarray of float64, shape (buckets,)
         The present prices.
     mean : ndarray of float64, shape (n,)
-        Soft-min mean start of each request, in units.
+        Mean start of each request under the soft min, in units.
     """
 
     def __init__(
@@ -238,11 +239,11 @@ class Ascent:
         size = self.units + int(self.model.output.max()) + 3
         size = max(size, int((self.model.arrival + self.model.output).max()) + 3)
         self.size = size
-        # Starting later than all prices and one's arrival only costs.
+        # To start later than all prices and the arrival only adds latency.
         self.reach = np.maximum(self.units, self.model.arrival)
 
     def dense(self) -> Floats:
-        """Return the prices one per unit."""
+        """Return the prices, one per unit."""
         return np.repeat(self.price, self.bucket)
 
     def _sums(self, price: Floats) -> _Sums:
@@ -256,7 +257,7 @@ class Ascent:
         return _Sums(lam, gam)
 
     def refresh(self, margin: float, pad: int) -> float:
-        """Take as windows the starts near the best ones; return the dual value over all starts."""
+        """Set the windows to starts near the best ones; return the dual value over all starts."""
         model, windows = self.model, self._windows
         total = _minima(self._requests, self.reach, self._sums(self.price), margin, windows)
         np.maximum(windows.lo - pad, model.arrival, out=windows.lo)
@@ -282,14 +283,14 @@ class Ascent:
     def round(self, tau: float, *, iterations: int, tolerance: float) -> float:
         """Climb from the best prices known and keep what a full evaluation confirms.
 
-        Windows make the dual look larger than it is, without limit where a request has no
-        cheap start left in its own. When the true value has fallen, the climb is undone and
-        the next one has wider windows and fewer steps.
+        Windows make the dual look larger than it is, without limit where a request has no cheap
+        start left in its window. When the true value has fallen, the climb is undone. The next
+        climb then has wider windows and fewer steps.
 
         Returns
         -------
         float
-            By how much the true dual value rose.
+            The rise of the true dual value, or 0 if the climb was undone.
         """
         before, price = self.value, self.price
         self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
@@ -303,7 +304,7 @@ class Ascent:
         return gain
 
     def settle(self, tau: float) -> None:
-        """Take windows for a new temperature or new buckets."""
+        """Set the windows for a new temperature or new buckets."""
         self.trust = max(self.trust, 0.5)
         self.refresh(self._margin(tau), self._pad())
 
@@ -316,8 +317,8 @@ class Ascent:
     def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
         """Maximize the smoothed dual by L-BFGS, projected on prices >= 0.
 
-        The two-loop recursion runs on the prices that are free (positive, or pushed up), and
-        the step is cut back along its projection until the value rises enough.
+        The two-loop recursion runs on the free prices, which are positive or have a positive
+        gradient. The step is shortened along its projection until the value rises enough.
         """
         x = self.price.copy()
         value, gradient = self.smooth(x, tau)
@@ -369,8 +370,8 @@ class Ascent:
 
 
 def _dot(x: Floats, y: Floats) -> float:
-    # Not `x @ y`: BLAS would wake its threads for vectors of this length, at a hundred times the
-    # cost where the other cores are busy.
+    # Not `x @ y`: for vectors of this length BLAS would wake its threads, which takes a hundred
+    # times as long where the other cores are busy.
     return float((x * y).sum())
 
 

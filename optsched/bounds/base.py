@@ -1,4 +1,4 @@
-"""What a bound is: a function from a task and a budget to a proof, and what it is proved for."""
+"""The types of bounds: a function from a task and a budget to a proof, and its features."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from optsched.problem.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class BoundTask:
-    """What is to be bounded.
+    """A question for a bound: the instance, its cost model and the objective.
 
     Parameters
     ----------
     instance : Instance
     cost_model : UnitCost or BatchCost
+        `UnitCost` for an instance in rounds.
     objective : Objective
+        What is bounded from below.
     known : Schedule, optional
         A schedule of the instance, for bounds that can start from one.
     seed : int
-        Seed of whatever is random.
+        Seed of everything that is random.
     """
 
     instance: Instance
@@ -45,25 +47,27 @@ class BoundTask:
         Raises
         ------
         UsageError
-            There is none.
+            If the task has none.
         """
         if not isinstance(self.cost_model, BatchCost):
-            raise UsageError("bound: an instance in seconds needs a cost model")
+            raise UsageError(
+                "bound: found an instance in seconds without a cost model; expected one with it"
+            )
         return self.cost_model
 
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What a bound's function proves.
+    """The result of a bound's function.
 
     Parameters
     ----------
     value : int or float
-        No schedule has a smaller value, in the instance's time unit.
+        No schedule has a smaller value. It is in the unit of the objective.
     certificate : dict, optional
         A certificate of the value (`optsched.bounds.certificate`).
     schedule : Schedule, optional
-        One that was found on the way.
+        A schedule that was found on the way.
     """
 
     value: float
@@ -79,23 +83,24 @@ class Bound:
     ----------
     name : str
     summary : str
-        One line for people.
+        One line for users.
     time_unit : {"round", "second"}
-        The instances that it is proved for.
+        The time unit of the instances that it is proved for.
     objectives : tuple of str
         The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
     function : callable
-        ``function(task, budget) -> Proof``. The proof stands in its docstring or its module's.
+        ``function(task, budget) -> Proof``. The mathematical proof stands in its docstring or in
+        that of its module.
     features : frozenset of str
-        What an instance may have, as `features_of` names it, for the proof to hold. They are
-        written out: what is added to instances or cost models later is refused until somebody
-        has extended the proof.
+        The features that an instance may have for the proof to hold, as `features_of` names them.
+        They are listed one by one: a feature that is added to instances or cost models later is
+        refused until somebody has extended the proof.
     searches : bool
         Whether it goes on until the budget is used up.
     certifies : bool
         Whether its proof carries a certificate.
     suits : callable
-        ``suits(task) -> bool``: whether ``auto`` should spend time on it.
+        ``suits(task) -> bool``: whether the method ``auto`` should spend time on it.
     """
 
     name: str
@@ -109,13 +114,31 @@ class Bound:
     suits: Callable[[BoundTask], bool] = lambda task: True
 
     def lacks(self, task: BoundTask) -> list[str]:
-        """Return the features of a task that it is not proved for, sorted."""
+        """Return the features of a task that the bound is not proved for.
+
+        Parameters
+        ----------
+        task : BoundTask
+
+        Returns
+        -------
+        list of str
+            Sorted by name; empty if the bound is proved for all.
+        """
         return sorted(features_of(task.instance, task.cost_model) - self.features)
 
     def applies(self, task: BoundTask) -> bool:
-        """Whether it bounds the task's objective in the instance's time unit.
+        """Return whether the bound is one for the task's objective and the instance's time unit.
 
-        An instance in seconds is bounded under a cost model only.
+        An instance in seconds has bounds only under a cost model.
+
+        Parameters
+        ----------
+        task : BoundTask
+
+        Returns
+        -------
+        bool
         """
         instance = task.instance
         priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)
@@ -129,20 +152,20 @@ ANY_INSTANCE = frozenset(
         "kv_generated", "max_batch_tokens", "max_prefill_tokens", "max_running",
     }
 )  # fmt: skip
-"""Features that only take schedules away, or that every proof of this package allows for."""
+"""Features that only rule schedules out, or that every proof of this package allows for."""
 
 _READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "chunked_prefill"}
 """Fields of an `Instance` that `features_of` reads."""
 _EVERYWHERE = {"prompt_tokens", "output_tokens", "kv_capacity"}
-"""Fields that every instance has and every proof is about."""
+"""Fields that every instance has and that every proof takes into account."""
 _NO_SCHEDULE = {
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
 }  # fmt: skip
-"""Fields that change no schedule's feasibility or value."""
+"""Fields that change neither the feasibility nor the value of any schedule."""
 
 
 def features_of(instance: Instance, cost_model: CostModel | None = None) -> frozenset[str]:
-    """Return what an instance and its cost model have that a proof must allow for.
+    """Return the features of an instance and its cost model that a proof must allow for.
 
     Parameters
     ----------
@@ -152,11 +175,12 @@ def features_of(instance: Instance, cost_model: CostModel | None = None) -> froz
     Returns
     -------
     frozenset of str
-        ``arrivals`` (not all together), ``evictions`` (no instance forbids them),
-        ``chunked_prefill`` (prefills may be split), ``hybrid_batching_off``, ``kv_generated`` or
-        ``kv_cached``, the names of the limits that are set, ``cost.NAME`` for every coefficient
-        of the cost model that is not 0, and the name of every further field of the instance, as a
-        later version may have, that has not its default value.
+        ``arrivals`` if requests arrive at different times, ``evictions`` always, since no
+        instance forbids them, ``chunked_prefill`` if prefills may be split,
+        ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
+        limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
+        0. A later version of `Instance` may have further fields; each that differs from its
+        default is a feature of its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *instance.limits.as_dict()}
     if (instance.arrival != instance.arrival[0]).any():
@@ -176,5 +200,5 @@ def features_of(instance: Instance, cost_model: CostModel | None = None) -> froz
 
 
 REGISTRY: Registry[Bound] = Registry("bound", "optsched.bounds", Bound, error=UsageError)
-"""Every bound. A `Bound` at the top level of a module of this package is found by itself; a room
-above adds its own with ``REGISTRY.add``."""
+"""Every bound. A `Bound` at the top level of a module of this package is found by itself. A package
+above this one adds its own with ``REGISTRY.add``."""

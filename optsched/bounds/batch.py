@@ -1,12 +1,13 @@
 """Lower bounds for the batch model from the work that no schedule can avoid.
 
-What one request costs on one worker, whatever the schedule (003's batch times; judge's rules):
+The batch times are those of Kim et al. 2024, and the rules those of the judge. On one worker every
+request costs the following, whatever the schedule.
 
-*Own work.* Its first token needs its whole prompt prefilled since its last eviction, its k-th
-(k >= 2) a decode step with s + k - 2 tokens cached, or a refill of s + k - 1 tokens. These are
-disjoint parts of batches, so their marginal times add up.
+*Own work.* Its first token needs its whole prompt prefilled since its last eviction. Its k-th token
+(k >= 2) needs a decode step with s + k - 2 tokens cached, or a refill of s + k - 1 tokens. These
+are disjoint parts of batches, so their marginal times add up.
 
-*Shares of fixed costs.* In a batch the requests hold at most M KV tokens after it, and prefill at
+*Shares of fixed costs.* The requests of a batch hold at most M KV tokens after it, and prefill at
 most P tokens. So its fixed cost, base + [decode] decode_base + [prefill] prefill_base, is at
 least the sum over its requests of ``base * held / M``, plus ``decode_base * held / M`` over those
 that decode, plus ``prefill_base * c / P`` over those that prefill: each of the three sums is at
@@ -18,10 +19,10 @@ completion. Work lost to evictions only adds to it.
 
 Notes
 -----
-Times are counted from the first arrival in whole picoseconds, lengths and arrivals rounded down,
-so sums are exact, in integers of any size; the float64 arithmetic behind a request's length is
-covered by a relative 1e-9. The bounds hold for
-one worker and both eviction modes, with and without chunking as the instance allows.
+Times are counted from the first arrival in whole picoseconds. Lengths and arrivals are rounded
+down, so sums are exact in integers of any size. The float64 arithmetic behind a request's length is
+covered by a relative margin of 1e-9. The bounds hold for one worker and both eviction modes, with
+and without chunking as the instance allows.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ PROVED_FOR = ANY_INSTANCE | {
     "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
     "cost.prefill_request", "cost.prefill_base",
 }  # fmt: skip
-"""Features that the bounds in seconds allow for. A new coefficient is added with its proof."""
+"""Features that the bounds in seconds are proved for. Add a coefficient only with its proof."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What each request costs at least, in seconds, shape (n,) each.
+    """A lower bound on the machine time of each request, in seconds, each of shape (n,).
 
     Parameters
     ----------
     own_prefill : ndarray of float64
         Own work of the prefill, without shares.
     prefill, total : ndarray of float64
-        Machine time, own work and shares, until the first token and until the last.
+        Machine time (own work and shares) until the first token and until the last.
     first, chain : ndarray of float64
-        Time from a request's first batch to its first and its last token, were it alone: one
+        Time from a request's first batch to its first and its last token, if it were alone: one
         batch after another, each with its fixed cost.
     """
 
@@ -74,7 +75,7 @@ class Work:
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
-    """Return what each request costs at least (see the module's text for the proof).
+    """Return the work that no schedule can avoid (see the module's text for the proof).
 
     With chunks c_r of a prompt of s tokens, m_r tokens cached before, the squared terms are
     ``square * sum c^2 + cross * sum c m``. Since ``sum c_r m_r = (s^2 - sum c_r^2) / 2`` they
@@ -86,8 +87,9 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     Parameters
     ----------
     instance : Instance
-        In seconds.
+        An instance in seconds.
     cost : BatchCost
+        The batch times.
 
     Returns
     -------
@@ -182,21 +184,63 @@ def _on_one_machine(
 
 
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on total latency, seconds (module's text; FORMULATIONS section 2)."""
+    """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
+    """
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.total, work.chain)
     return Proof(max(total, float(work.chain.sum())))
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on mean TTFT: only prefills count, seconds."""
+    """Return the SRPT bound on mean TTFT in seconds, for which only prefills count.
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
+    """
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.prefill, work.first)
     return Proof(max(total, float(work.first.sum())) / task.instance.n)
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
-    """Return max over t of t plus the work that arrives from t on, and over chains, seconds."""
+    """Return a bound on makespan in seconds.
+
+    It is the max over t of t plus the work that arrives from t on, and at least the max over
+    requests of the arrival plus the chain.
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
+    """
     instance = task.instance
     work = unavoidable_work(instance, task.batch_cost)
     order = np.argsort(instance.arrival, kind="stable")

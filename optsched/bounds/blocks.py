@@ -1,14 +1,15 @@
-"""Blocks: the busy periods of an instance in rounds, and the time axis without their gaps.
+"""Blocks: the busy periods of an instance in rounds, and the time axis without gaps.
 
 Requests are sorted by arrival. A new block begins where a request arrives at or after
-A = (latest arrival in the block) + (sum of the block's outputs): run one after another, the
-earlier requests have ended by then. The gaps between blocks are cut out of the time axis, so that
-it is no longer than the arrivals' spread inside blocks and the sum of all outputs.
+A = (latest arrival in the block) + (sum of the block's outputs). If the earlier requests run one
+after another, they have ended by then. The gaps between blocks are cut out of the time axis. What
+is left is at most as long as the spread of arrivals inside blocks plus the sum of all outputs.
 
-Some best schedule has finished each block before the next begins. An optimal schedule of the
-block alone has no idle round between the block's latest arrival and its end (what starts later
-could start a round earlier), so it has ended by A, and the best schedules of the blocks, side by
-side, are a schedule of all of them; no schedule serves a block better than its own best.
+Some optimal schedule finishes each block before the next begins. To see this, take an optimal
+schedule of a block alone. It has no idle round between the block's latest arrival and its end,
+since what starts later could start a round earlier. So it has ended by A. The optimal schedules of
+the blocks, side by side, are therefore a schedule of all requests. No schedule serves a block
+better than the block's own optimal schedule.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Blocks:
     Parameters
     ----------
     of : ndarray of int64, shape (n,)
-        Each request's block.
+        Number of each request's block.
     begin, real, end : ndarray of int64, shape (blocks,)
-        First round of each block with the gaps cut out, the same in the instance's time, and the
-        round with gaps cut out by which it can have ended.
+        First round of each block on the axis without gaps, the same round in the instance's time,
+        and the round on the axis without gaps by which the block can have ended.
     """
 
     of: Ints
@@ -43,7 +44,7 @@ class Blocks:
 
     @property
     def shift(self) -> Ints:
-        """What to add to a start with gaps cut out for one of the instance, shape (n,)."""
+        """What to add to a start on the axis without gaps for one of the instance, shape (n,)."""
         return (self.real - self.begin)[self.of]
 
 

@@ -1,10 +1,10 @@
 r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
 
-Notation: batch B lasts T = F + X, with F its fixed costs and X the own work of its requests (the
-marginal times of `optsched.costs.batch.batch_time`). Token k of request i has own work w_k, and its
-batch at least the fixed cost f: base + decode_base for a decode step, base + prefill_base for a
-prefill or a refill. Its share sigma_k of fixed costs is such that the shares of a batch sum to at
-most F (`optsched.bounds.batch`: by KV held, and by prefill tokens).
+Notation. Batch B lasts T = F + X, with F its fixed costs and X the own work of its requests (the
+marginal times of `optsched.costs.batch.batch_time`). Token k of request i has own work w_k. Its
+batch has at least the fixed cost f, which is base + decode_base for a decode step, and
+base + prefill_base for a prefill or a refill. Its share sigma_k of fixed costs is such that the
+shares of a batch sum to at most F (`optsched.bounds.batch`: by KV held, and by prefill tokens).
 
 *Prices.* Let p1, p2 >= 0 be functions of time. Batches on one worker are disjoint, so with
 pi = p1 + p2 the sum over batches of the integral of pi is at most the integral of pi over all
@@ -16,47 +16,48 @@ Let q1, q2 be the means of p1, p2 over a batch. Then int_B pi = T (q1 + q2), whe
 
     q1 T >= q1 sum (w + sigma),        q2 T = q2 sum w T / X >= q2 sum w T / (T - f),
 
-so every token pays q1 (w + sigma) + q2 w T / (T - f) out of its batch, T its length.
+so every token pays q1 (w + sigma) + q2 w T / (T - f) in its batch of length T.
 
-*Latency.* For weights theta_k >= 0 with sum 1, tau_k the midpoint of the batch of token k and T_k
-its length: C_i >= tau_k + T_k / 2 + sum_{l > k} T_l for every k, hence
+*Latency.* Let tau_k be the midpoint of the batch of token k, and T_k its length. Then
+C_i >= tau_k + T_k / 2 + sum_{l > k} T_l for every k. So for weights theta_k >= 0 with sum 1,
 
     C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
 
 *Independent minima.* tau_k is the mean of time over the batch, q1 and q2 are means over the same
-interval, so token k costs a mean over its batch, at least the least value over the batch. With
-T minimized out (T - f = sqrt(p2 w f / Theta), or anything positive if that is smaller):
+interval. So the cost of token k is a mean over its batch, which is at least the min over the
+batch. With T minimized out (T - f = sqrt(p2 w f / Theta), or anything positive if that is smaller):
 
     TEL >= sum_i sum_k min_{tau >= a_i + pre_k} F_k(tau) - int pi,
     F_k = theta_k (tau - a_i) + p1 (w_k + sigma_k) + p2 w_k + Theta_k f + 2 sqrt(p2 w_k f Theta_k),
 
-pre_k the least time that the request needs before token k. F_k rises with w, sigma and f, so
-where a token may come from a decode step or from a refill, the smaller of each is taken.
+with pre_k the min time that the request needs before token k. F_k rises with w, sigma and f. So
+where a token may come from a decode step or from a refill, the smaller value of each is taken.
 
 *Prefills in chunks.* The chunks c of a prefill split its own work: w = sum w_c. Each satisfies
 C_i >= tau_c + T_c / 2 + (batches of later tokens), so the weight theta is split in proportion to
-w_c; payments are linear in w_c too (with sigma_c >= kappa w_c for the chunk's share), and the
-cost is a mean over chunks of the expression above. The same for a refill in chunks.
+w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the chunk's share). The cost is
+therefore a mean over chunks of the expression above. The same holds for a refill in chunks.
 
-*Evictions.* Of a request that restarts only its last run counts; work lost to evictions is
-dropped, which only lowers what is paid.
+*Evictions.* Only the last run of a request that restarts counts. Work lost to evictions is left
+out, which only lowers what is paid.
 
 *Chords.* theta is constant over decode steps, and w, sigma and Theta are concave in k (affine,
-or the smaller of two affine functions); sqrt(w Theta) is then concave (a geometric mean), so F_k
-is for every tau, and so is its minimum over tau. A sum over consecutive tokens is at least their
-number times the mean of the two ends.
+or the smaller of two affine functions). sqrt(w Theta) is then concave as a geometric mean. So F_k
+is concave in k for every tau, and so is its min over tau. A sum over consecutive tokens is
+therefore at least their number times the mean of the two ends.
 
 *Prices used.* The dual of the preemptive weighted-shortest-processing-time schedule in which
-request i needs L_i = sum (w + sigma) of the machine: going back in time the price rises with
-slope 1 / L_j while j runs, is continuous where j completes or another job is taken up, and at the
-end of a preempted piece is the price at which j resumes plus (resume - end) / L_j; it is 0 before
-idle time. It is optimal where p2 = 0 and theta is proportional to w + sigma. Then p2 = min(pi,
-cap), for the cap that measures best. Prices are constant on cells of time; any are valid.
+request i needs L_i = sum (w + sigma) of the machine. Going back in time, the price rises with
+slope 1 / L_j while j runs, and it is continuous where j completes or another job is taken up. At
+the end of a preempted piece it is the price at which j resumes plus (resume - end) / L_j. It is 0
+before idle time. This price is optimal where p2 = 0 and theta is proportional to w + sigma. Then
+p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on cells of time. Any
+prices are valid.
 
 *Rounding.* Costs and the integral are sums of N <= 18 n + (cells) non-negative terms, each with a
 relative error below 1e-12; summation adds at most N 2^-53. Both sums are moved by the safe
-relative margin 1e-9 + 2 N 2^-53 before they are subtracted. A cell is found by comparing the very
-floats that stand for its ends, so that every moment belongs to exactly one.
+relative margin 1e-9 + 2 N 2^-53 before they are subtracted. A cell is found by comparing with the
+same floats that represent its ends, so that every moment belongs to exactly one cell.
 """
 
 from __future__ import annotations
@@ -82,27 +83,28 @@ _CELLS = 8_000
 _COARSE, _FINE = 2, 8
 """Chords over a request's decode steps, for finding the cap and for the value."""
 _CAPS = (700.0, 200.0, 50.0, 5.0)
-"""First values of p2's cap, in requests; it is then refined around the best."""
+"""First values of the cap of p2, in requests. The cap is then refined around the best one."""
 
 
 class Tokens(NamedTuple):
-    """What the tokens of each request take at least, in seconds; columns of shape (n,).
+    """Lower bounds on what tokens take, in seconds; columns have the shape (n,).
 
     Attributes
     ----------
     arrival : ndarray of float64
+        Time of arrival since the first one.
     prefill, prefill_paid : ndarray of float64
         Own work of the first token, without and with its share of fixed costs.
     first : ndarray of float64
         Time of the prefill's batches.
     steps : ndarray of float64
-        Tokens after the first.
+        Number of tokens after the first.
     work, paid : ndarray of float64
         Own work of the second token, without and with its share.
     work_slope, paid_slope : float
-        What they grow by with every token, at least.
+        Lower bounds on their growth with every token.
     decode, prefill_fixed : float
-        Fixed cost of a batch that decodes (or refills, if that is less), and that prefills.
+        Fixed cost of a batch that decodes (or refills, if that is less), and of one that prefills.
     alone : ndarray of float64
         Time of the second token's batch; it grows by `work_slope` with every token.
     """
@@ -122,23 +124,34 @@ class Tokens(NamedTuple):
 
     @property
     def machine(self) -> Floats:
-        """L_i: own work and shares of all tokens."""
+        """The machine time L_i of each request: own work and shares of all its tokens."""
         rest = self.steps * self.paid + self.paid_slope * self.steps * (self.steps - 1) / 2
         return self.prefill_paid + rest
 
     @property
     def chain(self) -> Floats:
-        """Time of all batches of each request, were it alone."""
+        """Time of all batches of each request if it were alone."""
         rest = self.steps * self.alone + self.work_slope * self.steps * (self.steps - 1) / 2
         return self.first + rest
 
 
 def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
-    """Return what tokens take at least; the smaller of decode and refill where both can be.
+    """Return lower bounds on what tokens take.
 
-    The share of a chunk is at least ``kappa`` times its own work: a chunk of c tokens, m cached
-    before, has a share of at least (base / M + prefill_base / P) c and own work of at most
+    Where a token may come from a decode step or from a refill, it is the smaller of the two. The
+    share of a chunk is at least ``kappa`` times its own work: a chunk of c tokens has a share of
+    at least (base / M + prefill_base / P) c, and own work of at most
     (token + max(square, cross) s + prefill_kv s + request) c.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    cost : BatchCost
+
+    Returns
+    -------
+    Tokens
     """
     unit = cost.layers / 1000.0 * (1 - _SAFETY)
     prompt = instance.prompt_tokens.astype(np.float64)
@@ -182,9 +195,9 @@ class Prices(NamedTuple):
     Attributes
     ----------
     width : float
-        Of a cell, in seconds.
+        Width of a cell, in seconds.
     p1, p2 : ndarray of float64, shape (cells,)
-        See the module's text.
+        The prices of the module's text.
     root2 : ndarray of float64, shape (cells,)
         Square roots of ``p2``.
     """
@@ -196,13 +209,33 @@ class Prices(NamedTuple):
 
 
 def margin(terms: int) -> float:
-    """Return the relative margin that covers a sum of ``terms`` (module's text, Rounding)."""
+    """Return the relative margin that covers the rounding of a sum (module's text, Rounding).
+
+    Parameters
+    ----------
+    terms : int
+        The number of terms.
+
+    Returns
+    -------
+    float
+    """
     return _SAFETY + 2.0 * terms * 2.0**-53
 
 
 @njit(cache=True)
 def cell_at(moment: float, width: float) -> int:
-    """Return c with fl(c width) <= moment < fl((c + 1) width)."""
+    """Return the cell c with fl(c width) <= moment < fl((c + 1) width).
+
+    Parameters
+    ----------
+    moment, width : float
+        Time and width of a cell, in seconds.
+
+    Returns
+    -------
+    int
+    """
     c = int(moment / width)
     while c > 0 and c * width > moment:
         c -= 1
@@ -232,7 +265,20 @@ def _least(
 
 @njit(cache=True)
 def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
-    """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
+    """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
+
+    Parameters
+    ----------
+    tokens : Tokens
+    chords : int
+        Number of chords over a request's decode steps.
+    prices : Prices
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
     first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
@@ -270,7 +316,21 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
 
 
 def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats, float]:
-    """Return the dual prices of that schedule as means over cells, and the cells' width."""
+    """Return the dual prices of the preemptive schedule (module's text, Prices used).
+
+    Parameters
+    ----------
+    release, length : ndarray of float64, shape (n,)
+        Release date of each request, and the machine time that it needs, in seconds.
+    cells : int
+
+    Returns
+    -------
+    price : ndarray of float64, shape (cells,)
+        The mean price of each cell.
+    width : float
+        Width of a cell, in seconds.
+    """
     pieces = shortest_first(release.tolist(), np.maximum(length, 1e-12).tolist())
     starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
     slope = 1.0 / np.maximum(length, 1e-12)
@@ -295,7 +355,23 @@ def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats
 
 
 def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: int = _FINE) -> float:
-    """Return the bound on total latency at prices on cells of ``width`` seconds, rounded down."""
+    """Return the bound on total latency that prices prove, rounded down.
+
+    Parameters
+    ----------
+    tokens : Tokens
+    width : float
+        Width of a cell, in seconds.
+    p1, p2 : ndarray of float64, shape (cells,)
+        Prices >= 0.
+    chords : int
+        Number of chords over a request's decode steps.
+
+    Returns
+    -------
+    float
+        Seconds; it may be negative.
+    """
     total = float(costs_at_prices(tokens, chords, Prices(width, p1, p2, np.sqrt(p2))))
     paid = (float(p1.sum()) + float(p2.sum())) * width
     safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
@@ -303,9 +379,19 @@ def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: in
 
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, seconds (module's text).
+    """Return the bound on total latency in seconds (see the module's text for the proof).
 
-    No further price is tried once most of the time is used up.
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        No further price is tried once most of its time is used up.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
     """
     tokens = tokens_of(task.instance, task.batch_cost)
     price, width = schedule_prices(tokens.arrival, tokens.machine, _CELLS)

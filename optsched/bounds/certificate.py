@@ -1,6 +1,6 @@
 """Certificates: bounds and proofs of optimality as files that anyone can check.
 
-Written here, checked by `optsched.bounds.checker`, which shares no code with this package.
+This module writes them. `optsched.bounds.checker` checks them, and shares no code with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from optsched.problem.schedule import Schedule
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
-    """Return the leaf of a certificate that holds prices; their denominator is the file's."""
+    """Return the leaf of a certificate that holds prices.
+
+    Parameters
+    ----------
+    prices : Prices
+        Their denominator is not part of the leaf; pass it to `make_certificate`.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
     return {
         "relaxation": "prices",
         "from_round": prices.from_round.tolist(),
@@ -30,8 +41,15 @@ def branch(request: int, children: Sequence[tuple[int, int | None, Any]]) -> dic
     Parameters
     ----------
     request : int
+        The index of the request.
     children : sequence of (first, last, node)
-        Ranges of starts, ascending; together the parent's range. ``last`` None: without end.
+        Ranges of starts with their nodes, ascending. Together they cover the parent's range. A
+        range with ``last`` None has no end.
+
+    Returns
+    -------
+    dict
+        A JSON object.
     """
     return {
         "branch": int(request),
@@ -52,23 +70,28 @@ def make_certificate(
     Parameters
     ----------
     instance : Instance
-        In rounds.
+        An instance in rounds.
     tree : mapping
         A leaf, or a `branch`.
     value : int
         The bound on the total latency that the tree proves, in rounds.
     denominator : int
-        Of all prices in the tree.
-    schedule : Schedule of starts, optional
-        One of that value: the claim is then ``optimal``.
+        The common denominator of all prices in the tree.
+    schedule : Schedule, optional
+        A schedule of starts that reaches the value. The claim is then ``optimal``.
+
+    Returns
+    -------
+    dict
+        A JSON object with its own sha256.
 
     Raises
     ------
     UsageError
-        The instance is in seconds, or the schedule is not one of starts.
+        If the instance is in seconds, or if the schedule is not one of starts.
     """
     if not instance.in_rounds:
-        raise UsageError("certificate: an instance in rounds is right; this one is in seconds")
+        raise UsageError("certificate: found an instance in seconds; expected one in rounds")
     data: dict[str, Any] = {
         "format": "optsched-certificate",
         "version": 1,
@@ -82,7 +105,7 @@ def make_certificate(
     }
     if schedule is not None:
         if schedule.starts is None:
-            raise UsageError("certificate: a schedule of starts is right")
+            raise UsageError("certificate: found a schedule of batches; expected one of starts")
         data["schedule"] = {
             "format": "optsched-schedule",
             "version": 1,
@@ -95,12 +118,24 @@ def make_certificate(
 
 
 def verify_certificate(instance: Instance, certificate: dict[str, Any]) -> int:
-    """Have a certificate checked; return the value that it proves.
+    """Check a certificate and return the value that it proves.
+
+    Parameters
+    ----------
+    instance : Instance
+        The instance that the certificate is about.
+    certificate : dict
+        The JSON object of a certificate file.
+
+    Returns
+    -------
+    int
+        A total latency in rounds that no schedule is below.
 
     Raises
     ------
     ViolationError
-        It does not prove what it claims, with the checker's reason.
+        If the certificate does not prove what it claims. The message has the checker's reason.
     """
     from optsched.bounds.checker import check_certificate
     from optsched.bounds.checker_parts import Rejected

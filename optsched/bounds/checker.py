@@ -1,19 +1,20 @@
-"""Independent check of certificates in exact integer arithmetic; trusts no solver.
+"""Independent check of certificates in exact integer arithmetic, which trusts no solver.
 
-It shares no code with what makes certificates, and computes with Python integers, or with
-64-bit ones where it has first shown that nothing that matters exceeds them. What it may spend is
-limited: it counts steps before it takes them, and refuses a certificate that needs too many.
+The checker shares no code with what makes certificates. It computes with Python integers, or with
+64-bit ones where it has first shown that nothing that matters exceeds them. Its work is limited: it
+counts steps before it takes them, and refuses a certificate that needs too many.
 
-What a certificate proves. Every schedule starts request i at some k_i in the range of starts
-that a node of the tree allows (at the root k_i >= a_i). A branch splits one request's range into
-disjoint ranges that cover it, so every schedule belongs to one leaf, and the least of the leaves'
-bounds holds for all. A leaf of prices p_t >= 0 (over the denominator D) proves
+What a certificate proves. A node of the tree allows a range of starts for every request; at the
+root the range of request i is k_i >= a_i. A branch splits one request's range into disjoint ranges
+that cover it. So every schedule belongs to one leaf, and the min of the leaves' bounds holds for
+all schedules. A leaf of prices p_t >= 0 (over the denominator D) proves
 
     D TEL >= sum_i min_{k in range} f_i(k) - M sum_t p_t,
     f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),
 
-q_i = s_i (cached accounting: s_i - 1), because the KV held in round t, of which request i has
-q_i + j tokens in its j-th round, is at most M. TEL is an integer, so the bound is rounded up.
+with q_i = s_i (cached accounting: s_i - 1). The reason is that request i holds q_i + j tokens of KV
+in its j-th round, and that the KV held in round t is at most M. TEL is an integer, so the bound is
+rounded up.
 """
 
 from __future__ import annotations
@@ -41,54 +42,82 @@ from optsched.bounds.checker_parts import (
 _FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim", "value",
            "denominator", "tree", "sha256"}  # fmt: skip
 _FAR = 1 << 60
-"""Later than any round with a price; arrivals are below 2**53."""
+"""A round later than any with a price. Arrivals are below 2**53."""
 _WRAP = (1 << 64) - 1
 
 
 def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
-    """Return the value that a certificate (its JSON object) proves for an instance.
+    """Return the value that a certificate proves for an instance.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds.
+    certificate : dict
+        The JSON object of a certificate file.
+
+    Returns
+    -------
+    int
+        A total latency in rounds that no schedule is below.
 
     Raises
     ------
     Rejected
-        It is none, is another instance's, was changed, or does not prove what it claims.
+        If the object is no certificate, belongs to another instance, was changed, or does not
+        prove what it claims.
     """
     try:
         return _check(instance, certificate)
     except Rejected:
         raise
     except Exception as error:  # whatever fails, nothing is proved
-        reason = str(error) or "it takes too much"
+        reason = str(error) or "the check takes too much"
         raise Rejected(f"cannot be checked: {type(error).__name__}: {reason:.200}") from None
 
 
 def _check(instance: Any, certificate: Any) -> int:
-    expect(isinstance(certificate, dict), "the certificate is no JSON object")
+    expect(
+        isinstance(certificate, dict),
+        f"certificate: found {type(certificate).__name__}; expected a JSON object",
+    )
     claim = certificate.get("claim")
-    expect(claim in ("bound", "optimal"), f"claim: {claim!r:.60} is neither 'bound' nor 'optimal'")
+    expect(
+        claim in ("bound", "optimal"), f"claim: found {claim!r:.60}; expected 'bound' or 'optimal'"
+    )
     fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
     wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
-    expect(not wrong, f"fields missing or unknown: {wrong:.200}")
+    expect(not wrong, f"fields: found missing or unknown {wrong:.200}; expected none")
     right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
              "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
     for name, value in right.items():
         same(certificate[name], value, name)
     value = integer(certificate["value"], "value")
     denominator = integer(certificate["denominator"], "denominator")
-    expect(denominator >= 1, f"denominator: {denominator} is not positive")
+    expect(denominator >= 1, f"denominator: found {denominator}; expected an integer >= 1")
     columns = columns_of(instance)
     budget = Budget()
     leaves = _leaves(columns, certificate["tree"], budget)
     proved = min(_leaf(columns, leaf, low, high, denominator, budget) for leaf, low, high in leaves)
-    expect(proved == value, f"value: {value} is claimed, but {proved} is proved")
+    expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
     if claim == "optimal":
         reached = schedule_value(columns, certificate["schedule"], instance.sha256)
-        expect(reached == value, f"schedule: its total latency is {reached}, not {value}")
+        expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
     return value
 
 
 def digest(certificate: dict[str, Any]) -> str:
-    """Return the sha256 of all fields but ``sha256``, in canonical JSON."""
+    """Return the sha256 of all fields but ``sha256``, in canonical JSON.
+
+    Parameters
+    ----------
+    certificate : dict
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
     rest = {key: value for key, value in certificate.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(text).hexdigest()
@@ -100,7 +129,7 @@ Ranges = dict[int, int | None]
 def _leaves(
     columns: Columns, tree: Any, budget: Budget
 ) -> Iterator[tuple[Any, dict[int, int], Ranges]]:
-    """Yield each leaf with the first and last starts that its branches leave (None: no last)."""
+    """Yield each leaf with the first and last starts that its branches allow (None: no last)."""
     stack: list[tuple[Any, dict[int, int], Ranges, dict[int, tuple[int, int | None]]]]
     stack = [(tree, {}, {}, {})]
     while stack:
@@ -108,29 +137,44 @@ def _leaves(
         budget.spend(10 + len(low))
         for i, (begin, end) in branch.items():
             low, high = {**low, i: begin}, {**high, i: end}
-        expect(isinstance(node, dict), "tree: a node is no JSON object")
+        expect(
+            isinstance(node, dict),
+            f"tree: found a node {type(node).__name__}; expected a JSON object",
+        )
         if "branch" not in node:
             yield node, low, high
             continue
-        expect(set(node) == {"branch", "children"}, "tree: a branch has branch and children")
+        expect(
+            set(node) == {"branch", "children"},
+            "tree: found other fields in a branch; expected branch and children",
+        )
         i = integer(node["branch"], "tree: branch")
-        expect(0 <= i < len(columns.arrival), f"tree: there is no request {i}")
+        expect(
+            0 <= i < len(columns.arrival),
+            f"tree: found request {i}; expected one below {len(columns.arrival)}",
+        )
         children = node["children"]
-        expect(isinstance(children, list) and len(children) > 0, "tree: a branch without children")
+        expect(
+            isinstance(children, list) and len(children) > 0,
+            "tree: found a branch without children; expected a list",
+        )
         following: int | None = low.get(i, columns.arrival[i])
         last = high.get(i)
         for child in children:
             right = isinstance(child, dict) and set(child) == {"from", "to", "tree"}
-            expect(right, "tree: a child has from, to and tree")
+            expect(right, "tree: found other fields in a child; expected from, to and tree")
             begin = integer(child["from"], "tree: from")
             end = None if child["to"] is None else integer(child["to"], "tree: to")
-            gap = f"range {begin}..{end} where {following} follows: they overlap, or miss starts"
+            gap = f"found the range {begin}..{end}; expected one that begins at {following}"
             right = begin == following and (end is None or end >= begin)
             expect(right, f"tree: request {i}: {gap}")
             following = None if end is None else end + 1
             stack.append((child["tree"], low, high, {i: (begin, end)}))
         complete = following == (None if last is None else last + 1)
-        expect(complete, f"tree: request {i}: the ranges do not reach {last or 'every start'}")
+        expect(
+            complete,
+            f"tree: request {i}: found ranges with another end; expected {last or 'none'}",
+        )
 
 
 def _leaf(
@@ -147,28 +191,34 @@ def _leaf(
             return int(check(columns, leaf, budget))
         except Rejected as error:
             raise Rejected(f"ramp: {error}") from None
-    raise Rejected(f"tree: relaxation: {kind!r:.60}; 'prices' or 'ramp' is right")
+    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
 
 
 def _prices(
     columns: Columns, leaf: Any, low: dict[int, int], high: Ranges, unit: int, budget: Budget
 ) -> int:
-    expect(set(leaf) == {"relaxation", "from_round", "price"}, "prices: unknown fields")
+    expect(
+        set(leaf) == {"relaxation", "from_round", "price"},
+        "prices: found other fields; expected relaxation, from_round and price",
+    )
     rounds = integers(leaf["from_round"], "prices: from_round")
     price = integers(leaf["price"], "prices: price")
-    expect(len(rounds) == len(price) > 0, "prices: as many rounds as prices are right")
+    expect(
+        len(rounds) == len(price) > 0,
+        "prices: found lists of other lengths; expected as many rounds as prices",
+    )
     ascend = rounds[0] >= 1 and all(x < y for x, y in pairwise(rounds)) and rounds[-1] < _FAR
-    expect(ascend, "prices: from_round: must ascend from 1 or more")
-    expect(min(price) >= 0, "prices: price: must not be negative")
-    expect(price[-1] == 0, "prices: price: the last one must be 0")
+    expect(ascend, "prices: from_round: found other rounds; expected ascending ones >= 1")
+    expect(min(price) >= 0, f"prices: price: found {min(price)}; expected integers >= 0")
+    expect(price[-1] == 0, f"prices: price: found {price[-1]} as the last; expected 0")
     begin, price = [0, *rounds], [0, *price]
     sums, moments, paid = [0], [0], 0
     for (b, e), p in zip(pairwise(begin), price, strict=False):
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
         paid += (e - b) * p
-    # Only starts whose delay costs less than the first start allowed matter. Where no value
-    # among them can exceed 64 bits, sums may wrap on the way: they are right modulo 2**64.
+    # Only starts whose delay costs less than the first allowed start matter. Where no value
+    # among them can exceed 64 bits, sums may wrap on the way, since they are right modulo 2**64.
     longest, top = max(columns.output), max(price)
     peak = max(map(sum, zip(columns.prompt, columns.output, strict=True)))
     wait = max((low[i] - columns.arrival[i] for i in low), default=0)
@@ -180,7 +230,7 @@ def _prices(
         _wrapped(sums, kind), _wrapped(moments, kind), unit, budget,
     )  # fmt: skip
     total = 0
-    # Each request takes some numpy calls, and comparisons of starts with every piece.
+    # Each request needs some numpy calls, and comparisons of starts with every piece.
     budget.spend(len(columns.arrival) * (200 + len(begin) // (200 if kind is np.int64 else 10)))
     for i, a in enumerate(columns.arrival):
         o, q = columns.output[i], columns.prompt[i] + columns.offset - 1
@@ -207,9 +257,9 @@ class _Table:
     def least(self, a: int, o: int, q: int, low: int, high: int | None) -> int:
         """Return min f over the starts low..high.
 
-        Between two starts at which the first or the last round enters a new piece, f has the
-        constant second difference (price of the first round) - (price of the last round). So
-        its least value there is at an end, or where f stops falling.
+        Take two successive starts at which the first or the last round enters a new piece.
+        Between them f has the constant second difference (price of the first round) - (price of
+        the last round). So its min there is at an end, or where f stops falling.
         """
         x, final = np.array([low], dtype=self.begin.dtype), _FAR if high is None else high
         top = int(self._f(x, a, o, q)[0][0])
@@ -249,19 +299,44 @@ class _Table:
 
 
 def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
-    """Return the total latency of a schedule of starts, after checking every limit on it."""
+    """Return the total latency of a schedule of starts after checking every limit on it.
+
+    Parameters
+    ----------
+    columns : Columns
+        The instance.
+    schedule : dict
+        The JSON object of the schedule.
+    sha256 : str
+        The sha256 of the instance, which the schedule must name.
+
+    Returns
+    -------
+    int
+        Total latency in rounds.
+
+    Raises
+    ------
+    Rejected
+        If the object is no schedule of the instance, or if it breaks a limit.
+    """
     right = {"format": "optsched-schedule", "version": 1, "kind": "starts",
              "instance_sha256": sha256}  # fmt: skip
     fields = isinstance(schedule, dict) and set(schedule) == {*right, "starts"}
-    expect(fields, f"schedule: the fields {', '.join(right)} and starts are right")
+    expect(fields, f"schedule: found other fields; expected {', '.join(right)} and starts")
     for name, value in right.items():
         same(schedule[name], value, f"schedule: {name}")
     starts = integers(schedule["starts"], "schedule: starts")
-    expect(len(starts) == len(columns.arrival), "schedule: one start per request is right")
+    expect(
+        len(starts) == len(columns.arrival),
+        f"schedule: found {len(starts)} starts; expected one per request",
+    )
     changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
     for i, k in enumerate(starts):
         a, s, o = columns.arrival[i], columns.prompt[i], columns.output[i]
-        expect(k >= a, f"schedule: request {i} starts at {k}, before its arrival {a}")
+        expect(
+            k >= a, f"schedule: request {i}: found the start {k}; expected one >= its arrival {a}"
+        )
         held = s + columns.offset - 1 - k
         for at, sign in ((k, 1), (k + o, -1)):
             change, new = changes.setdefault(at, [0, 0, 0, 0]), int(sign > 0)
@@ -279,6 +354,6 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
             ("prefill tokens", change[2], columns.prefill),
             ("decodes beside prefills", decodes if change[3] else 0, None if columns.hybrid else 0),
         ):
-            broken = f"schedule: rounds {at}..{until}: {use} {name}; {limit} is the limit"
+            broken = f"schedule: rounds {at}..{until}: found {use} {name}; expected at most {limit}"
             expect(limit is None or use <= limit, broken)
     return sum(starts) + sum(columns.output) - sum(columns.arrival)

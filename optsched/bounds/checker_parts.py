@@ -1,4 +1,4 @@
-"""What the checkers of certificates share: checked integers, and steps that are counted."""
+"""What the checkers of certificates share: checked integers, and a count of steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_BITS = 1024
-"""Size of an integer beyond which a certificate is refused: about 300 digits."""
+"""Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
-"""Steps, of which a second allows a million or more, beyond which a certificate is refused."""
+"""Max steps of a check. A second allows a million steps or more."""
 
 
 class Rejected(ValueError):
@@ -22,17 +22,17 @@ class Budget:
         self.left = MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Take that many steps, or refuse to."""
+        """Count some steps before they are taken; reject the certificate if too few are left."""
         self.left -= steps
         if self.left < 0:
-            raise Rejected(f"more than {MAX_STEPS} steps; too large to check")
+            raise Rejected(f"found more than {MAX_STEPS} steps; too large to check")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the checker knows of an instance, in Python integers.
+    """What the checker reads of an instance, in Python integers.
 
-    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0; ``batch``,
+    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0. ``batch``,
     ``prefill`` and ``running`` are the limits C, P and R_max.
     """
 
@@ -49,7 +49,7 @@ class Columns:
 
 def columns_of(instance: Any) -> Columns:
     """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
-    expect(instance.time_unit == "round", "the instance is in seconds; rounds are right")
+    expect(instance.time_unit == "round", "instance: found one in seconds; expected one in rounds")
     limits = instance.limits
     return Columns(
         instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
@@ -60,27 +60,30 @@ def columns_of(instance: Any) -> Columns:
 
 
 def expect(right: bool, message: str) -> None:
-    """Reject the certificate unless it is right."""
+    """Reject the certificate with a message unless a condition is true."""
     if not right:
         raise Rejected(message)
 
 
 def same(found: Any, right: Any, place: str) -> None:
-    """Reject the certificate unless a value, type included, is the one that is right."""
+    """Reject the certificate unless a value and its type are the expected ones."""
     expect(
-        type(found) is type(right) and found == right, f"{place}: {found!r:.80}; {right!r} is right"
+        type(found) is type(right) and found == right,
+        f"{place}: found {found!r:.80}; expected {right!r}",
     )
 
 
 def integer(value: Any, place: str) -> int:
-    """Return a value that is an integer, no bool and not of thousands of digits."""
+    """Return a value after checking that it is an integer, no bool and not too long."""
     if type(value) is not int:
-        raise Rejected(f"{place}: {value!r:.60} is no integer")
-    expect(value.bit_length() <= MAX_BITS, f"{place}: more than {MAX_BITS} bits")
+        raise Rejected(f"{place}: found {value!r:.60}; expected an integer")
+    expect(
+        value.bit_length() <= MAX_BITS, f"{place}: found more than {MAX_BITS} bits; expected fewer"
+    )
     return value
 
 
 def integers(values: Any, place: str) -> list[int]:
-    """Return a list of such integers."""
-    expect(isinstance(values, list), f"{place}: no list")
+    """Return a list after checking that it holds such integers."""
+    expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
     return [integer(v, place) for v in values]

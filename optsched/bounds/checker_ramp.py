@@ -1,13 +1,13 @@
 """Independent check of ramp leaves: one pass of the dynamic program per level, integers only.
 
-The relaxation, the form of a leaf and why both are valid: `optsched.optimize.ramp.relaxation`, of
-which no code is used here. Each level takes the product of the graph before with a tracker,
-dropping what the multipliers before show to cost a period's ``value`` or more. The leaf proves the
-sum over the periods of the least of ``value`` and what the last level leaves.
+`optsched.optimize.ramp.relaxation` describes the relaxation, the form of a leaf, and why both are
+valid. No code of it is used here. Each level takes the product of the previous graph with a
+tracker. It drops the paths that by the previous multipliers cost a period's ``value`` or more. Each
+period proves the min of its ``value`` and the bound of its last level. The leaf proves their sum.
 
-Costs are Python integers, so that none can wrap; a node that no path reaches has the cost None, so
-that no cost, however large, can be taken for it. What a check may take is limited in advance:
-levels, rounds with a clock, nodes, arcs and cells of one level, and the budget's steps in all.
+Costs are Python integers, so that none can wrap. A node that no path reaches has the cost None, so
+that no cost, however large, can be mistaken for it. The work of a check is limited in advance: the
+levels, the rounds with a clock, the nodes, arcs and cells of one level, and all steps together.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from optsched.bounds.checker_parts import Budget, Columns, Rejected, expect, integer, integers
 
 MAX_LEVELS = 1000
-"""Levels of one period beyond which a leaf is refused."""
+"""Max levels of one period."""
 MAX_NODES = 5_000_000
-"""Nodes of one level beyond which a leaf is refused."""
+"""Max nodes of one level."""
 MAX_ARCS = 40_000_000
-"""Arcs of one level, of 8 bytes, beyond which a leaf is refused."""
+"""Max arcs of one level, of 8 bytes each."""
 MAX_CELLS = 400_000_000
-"""Cells of 8 bytes, for states and labels of one level, beyond which a leaf is refused."""
+"""Max cells of 8 bytes for the states and labels of one level."""
 
 
 def _limit(count: int, most: int, what: str) -> None:
@@ -45,10 +45,10 @@ class _Label(NamedTuple):
 
 
 class _Graph:
-    """Nodes in an order in which arcs ascend, the last one the end; arcs by their source.
+    """A graph whose arcs ascend in the order of the nodes, with the end as the last node.
 
-    Node u has the arcs ``first[u]`` to ``first[u + 1] - 1``. ``loop[u]`` is what a round costs
-    that leaves u as it is, or -1.
+    Arcs are sorted by their source: node u has the arcs ``first[u]`` to ``first[u + 1] - 1``.
+    ``loop[u]`` is the cost of a round that leaves u as it is, or -1.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Graph:
         self.cells = 0
 
     def number(self, label: _Label) -> int:
-        """Return the number of a label, a new one if it has none."""
+        """Return the number of a label, which is new if it has none yet."""
         found = self._number.setdefault(label, len(self.labels))
         if found == len(self.labels):
             self.labels.append(label)
@@ -82,7 +82,7 @@ class _Graph:
         return [(self.target[a], self.labels[self.label[a]]) for a in mine]
 
     def costs_to_end(self, pi: list[int], unit: int) -> list[int | None]:
-        """Return each node's least cost to the end; None where no path leads there."""
+        """Return each node's min cost to the end, or None where no path leads to it."""
         price = [r * unit - max((pi[k] for k in kinds), default=0) for r, _, kinds in self.labels]
         rest: list[int | None] = [None] * len(self.loop)
         rest[-1] = 0
@@ -97,15 +97,31 @@ class _Graph:
 
 
 def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = None) -> int:
-    """Return the total latency, in rounds, that a leaf proves no schedule to be below.
+    """Return the bound on total latency, in rounds, that a leaf proves.
+
+    Parameters
+    ----------
+    columns : Columns
+        The instance.
+    leaf : dict
+        The JSON object of the leaf.
+    budget : Budget, optional
+        The steps that the check may take; default: a new budget.
+
+    Returns
+    -------
+    int
 
     Raises
     ------
     Rejected
-        The leaf is malformed, or checking it would take too much.
+        If the leaf is malformed, or if to check it would take too much.
     """
     budget = budget or Budget()
-    expect(set(leaf) == {"relaxation", "periods"}, "fields are not relaxation and periods")
+    expect(
+        set(leaf) == {"relaxation", "periods"},
+        "found other fields; expected relaxation and periods",
+    )
     budget.spend(2 * len(columns.arrival))
     groups: list[list[tuple[int, int, int]]] = []
     latest = outputs = origin = 0
@@ -120,7 +136,7 @@ def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = N
     periods = leaf["periods"]
     expect(
         isinstance(periods, list) and len(periods) == len(groups),
-        f"{len(groups)} periods are right",
+        f"periods: found another number; expected {len(groups)}",
     )
     pairs = zip(groups, periods, strict=True)
     return sum(_period(group, period, columns.capacity, budget) for group, period in pairs)
@@ -130,12 +146,17 @@ def _period(
     requests: list[tuple[int, int, int]], period: Any, capacity: int, budget: Budget
 ) -> int:
     fields = {"value", "denominator", "clock", "levels"}
-    expect(isinstance(period, dict) and set(period) == fields, "a period has unknown fields")
+    expect(
+        isinstance(period, dict) and set(period) == fields,
+        f"period: found other fields; expected {', '.join(sorted(fields))}",
+    )
     value, unit, clock = (integer(period[f], f) for f in ("value", "denominator", "clock"))
-    expect(unit >= 1 and clock >= 0, "denominator and clock: below 1 or 0")
+    expect(
+        unit >= 1 and clock >= 0, f"found denominator {unit}, clock {clock}; expected >= 1 and >= 0"
+    )
     levels = period["levels"]
     right = isinstance(levels, list) and len(levels) <= MAX_LEVELS
-    expect(right, f"levels: no list of at most {MAX_LEVELS}")
+    expect(right, f"levels: found no such list; expected at most {MAX_LEVELS}")
     proved = sum(peak - floor + 1 for _, peak, floor in requests)
     arrivals = sum(a for a, _, _ in requests)
     kinds = sorted(set(requests))
@@ -146,10 +167,13 @@ def _period(
 
     def per_kind(values: Any, name: str) -> list[int]:
         values = integers(values, name)
-        expect(len(values) == len(kind_of), f"{name}: not {len(kind_of)} integers")
+        expect(
+            len(values) == len(kind_of),
+            f"{name}: found {len(values)} integers; expected {len(kind_of)}",
+        )
         of = dict(zip(kind_of, values, strict=True))
         equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
-        expect(equal, f"{name}: equal requests have different ones")
+        expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
         return [of[k] for k in range(len(kinds))]
 
     graph = _base(kinds, copies, capacity, clock, budget) if levels else _Graph()
@@ -157,13 +181,18 @@ def _period(
     pi = [0] * len(kinds)
     for level in levels:
         fields = {"floors", "counters", "multipliers"}
-        expect(isinstance(level, dict) and set(level) == fields, "a level has unknown fields")
+        expect(
+            isinstance(level, dict) and set(level) == fields,
+            f"level: found other fields; expected {', '.join(sorted(fields))}",
+        )
         cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         budget.spend(4 * len(requests))
         if level["floors"] is None:
             tracker: _Multisets | _Counters = _Counters(level["counters"], kind_of, copies)
         else:
-            expect(level["counters"] == [], "a level has floors or counters")
+            expect(
+                level["counters"] == [], "level: found floors and counters; expected one of them"
+            )
             tracker = _Multisets(kinds, per_kind(level["floors"], "floors"), copies, capacity)
         states = _States(tracker, len(kinds), budget)
         graph = _product(graph, states, rest, pi, cutoff, unit, budget)
@@ -178,19 +207,19 @@ def _period(
 
 
 def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int, budget: Budget) -> _Graph:
-    """Return the graph of (m) without a clock, then of (t, m) with one for t down to 0.
+    """Return the graph of the nodes (m) without a clock, then of (t, m) with one, t down to 0.
 
-    A clock is right whatever its length, also none at all, which 0 stands for.
-    By round t at most ``done`` requests have completed: so many are ready and small enough.
+    A clock of any length is valid; 0 means none. By round t only requests that are ready and
+    small enough can have completed, so that m is at least n minus their number.
     """
     n, ready = sum(copies), [a + p - f + 1 for a, p, f in kinds]
     longest = max(ready)
-    expect(clock <= longest, f"a clock of {clock} rounds; at most {longest} are of use")
+    expect(clock <= longest, f"clock: found {clock} rounds; expected at most {longest}")
     rounds = clock + 1 if clock else 0
-    expect(rounds * (n + 1) <= MAX_NODES, f"a clock of {clock} rounds is too long to check")
+    expect(rounds * (n + 1) <= MAX_NODES, f"clock: found {clock} rounds; too long to check")
     budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
     sizes = sorted(((p - f + 1) * (p + f) // 2, k) for k, (_, p, f) in enumerate(kinds))
-    least = []  # by round, the smallest m: all others have completed
+    least = []  # by round, the min m: all other requests have completed
     for t in range(rounds):
         volumes = accumulate(v for v, k in sizes if ready[k] <= t for _ in range(copies[k]))
         least.append(n - sum(v <= capacity * t for v in volumes))
@@ -224,7 +253,7 @@ def _base(kinds: list[Any], copies: list[int], capacity: int, clock: int, budget
 
 
 class _Multisets:
-    """The tracker of live items, each of a weight and the floor at which it vanishes."""
+    """The tracker of live items. Each has a weight, and a floor at which it vanishes."""
 
     start: Any = ()
 
@@ -232,7 +261,7 @@ class _Multisets:
         self, kinds: list[Any], floors: list[int], copies: list[int], capacity: int
     ) -> None:
         for (_, _, f), up in zip(kinds, floors, strict=True):
-            expect(f <= up, f"floors: {up} is below {f}")
+            expect(f <= up, f"floors: found {up}; expected at least {f}")
         self._peaks, self._floors = [p for _, p, _ in kinds], floors
         self._capacity = capacity
         self._heavy: dict[int, list[int]] = {floor: [] for floor in floors}
@@ -270,11 +299,16 @@ class _Counters:
     """The tracker that counts how often each group of kinds was placed."""
 
     def __init__(self, groups: Any, kind_of: list[int], copies: list[int]) -> None:
-        expect(isinstance(groups, list), "counters: no list")
+        expect(
+            isinstance(groups, list), f"counters: found {type(groups).__name__}; expected a list"
+        )
         self._groups = []
         for group in groups:
             places = integers(group, "counters")
-            expect(all(0 <= i < len(kind_of) for i in places), "counters: there is no such request")
+            expect(
+                all(0 <= i < len(kind_of) for i in places),
+                "counters: found an unknown request; expected indices below n",
+            )
             self._groups.append({kind_of[i] for i in places})
         self._full = tuple(sum(copies[k] for k in group) for group in self._groups)
         self.start = (0,) * len(self._groups)
@@ -293,12 +327,12 @@ class _Counters:
         return bool(state == self._full)
 
     def weight(self, state: Any) -> int:
-        """Return the tokens held, of which counters know nothing."""
+        """Return 0, since counters know nothing of the tokens held."""
         return 0
 
 
 class _States:
-    """A tracker's states by number, and what follows each, looked up once."""
+    """A tracker's states by number, and the states that follow each, computed once."""
 
     def __init__(self, tracker: _Multisets | _Counters, kinds: int, budget: Budget) -> None:
         self._tracker, self._kinds, self._budget = tracker, kinds, budget
@@ -312,7 +346,7 @@ class _States:
         self.number(tracker.start)
 
     def number(self, state: Any) -> int:
-        """Return the number of a state, a new one if it has none."""
+        """Return the number of a state, which is new if it has none yet."""
         found = self._number.get(state)
         if found is None:
             found = self._number[state] = len(self._state)
@@ -324,7 +358,7 @@ class _States:
         return found
 
     def after(self, s: int, k: int) -> int:
-        """Return the state after placing kind k, -1 if that is not allowed."""
+        """Return the state after placing kind k, or -1 if that is not allowed."""
         at = s * self._kinds + k
         found = self._after[at]
         if found == -2:
@@ -348,14 +382,14 @@ class _States:
 def _product(
     graph: _Graph, states: _States, rest: Any, pi: list[int], cutoff: int, unit: int, budget: Budget
 ) -> _Graph:
-    """Return the graph of the paths that both take and that may cost at most ``cutoff``.
+    """Return the graph of the paths that graph and tracker allow and that may cost ``cutoff``.
 
-    ``rest`` is each node's cost to the end, or None where nothing is known: then every path is
-    kept. Where there is no path the graph returned has no nodes.
+    ``rest`` is each node's cost to the end. If it is None, nothing is known and every path is
+    kept. If there is no path, the graph returned has no nodes.
     """
     out = _Graph()
-    cost: list[int | None] = []  # of each node, as they are met: least so far from the root
-    place = array("i")  # where it stands in the end
+    cost: list[int | None] = []  # of each node, as they are met: min so far from the root
+    place = array("i")  # its number in the graph returned
     buckets: list[dict[int, int] | None] = [None] * len(graph.loop)
 
     def node(u: int, s: int) -> int:
@@ -375,7 +409,7 @@ def _product(
     for u, loop in enumerate(graph.loop):
         mine = buckets[u] or {}
         order = list(mine)
-        for s in order if loop >= 0 else ():  # all that rounds lead to, of which it grows
+        for s in order if loop >= 0 else ():  # every state that rounds lead to is added
             if (lighter := states.before(s)) not in mine:
                 node(u, lighter)
                 order.append(lighter)
@@ -410,7 +444,7 @@ def _product(
 def _moves(
     states: _States, s: int, label: _Label, pi: list[int], unit: int, slack: int | None
 ) -> list[tuple[int, _Label]]:
-    """Return the states that an arc leads to from a state at most ``slack`` dear, each with how."""
+    """Return the states that an arc leads to at a cost up to ``slack``, each with its label."""
     if not label.kinds:
         if slack is not None and label.rounds * unit > slack:
             return []

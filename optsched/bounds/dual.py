@@ -11,17 +11,17 @@ machine holds at most M. For any schedule with starts k_i,
 
     f_i(k) = k + o_i - a_i + sum_{j=1..o_i} lambda_{k+j} (q_i + j),
 
-since prices are not negative and memory is not exceeded. So every list of prices gives a bound;
+since prices are not negative and memory is not exceeded. So every list of prices gives a bound.
 TEL is an integer, so L may be rounded up. The largest L is the value of the linear relaxation of
-the time-indexed program (linear programming duality: L is the dual with the requests' own rows
-optimized out). Limits on batches only take schedules away.
+the time-indexed program, by linear programming duality: L is the dual with the requests' own rows
+optimized out. Limits on batches only rule schedules out.
 
-Prices are constant on pieces of rounds and integers over a common denominator D, which makes
-D L an integer, computed exactly. On a run of starts over which the first round k + 1 stays in one
-piece (price p) and the last round k + o in another (price r), the second difference of f is
-p - r, a constant: f is a quadratic, whose least value over integers is at an end of the run or,
-where p > r, next to its vertex. A request has at most two such runs per piece, so L takes
-O(n * pieces), however far apart the pieces are.
+Prices are constant on pieces of rounds and integers over a common denominator D. This makes D L an
+integer, which is computed exactly. Take a run of starts over which the first round k + 1 stays in
+one piece (price p) and the last round k + o in another (price r). There the second difference of f
+is the constant p - r, so f is quadratic. Its min over integers is at an end of the run or, where
+p > r, next to its vertex. A request has at most two such runs per piece, so computing L takes
+O(n * pieces) steps, however far apart the pieces are.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ _NEVER = 1 << 60
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Prices of one KV token, constant on pieces of rounds.
+    """Prices of one KV token over time, constant on pieces of rounds.
 
     Parameters
     ----------
     from_round : ndarray of int64, shape (pieces,)
-        First round of each piece, ascending, >= 1; the price is 0 before the first.
+        First round of each piece, ascending, >= 1. The price is 0 before the first piece.
     price : ndarray of int64, shape (pieces,)
-        Numerators, >= 0, the last one 0.
+        Numerators of the prices, in rounds of latency per token, >= 0. The last one is 0.
     denominator : int
+        The common denominator of the prices, >= 1.
     """
 
     from_round: Ints
@@ -63,30 +64,45 @@ class Prices:
 
 
 def dual_value(instance: Instance, prices: Prices) -> int:
-    """Return the bound that prices prove: the dual value L, exact, rounded up.
+    """Return the bound that prices prove, which is the exact dual value L rounded up.
 
     Parameters
     ----------
     instance : Instance
-        In rounds.
+        An instance in rounds.
     prices : Prices
+
+    Returns
+    -------
+    int
+        A bound on total latency, in rounds.
 
     Raises
     ------
     UsageError
-        The instance is in seconds.
+        If the instance is in seconds.
     """
     numerator, denominator = dual_fraction(instance, prices)
     return -(-numerator // denominator)
 
 
 def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
-    """Return the dual value L before it is rounded up, as numerator and denominator.
+    """Return the exact dual value L before it is rounded up.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds.
+    prices : Prices
+
+    Returns
+    -------
+    numerator, denominator : int
 
     Raises
     ------
     UsageError
-        The instance is in seconds.
+        If the instance is in seconds.
     """
     _check_rounds(instance)
     begin, end, price = _pieces(prices)
@@ -98,8 +114,8 @@ def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
 def _check_rounds(instance: Instance) -> None:
     if not instance.in_rounds:
         raise UsageError(
-            "bound: prices of memory per round need an instance in rounds, this one is in "
-            "seconds; `optsched import --rounds SECONDS` makes one in rounds"
+            "bound: found an instance in seconds; expected one in rounds, as `optsched import "
+            "--rounds SECONDS` makes, since prices of memory are per round"
         )
 
 
@@ -111,7 +127,7 @@ def _pieces(prices: Prices) -> tuple[list[int], list[int], list[int]]:
 
 
 class _Requests(NamedTuple):
-    """Arrivals, outputs, and q: what a request holds before its first round. Arrays or lists."""
+    """Arrivals, outputs, and the KV q held before the first round, as arrays or lists."""
 
     arrival: Any
     output: Any
@@ -119,7 +135,7 @@ class _Requests(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """Begin, end and price of pieces; sums of price, and of price * round, before each."""
+    """Begin, end and price of pieces, and the sums of price and price * round before each."""
 
     begin: Any
     end: Any
@@ -137,8 +153,8 @@ def _all_minima(
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((e - b) * b + (e - b) * (e - b - 1) // 2))
     q = instance.prompt_tokens + instance.kv_offset - 1
-    # f at the arrival, so the least value, is at most D o + top o peak, and so is D times the
-    # delay of the starts that matter; f elsewhere among them is at most twice that.
+    # f at the arrival is at most D o + top o peak, so the min is too, and so is D times the
+    # delay of the starts that matter. Elsewhere among them f is at most twice that.
     longest, peak = int(instance.output_tokens.max()), int(instance.peak_tokens.max())
     largest = denominator * longest + max(price) * longest * peak
     small = 4 * largest < 2**62 and largest // denominator < 2**31
@@ -160,10 +176,11 @@ def _all_minima(
 
 @njit(cache=True, nogil=True)
 def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-def]
-    """Least D f_i of each request, exactly.
+    """Fill in the exact min of D f_i of each request.
 
-    Compiled, 64-bit sums wrap; every f that matters fits (see `_all_minima`), and what is right
-    modulo 2**64 and fits is right. Called as plain Python on lists, integers have any size.
+    In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `_all_minima`),
+    so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes
+    with integers of any size.
     """
     arrival, output, q = requests
     begin, end, price, sums, moments = pieces
@@ -228,7 +245,11 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     ----------
     model : Model
     dense : ndarray of float64, shape (units,)
-        Price of a token for each unit of the model's time, 0 afterwards.
+        Price of a token for each unit of the model's time. Afterwards the price is 0.
+
+    Returns
+    -------
+    Prices
     """
     instance, unit = model.instance, model.unit
     per_round = np.maximum(dense, 0.0) / unit

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[int]:
-    """Yield the completion times of shortest remaining processing time, ascending.
+    """Yield the completion times under shortest remaining processing time, ascending.
 
     Parameters
     ----------
@@ -19,7 +19,8 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[
     Yields
     ------
     int
-        At every moment at least as many jobs are complete as under any rule (Schrage 1968).
+        A completion time. At every moment at least as many jobs are complete as under any other
+        rule (Schrage 1968).
     """
     waiting: list[int] = []
     now = 0
@@ -38,10 +39,10 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[
 
 
 def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tuple[Any, Any, int]]:
-    """Yield begin, end and job of the pieces of the preemptive shortest-length-first schedule.
+    """Yield the pieces of the preemptive schedule that runs the shortest job first.
 
-    At each moment it runs the released, unfinished job of the smallest length (all of it, not
-    what remains), the one of the smallest number among equals. Exact in integers.
+    At each moment it runs the released, unfinished job of the smallest whole length, not of the
+    smallest rest; among equals the one of the smallest number. With integers it is exact.
 
     Parameters
     ----------
@@ -49,6 +50,12 @@ def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tu
         Release dates, in any order.
     length : sequence of int or float
         Length of each job, > 0.
+
+    Yields
+    ------
+    begin, end : int or float
+        The ends of the piece.
+    job : int
     """
     order = sorted(range(len(release)), key=release.__getitem__)
     rest = list(length)

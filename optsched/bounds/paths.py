@@ -1,13 +1,13 @@
 r"""Prices of machine time, and what each request pays along its best path: the bound at low load.
 
-`optsched.bounds.busy_time` lets every token of a request choose its moment alone, which is right
-when requests wait long and run briefly. When they run at once, their latency is that of a path:
-the prefill, then o - 1 steps one after another, each slower the more requests share its batch.
-Notation and the inequality
+`optsched.bounds.busy_time` lets every token of a request choose its moment alone. This gives a good
+bound when requests wait long and run briefly. When they run at once, their latency is that of a
+path: the prefill, then o - 1 steps one after another, each slower the more requests share its
+batch. The notation and the inequality
 
     TEL >= sum_i [ C_i - a_i + payments of i ] - int pi,
 
-a token paying mean(pi) w T / (T - f), are that module's, with p1 = 0 and pi = p2.
+in which a token pays mean(pi) w T / (T - f), are those of that module, with p1 = 0 and pi = p2.
 
 *A path in continuous time.* Let request i run its prefill in [a, t] and its m = o - 1 steps in
 [t, C]. A step in a batch of length T pays the integral over the batch of pi w / (T - f). For any
@@ -20,36 +20,36 @@ and its batches are disjoint and lie in [t, C]. So the steps pay together at lea
     max(0, m nu - int_t^C g(pi)),         g = (sqrt(nu) - sqrt(pi w))^2 / f,
 
 or nu / (f + w) - pi where that T would be below f + w. They also take the time `chain` of a
-request alone. Any nu is valid, and another may be taken for every C: a set of them is tried, and
-for each end the largest value holds. For the prefill the same with m = 1, its own work W and
-f = base + prefill_base.
+request alone. Any nu is valid, and a different one may be taken for every C. So a set of them is
+tried, and for each end the largest value holds. The same holds for the prefill, with m = 1, its own
+work W and f = base + prefill_base.
 
-*Later steps* cost more: if step k has own work w + d_k, nu + pi_min d_k in place of nu has the
-same g as an upper bound where pi >= pi_min, so pi_min sum d_k is added, pi_min the least price
-in [a, C].
+*Later steps* cost more. Let step k have own work w + d_k, and let pi_min be the min price in
+[a, C]. With nu + pi_min d_k in place of nu, the same g is an upper bound, since pi >= pi_min. So
+pi_min sum d_k is added.
 
 *Chunks, refills, restarts.* A prefill's chunk of own work w_c gets the multiplier nu w_c / W. As
-w_c <= T - f, its rate is at most (T - f) / W [nu / T - pi W / (T - f)] for T <= f + W, which
-rises with T: g as it stands covers it. A refill is a prefill with more own work and no smaller
-fixed cost than what is used for a step (`Tokens` takes the smaller of the two), and g falls with
-w and f. Of a request that restarts, its last run counts.
+w_c <= T - f, its rate is at most (T - f) / W [nu / T - pi W / (T - f)] for T <= f + W. This rises
+with T, so g covers it as it stands. A refill is a prefill with more own work than is used for a
+step, and with no smaller fixed cost (`Tokens` takes the smaller of the two), and g falls with w and
+f. Only the last run of a request that restarts counts.
 
 *Cells.* Prices are constant on cells. V(j) is a lower bound on what is paid up to a moment in
-cell j, and s(j) >= 0 such that finishing x seconds before the cell's end costs at least
+cell j. The slope s(j) >= 0 is such that to finish x seconds before the cell's end costs at least
 V(j) + s(j) x. Both follow from the recursion: an earlier end has fewer starts to choose from and
-loses g x of the integral. The cost of ending in cell j, whose length is d, is then at least
+loses g x of the integral. The cost of an end in cell j, whose length is d, is then at least
 V(j) + max(chain, begin - a + min(1, s) d). Starts of the steps in cell j' enter with
 V(j') + int up to the cell's end, less [g(j') - s(j')]_+ d, which covers every moment of the cell.
 
-*Prices used.* From a schedule: proportional to N^1.5, N the number of requests in the system,
-then ascent: where the best paths use more machine time than there is, the price rises, where
-they use less it falls. Any prices are valid.
+*Prices used.* The first prices come from a schedule: they are proportional to N^1.5, with N the
+number of requests in the system. They are then improved by ascent. Where the best paths use more
+machine time than there is, the price rises, and where they use less it falls. Any prices are valid.
 
-*Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so it is off by at
-most `WINDOW` 2^-52 of itself; `SLACK` times m nu plus the integral up to the end is taken off
-whatever a multiplier proves. The error of g itself, below 2^-50 nu / f, and those of the sums over
-requests and prices are covered by the relative margin of `optsched.bounds.busy_time`, doubled, as
-long as nu / f < 10^5.
+*Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
+is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
+what a multiplier proves. The error of g itself is below 2^-50 nu / f. As long as nu / f < 10^5,
+this error and those of the sums over requests and prices are covered by twice the relative margin
+of `optsched.bounds.busy_time`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 
 _LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
-"""Multipliers are best for steady prices of these times the mean price after the arrival."""
+"""The multipliers tried are best for steady prices, of these times the mean after the arrival."""
 _FINE_LEVELS = np.array([0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.2, 3.5, 6.0, 10.0, 20.0, 40.0])
 _CELLS_PER_CHAIN = 75
 _MOST_CELLS = 2_000_000
@@ -83,17 +83,25 @@ _MOST_IN_SYSTEM = 40.0
 def value_at(
     tokens: Tokens, width: float, price: Floats, levels: Floats, use: Floats | None = None
 ) -> float:
-    """Return the bound on total latency at prices on cells of ``width`` seconds, rounded down.
+    """Return the bound on total latency that prices prove, rounded down.
 
     Parameters
     ----------
     tokens : Tokens
     width : float
-    price : ndarray of float64
+        Width of a cell, in seconds.
+    price : ndarray of float64, shape (cells,)
+        Prices >= 0.
     levels : ndarray of float64
-        See `_LEVELS`.
-    use : ndarray of float64, optional
-        Filled with the machine time that the best paths use, per cell and second.
+        Which multipliers are tried. They are best for steady prices of these times the mean price
+        after the arrival.
+    use : ndarray of float64, shape (cells,), optional
+        Receives the machine time that the best paths use, as a share of each cell.
+
+    Returns
+    -------
+    float
+        Seconds; it may be negative.
     """
     used = np.zeros(0) if use is None else use
     total = costs_of_paths(tokens, tokens.chain, width, price, levels, used)
@@ -103,13 +111,27 @@ def value_at(
 
 
 def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Floats, Floats]:
-    """Return arrivals and completions, each sorted, of an online schedule or else of chains.
+    """Return the arrivals and completions of an online schedule.
 
-    Both are counted from the first arrival.
+    The schedule is that of ``least-work``. Where it cannot run, every request is taken to be
+    alone.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    cost : BatchCost
+    chain : ndarray of float64, shape (n,)
+        Time of all batches of each request if it were alone, in seconds.
+
+    Returns
+    -------
+    arrival, finish : ndarray of float64, shape (n,)
+        Seconds from the first arrival, each sorted.
     """
     arrival = instance.release
     try:
-        with warnings.catch_warnings():  # of the cost model's range: nothing is claimed here
+        with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
             warnings.simplefilter("ignore")
             finish = evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
     except OptschedError:  # a prompt beyond a hard limit that it does not split
@@ -118,11 +140,22 @@ def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Float
 
 
 def paths(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, seconds (module's text).
+    """Return the bound on total latency in seconds (see the module's text for the proof).
 
-    No evaluation starts that would not end in time, judged by those before. Where requests are so
-    many that `optsched.bounds.busy_time` is the better bound, the value is the sum of chains: the
-    paths where nothing is paid.
+    Where there are so many requests that `optsched.bounds.busy_time` is the better bound, the
+    value is the sum of chains, which are the paths if nothing is paid.
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        An evaluation starts only if it can end in time, judging by earlier ones.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
     """
     tokens = tokens_of(task.instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
@@ -162,7 +195,7 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         step = 0.4 / (1 + steps / 4)
         price = np.maximum(price * np.exp(step * np.clip(use - 1, -2, 2)), floor)
         steps += 1
-    while budget.left_s > 7 * spent:  # the clipped steps fall short on the side of low prices
+    while budget.left_s > 7 * spent:  # the clipped steps tend to end at prices that are too low
         value = measured(best_price * 1.03)
         if value <= reached:
             break

@@ -1,4 +1,4 @@
-"""Compiled loops of `optsched.bounds.paths`, whose text has the notation and the proof."""
+"""Compiled loops of `optsched.bounds.paths`. Its docstring has the notation and the proof."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from optsched.bounds.busy_time import Floats, Tokens, cell_at
 
 WINDOW = 1 << 15
-"""Cells after its arrival that a request's path may extend over; beyond, only time counts."""
+"""Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
 SLACK = 4.0 * WINDOW * 2.0**-52
 
 
 @njit(cache=True)
 def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt: float) -> float:
-    """Return g; ``root`` is sqrt(nu), ``sqrt`` is sqrt(price work)."""
+    """Return g. ``root`` is sqrt(nu), and ``sqrt`` is sqrt(price work)."""
     if sqrt >= root:
         return 0.0
     if sqrt * (fixed + work) >= root * work:
@@ -27,7 +27,7 @@ def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt:
 
 @njit(cache=True)
 def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
-    """Return own work per unit of its batch's room, w / (T - f), at the best T."""
+    """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
     if work <= 0 or sqrt >= root:
         return 0.0
     if sqrt * (fixed + work) >= root * work:
@@ -38,7 +38,7 @@ def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
 
 @njit(cache=True)
 def _worth(work: float, fixed: float, price: float) -> float:
-    """Return min over T >= f + w of T + price w T / (T - f): the multiplier at steady prices."""
+    """Return the multiplier at steady prices: the min of T + price w T / (T - f), T >= f + w."""
     if work <= 0:
         return fixed
     room = max(work, np.sqrt(price * work * fixed))
@@ -46,7 +46,15 @@ def _worth(work: float, fixed: float, price: float) -> float:
 
 
 class Grid(NamedTuple):
-    """Prices on cells: width in seconds, price and its square root per cell."""
+    """Prices on cells.
+
+    Attributes
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    price, roots : ndarray of float64, shape (cells,)
+        Prices and their square roots.
+    """
 
     width: float
     price: Floats
@@ -54,7 +62,9 @@ class Grid(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What one request pays at least, over the cells from its arrival on (module's text, Cells).
+    """Lower bounds on what one request pays, by cells from its arrival on.
+
+    See Cells in the text of `optsched.bounds.paths`.
 
     Attributes
     ----------
@@ -63,11 +73,11 @@ class Window(NamedTuple):
     after, slope_after : ndarray of float64, shape (WINDOW,)
         V and s of the steps.
     level, level_after : ndarray of int64, shape (WINDOW,)
-        The multiplier that gave them.
+        Number of the multiplier that gave them.
     begin : ndarray of int64, shape (WINDOW,)
-        Where the steps begin, -1 - cell if they pay nothing.
+        The cell where the steps begin, or -1 - cell if they pay nothing.
     least : ndarray of float64, shape (WINDOW,)
-        Smallest price so far.
+        Min price from the arrival up to each cell.
     gains, area : ndarray of float64, shape (WINDOW,) and (WINDOW + 1,)
         g of one multiplier, and its integral up to each cell.
     queue, key : ndarray, shape (WINDOW,)
@@ -94,12 +104,13 @@ class Phase(NamedTuple):
     Attributes
     ----------
     arrival : float
+        Time of arrival, in seconds.
     c0 : int
         The cell of the arrival.
     lead : float
         Length of that cell from the arrival on.
     first, alone : float
-        Time of the prefill's batches, and of all batches, alone.
+        Time of the prefill's batches, and of all batches, if the request were alone.
     nu, own, fixed, batches : float
         Multiplier, own work and fixed cost of a batch, and number of batches.
     """
@@ -151,13 +162,13 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
 
 @njit(cache=True, forceinline=True)
 def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
-    """Raise V of the steps by the k-th multiplier; ``extra`` is own work of later steps."""
+    """Raise V of the steps by the k-th multiplier. ``extra`` is own work of later steps."""
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
     all_paid = phase.nu * phase.batches
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0
-    last = free = -1  # starts that leave time enough; that make the steps free
+    last = free = -1  # the last start that leaves enough time; the last that makes the steps free
     for j in range(span):
         end = (c0 + j + 1) * width
         while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
@@ -195,7 +206,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
 def _best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
-    """Return what the best end costs, and its cell; -1 where none is in the window."""
+    """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
     a, c0 = phase.arrival, phase.c0
     best, at = np.inf, -1
     for j in range(span):
@@ -218,9 +229,26 @@ def _best_end(
 def costs_of_paths(
     tokens: Tokens, chain: Floats, width: float, price: Floats, levels: Floats, use: Floats
 ) -> float:
-    """Return the sum of what all requests cost at least; add the machine time used to ``use``.
+    """Return the sum of the min costs of all requests.
 
-    ``use`` is left alone when it is empty; ``chain`` is `Tokens.chain`.
+    Parameters
+    ----------
+    tokens : Tokens
+    chain : ndarray of float64, shape (n,)
+        `Tokens.chain`, or less.
+    width : float
+        Width of a cell, in seconds.
+    price : ndarray of float64, shape (cells,)
+    levels : ndarray of float64
+        Which multipliers are tried, see `optsched.bounds.paths.value_at`.
+    use : ndarray of float64, shape (cells,) or (0,)
+        The machine time that the best paths use is added, as a share of each cell. An empty
+        array is left as it is.
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     cells = price.shape[0]
     grid = Grid(width, price, np.sqrt(price))

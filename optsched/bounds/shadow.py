@@ -1,4 +1,4 @@
-"""Shadow prices: what one more KV token would save, round by round, and the bound they prove."""
+"""Shadow prices: what one more KV token would save in each round, and the bound they prove."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ from optsched.problem.instance import Instance
 
 
 def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Prices, int]:
-    """Return the best prices found and the bound that they prove (`dual_value`).
+    """Return the best prices found and the bound that they prove.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in rounds.
+    time_limit_s : float
+        Seconds of wall time.
+
+    Returns
+    -------
+    prices : Prices
+    value : int
+        The bound on total latency in rounds (`optsched.bounds.dual.dual_value`).
 
     Raises
     ------
     UsageError
-        The instance is in seconds.
+        If the instance is in seconds.
     """
     if not instance.in_rounds:
-        raise UsageError("shadow prices: an instance in rounds is right; this one is in seconds")
+        raise UsageError("shadow prices: found an instance in seconds; expected one in rounds")
     return _prices_within(instance, Budget(time_limit_s))
 
 
@@ -34,9 +47,9 @@ def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
         found.append((dual_value(instance, prices), prices))
         budget.tell(bound=max(value for value, _ in found))
 
-    report(Prices(np.array([1]), np.array([0]), 1))  # free: the sum of outputs, in any time
+    report(Prices(np.array([1]), np.array([0]), 1))  # the sum of outputs, which takes no time
     raise_dual(model_of(instance), over=lambda: budget.over, report=report)
-    # The dual only rises: of equal values, rounded up, the last is the largest.
+    # The dual only rises. Among values that are equal after rounding up, the last is the largest.
     value = max(value for value, _ in found)
     return next(prices for reached, prices in reversed(found) if reached == value), value
 
@@ -45,32 +58,46 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
     """Return the shadow price of one KV token over time.
 
     A price lambda_t of the dual is what one more token of capacity in round t alone would save,
-    in rounds of total latency: with M + d_t tokens in round t the same prices prove
-    L - sum_t lambda_t d_t, so no schedule of the larger machine saves more than
+    in rounds of total latency. With M + d_t tokens in round t the same prices prove the bound
+    L - sum_t lambda_t d_t. So no schedule of the larger machine saves more than
     sum_t lambda_t d_t against L. For the linear relaxation this is exact for small d.
 
     Parameters
     ----------
     instance : Instance
-        In rounds.
+        An instance in rounds.
     time_limit_s : float
+        Seconds of wall time.
 
     Returns
     -------
     ndarray of float64, shape (pieces, 2)
-        First round of each piece, and the price from it on, in rounds of latency per token.
-        Multiplied by the length of a piece, the saving of one token over all of it.
+        First round of each piece, and the price from it on, in rounds of latency per token. The
+        price times the length of a piece is what one more token saves over all of it.
 
     Raises
     ------
     UsageError
-        The instance is in seconds.
+        If the instance is in seconds.
     """
     return best_prices(instance, time_limit_s=time_limit_s)[0].array()
 
 
 def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
-    """Return the largest dual value found, with its certificate (`optsched.bounds.dual`)."""
+    """Return the largest dual value found, with its certificate (`optsched.bounds.dual`).
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in rounds.
+    budget : Budget
+        When it is over, the search stops.
+
+    Returns
+    -------
+    Proof
+        An integer, in rounds, with a certificate.
+    """
     prices, value = _prices_within(task.instance, budget)
     certificate = make_certificate(
         task.instance, prices_leaf(prices), value=value, denominator=prices.denominator

@@ -2,12 +2,12 @@
 
 All three relax the KV cache to a machine that works off token-rounds at speed M: a request is
 a job of volume vol_i (`Instance.volume`, the token-rounds of an uninterrupted run) that is
-released at a_i. Times are integers in units of 1/M round, so nothing is ever rounded the wrong
-way, and nothing depends on how far apart arrivals are.
+released at a_i. Times are integers in units of 1/M round, so that no rounding can make a bound
+invalid. The time that a bound takes does not depend on how far apart arrivals are.
 
 Notes
 -----
-Limits on batches only take schedules away, so every bound stays valid under them.
+Limits on batches only rule schedules out, so every bound stays valid under them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,21 @@ _FRACTION_BITS = 80
 
 
 def sum_outputs(task: BoundTask, budget: Budget) -> Proof:
-    """Return sum o_i.
+    """Return the bound sum o_i on total latency in rounds.
 
-    Proof. A request produces at most one token per round, none before its arrival, so
+    Proof. A request produces at most one token per round and none before its arrival, so
     C_i >= a_i + o_i.
+
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        An integer, in rounds.
     """
     return Proof(int(task.instance.output_tokens.sum()))
 
@@ -34,19 +45,31 @@ def sum_outputs(task: BoundTask, budget: Budget) -> Proof:
 def srpt(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT volume bound, sharpened to whole rounds and earliest completions.
 
-    Proof. In a schedule let request i use its KV tokens at each moment as a processing rate;
-    the rates sum to at most M and i has received vol_i by its completion C_i. Speeding nothing
-    up, the jobs can be run one at a time on a preemptive machine of speed M so that each
-    completes by C_i (earliest due date first meets any due dates that shared rates meet). On
-    that machine the shortest-remaining-processing-time rule has, at every moment, completed
-    the largest number of jobs that any rule can have (Schrage 1968). So the k-th smallest
-    completion time of the schedule is at least T_k, SRPT's k-th, and, being a whole number, at
+    Proof. In a schedule, take the KV tokens that request i holds at each moment as its processing
+    rate. The rates sum to at most M, and i has received vol_i by its completion C_i. The jobs can
+    then be run one at a time on a preemptive machine of speed M so that each completes by C_i,
+    because earliest due date first meets any due dates that shared rates meet. On that machine
+    the rule of shortest remaining processing time (SRPT) has, at every moment, completed the
+    largest number of jobs that any rule can have (Schrage 1968). So the k-th smallest completion
+    time of the schedule is at least T_k, the k-th of SRPT. It is a whole number, and therefore at
     least ceil(T_k). It is also at least E_k, the k-th smallest a_i + o_i, since C_i >= a_i + o_i
     holds for each i. Hence TEL >= sum_k max(ceil(T_k), E_k) - sum_i a_i.
 
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        An integer, in rounds.
+
     Notes
     -----
-    At least as large as `sum_outputs`, and as the sum of SRPT's completion times rounded up.
+    The bound is at least as large as `sum_outputs`, and as the sum of SRPT's completion times
+    rounded up.
     """
     instance = task.instance
     capacity = instance.kv_capacity
@@ -60,7 +83,7 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
 
 
 def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the mean-busy-time bound, rounded up after rounding safely down.
+    """Return the mean-busy-time bound on total latency in rounds.
 
     Proof. Let B_i = (1/vol_i) * integral of t * (KV tokens of i at t) dt over the uninterrupted
     run of i. With q = s_i (cached accounting: s_i - 1) it holds q + j during the round that
@@ -71,13 +94,24 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
 
     The tokens held are processing rates that sum to at most M, and zero before a_i. Over all
     such rates that give i its vol_i, sum_i B_i = sum_i integral (t / vol_i) rate_i(t) dt is a
-    transportation problem, and the exchange argument solves it: at each moment give the
-    machine to the released, unfinished job of the largest 1/vol_i (Goemans 1996). So with B*_i
-    of that preemptive list schedule, sum C_i >= sum_i (B*_i + o_i - A_i / vol_i).
+    transportation problem. The exchange argument solves it: at each moment give the machine to
+    the released, unfinished job of the largest 1/vol_i (Goemans 1996). Let B*_i be the mean busy
+    times of that preemptive list schedule. Then sum C_i >= sum_i (B*_i + o_i - A_i / vol_i).
 
     A piece [x, y) in units of 1/M round adds (y^2 - x^2) / (2 M vol_i) to B*_i. Each request's
-    terms are rounded down to a multiple of 2**-80; TEL is a whole number, so the sum, still a
-    valid bound, is rounded up.
+    terms are rounded down to a multiple of 2**-80, so their sum is still a valid bound. TEL is a
+    whole number, so this sum is rounded up.
+
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        An integer, in rounds.
     """
     instance = task.instance
     capacity = instance.kv_capacity

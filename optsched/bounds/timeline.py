@@ -1,8 +1,8 @@
 """The time axis of an instance in rounds without its gaps, and the prices that start the dual.
 
-The gaps between blocks (`optsched.bounds.blocks`) are cut out, and what remains is measured in
-units of ``unit`` rounds, one unless the time axis is very long. Within a unit a run's KV is taken
-at its mean.
+The gaps between blocks (`optsched.bounds.blocks`) are cut out. What remains is measured in units of
+``unit`` rounds, which is 1 unless the time axis is very long. Within a unit a run is taken to hold
+its mean KV.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from optsched.bounds.blocks import blocks_of
 from optsched.problem.instance import Instance
 
 MAX_UNITS = 1 << 21
-"""Longest time axis, in units."""
+"""Max length of the time axis, in units."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,14 +34,14 @@ class Model:
     unit : int
         Rounds per unit of time.
     arrival, output : ndarray of int64, shape (n,)
-        In units; outputs at least 1.
+        Arrivals and outputs in units. Outputs are at least 1.
     first_kv : ndarray of float64, shape (n,)
-        Mean KV tokens held during the first unit; it grows by ``unit`` per unit.
+        Mean KV tokens held during the first unit. They grow by ``unit`` per unit.
     block : ndarray of int64, shape (n,)
         Number of each request's block, from 0 in order of time.
     block_begin, block_real, block_end : ndarray of int64, shape (blocks,)
-        First round of each block with the gaps cut out, the same in the instance's time, and
-        the round with gaps cut out by which it can have ended.
+        First round of each block on the axis without gaps, the same round in the instance's
+        time, and the round on the axis without gaps by which the block can have ended.
     """
 
     instance: Instance
@@ -56,12 +56,23 @@ class Model:
 
     @property
     def shift(self) -> Ints:
-        """What to add to a start, in rounds with gaps cut out, for one of the instance."""
+        """What to add to a start in rounds on the axis without gaps for one of the instance."""
         return (self.block_real - self.block_begin)[self.block]
 
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
-    """Return the model of an instance in rounds."""
+    """Return the model of an instance in rounds.
+
+    Parameters
+    ----------
+    instance : Instance
+    max_units : int
+        Max length of the time axis, in units. Longer axes get a larger unit.
+
+    Returns
+    -------
+    Model
+    """
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // max_units))
     growth = (unit - 1) / 2
@@ -83,9 +94,17 @@ def busy_prices(model: Model) -> Floats:
 
     The preemptive list schedule of `optsched.bounds.simple.mean_busy_time` is walked backward.
     Its linear program has the dual max sum vol_i u_i - M integral p with u_i <= t / vol_i + p(t)
-    for t >= a_i: while job j runs, p(t) = u_j - t / vol_j. So within a piece of j the price
-    falls with slope 1 / vol_j; where j was interrupted at x and resumes at y,
-    p(x) = p(y) + (y - x) / vol_j; elsewhere it is continuous, and it is 0 before idle time.
+    for t >= a_i. While job j runs, p(t) = u_j - t / vol_j. So within a piece of j the price falls
+    with slope 1 / vol_j. Where j was interrupted at x and resumes at y,
+    p(x) = p(y) + (y - x) / vol_j. Elsewhere the price is continuous, and it is 0 before idle time.
+
+    Parameters
+    ----------
+    model : Model
+
+    Returns
+    -------
+    ndarray of float64, shape (units,)
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     order = np.lexsort((volume, model.arrival))
@@ -102,7 +121,7 @@ def busy_prices(model: Model) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
-    """Pieces (begin, end, job) of the preemptive schedule, least work first, by a binary heap."""
+    """Return the pieces (begin, end, job) of the preemptive schedule, least work first."""
     n = len(release)
     begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
     job = np.empty(3 * n + 3, np.int64)
@@ -154,7 +173,7 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _backward(begin, end, job, slope, length):  # type: ignore[no-untyped-def]
-    """Mean price of each unit of time from the pieces, walked backward."""
+    """Return the mean price of each unit of time from the pieces, walked backward."""
     price = np.zeros(length)
     resumed = np.full(len(slope), -1.0)
     resumed_price = np.zeros(len(slope))

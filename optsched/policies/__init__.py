@@ -54,16 +54,18 @@ class PolicyInfo:
     Parameters
     ----------
     name, summary : str
+        The name in specifications, and one line about the policy.
     make : callable
-        Builds the `Runner` or the object with ``batch(view)`` from keyword parameters.
+        It builds the `Runner`, or the object with ``batch(view)``, from keyword parameters.
     clairvoyant : bool
-        Whether it uses output lengths: the true ones, unless the instance carries predictions.
+        Whether it uses output lengths. These are the true ones unless the instance carries
+        predictions.
     paper : str
-        Where it is from.
+        The paper and the place in it that the policy is from; empty for our own.
     predictor : str or None
-        What its specification says of a predictor (`optsched.workloads.predict.predict`).
+        The predictor that its specification names, as for `optsched.workloads.predict.predict`.
     assumed : bool
-        Whether ``clairvoyant`` is a guess: a user's object that does not say.
+        Whether ``clairvoyant`` is assumed, because a user's object does not say.
     """
 
     name: str
@@ -86,7 +88,22 @@ _REGISTRY: Registry[PolicyInfo] = Registry("policy", __name__)
 def policy(
     name: str, summary: str, *, clairvoyant: bool = False, paper: str = ""
 ) -> Callable[[Make], Make]:
-    """Register the decorated function as the maker of policy ``name`` (see the module's text)."""
+    """Register the decorated function as the maker of a policy (see the module's text).
+
+    Parameters
+    ----------
+    name, summary : str
+        The name in specifications, and one line about the policy.
+    clairvoyant : bool
+        Whether it uses output lengths, see `PolicyInfo`.
+    paper : str
+        The paper and the place in it that the policy is from.
+
+    Returns
+    -------
+    callable
+        A decorator that returns the function unchanged.
+    """
 
     def register(make: Make) -> Make:
         _REGISTRY.add(name, PolicyInfo(name, summary, make, clairvoyant, paper))
@@ -96,25 +113,38 @@ def policy(
 
 
 def policies() -> dict[str, PolicyInfo]:
-    """Return every registered policy by name, sorted."""
+    """Return every registered policy by name, sorted by name."""
     return _REGISTRY.all()
 
 
 def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
-    """Return the policy of a specification: ``name:key=value,...`` or ``file.py:NAME:...``.
+    """Make the policy that a specification describes.
 
-    ``NAME`` is a class with ``batch(view)``, a function that returns such an object or a `Runner`
-    (`Rules`, `Windows`, or one with a loop of its own), or a `Runner` itself. An attribute
-    ``clairvoyant`` of the object says whether it uses output lengths (`Policy`).
+    A specification is ``name:key=value,...`` or ``file.py:NAME:key=value,...``. ``NAME`` is a
+    class with ``batch(view)``, a `Runner` (`Rules`, `Windows`, or one with a loop of its own), or
+    a function that returns an object of either kind. An attribute ``clairvoyant`` of the object
+    says whether it uses output lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
     ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``.
 
+    Parameters
+    ----------
+    spec : str
+        The specification.
+
+    Returns
+    -------
+    made : Runner or Policy
+        The scheduler.
+    info : PolicyInfo
+        What is known of it, with the predictor of the specification.
+
     Raises
     ------
     InputError
-        An unknown policy, predictor or parameter, a value of the wrong type, or a user's file
-        that makes no policy.
+        If the policy, the predictor or a parameter is unknown, if a value has the wrong type, or
+        if a user's file makes no policy.
     """
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
@@ -138,7 +168,17 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
 
 
 def runner_of(made: Scheduler) -> Runner:
-    """Return a scheduler as something that runs: itself, or what asks its object batch by batch."""
+    """Return a scheduler as a `Runner`.
+
+    Parameters
+    ----------
+    made : Runner or Policy
+
+    Returns
+    -------
+    Runner
+        ``made`` itself, or a runner that asks the policy object before every batch.
+    """
     if isinstance(made, Runner):
         return made
     from optsched.policies.engine.online import Online
@@ -149,8 +189,19 @@ def runner_of(made: Scheduler) -> Runner:
 def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> bool:
     """Return whether a policy's decisions use true output lengths on an instance.
 
-    Rules say so themselves, in the form that applies to the instance's time unit; for a policy
-    object the registry does. Nothing is clairvoyant where predictions are given.
+    A `Runner` such as `Rules` may say so itself, for the instance's time unit. For all others the
+    registry says it. No policy is clairvoyant on an instance that carries predictions.
+
+    Parameters
+    ----------
+    made : Runner or Policy
+    info : PolicyInfo
+        What `make_policy` returned with it.
+    instance : Instance
+
+    Returns
+    -------
+    bool
     """
     if instance.has_predictions:
         return False
@@ -161,7 +212,20 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
 
 
 def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
-    """Return in words what `is_clairvoyant` says, and how sure it is; None if it says no."""
+    """Return in words that a policy uses true output lengths, and how sure this is.
+
+    Parameters
+    ----------
+    made : Runner or Policy
+    info : PolicyInfo
+        What `make_policy` returned with it.
+    instance : Instance
+
+    Returns
+    -------
+    str or None
+        None if the policy is not clairvoyant on the instance (`is_clairvoyant`).
+    """
     if not is_clairvoyant(made, info, instance):
         return None
     if info.assumed and runner_of(made).uses_lengths(instance) is None:
@@ -173,7 +237,7 @@ def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str |
 
 
 def _predictor(spec: str, texts: dict[str, str]) -> str | None:
-    """Return the specification of the predictor that a policy's names, or None."""
+    """Return the predictor that a policy's specification names, as a specification, or None."""
     inner = [
         f"{key.removeprefix('predictor.')}={text}"
         for key, text in texts.items()
@@ -181,7 +245,10 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
     ]
     if "predictor" not in texts:
         if inner:
-            raise InputError(f"policy {spec!r}: predictor.{inner[0]} without predictor=NAME")
+            raise InputError(
+                f"policy {spec!r}: found predictor.{inner[0]} alone; "
+                "expected predictor=NAME with it"
+            )
         return None
     predictor = ":".join(filter(None, [texts["predictor"], ",".join(inner)]))
     try:
@@ -192,7 +259,7 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 
 def _from_file(name: str) -> PolicyInfo:
-    """Load a user's policy: a class with ``batch(view)``, a function, or a scheduler as data."""
+    """Load a user's policy, which is a class with ``batch(view)``, a function or a `Runner`."""
     found = load_attribute(name, "policy", (Rules, Windows, Runner))
     if isinstance(found, Runner):
         guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
@@ -202,11 +269,11 @@ def _from_file(name: str) -> PolicyInfo:
 
 
 def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
-    """Check what a user's file made; return the information with what it says of itself."""
+    """Check what a user's file made, and return the information with what the object declares."""
     if not isinstance(made, Runner) and not callable(getattr(made, "batch", None)):
         raise InputError(
-            f"policy {spec!r}: makes {made!r:.80}; Rules, Windows, or an object with batch(view), "
-            "is right"
+            f"policy {spec!r}: found {made!r:.80}; expected Rules, Windows, or an object with "
+            "batch(view)"
         )
     says = getattr(made, "clairvoyant", None)
     if says is None:
@@ -215,5 +282,22 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
 
 
 def allows(spec: str, instance: Instance) -> str | None:
-    """Return why an instance rules a policy out, or None if it can run there."""
+    """Return why a policy cannot run on an instance.
+
+    Parameters
+    ----------
+    spec : str
+        The policy's specification (`make_policy`).
+    instance : Instance
+
+    Returns
+    -------
+    str or None
+        The reason, or None if the policy can run.
+
+    Raises
+    ------
+    InputError
+        As `make_policy`.
+    """
     return runner_of(make_policy(spec)[0]).allows(instance)

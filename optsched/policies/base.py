@@ -1,4 +1,4 @@
-"""What a scheduler may be: `Rules`, `Windows`, or any object that answers batch by batch."""
+"""The kinds of scheduler: `Rules`, `Windows`, or any object that answers batch by batch."""
 
 from __future__ import annotations
 
@@ -24,42 +24,47 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a policy sees before a batch: requests that have arrived, and nothing hidden.
+    """What a policy sees before a batch: the requests that have arrived, and nothing hidden.
 
-    Columns are read-only, indexed by request; entries of requests that have not arrived are -1.
+    Columns are read-only, have the shape (n,), and are indexed by request. Entries of requests
+    that have not arrived are -1; ``generated`` and ``cached`` are 0 and ``decoding`` is false
+    there.
 
     Parameters
     ----------
     now : float
-        Time at which the batch would start (seconds or rounds).
+        The time at which the batch would start, in seconds or rounds.
     waiting : list of int
-        Arrived requests without KV, in the order in which they came (evicted ones again at the
-        end).
+        The requests that have arrived and hold no KV, in the order in which they arrived. An
+        evicted request is added at the end.
     running : list of int
-        Requests that hold KV, by (arrival, index).
+        The requests that hold KV, ordered by (arrival, index).
     arrival : ndarray of float64
+        Arrival times, in seconds or rounds.
     prompt_tokens, predicted : ndarray of int64
-        Prompt, and predicted output tokens (the true ones when nothing was predicted).
+        Prompt tokens, and predicted output tokens. The latter are the true ones when nothing was
+        predicted.
     remaining : ndarray of float64
-        Predicted output tokens left, >= 1: what the instance's forecast says of a request now, or
-        ``predicted`` less the tokens produced.
+        Predicted output tokens that are left, >= 1. They come from the instance's forecast, or
+        else are ``predicted`` minus ``generated``.
     generated, cached : ndarray of int64
         Output tokens produced so far, and KV tokens stored.
     decoding : ndarray of bool
-        Whether the whole input is cached, so that the next step is a decode of one token.
+        Whether the whole input is cached. The next step is then a decode of one token.
     kv_capacity, kv_offset : int
-        M, and the KV tokens a running request holds beyond its cached ones (`Instance`).
+        M, and the KV tokens that a running request holds beyond its cached ones (`Instance`).
     limits : Limits
         Hard limits of the instance.
     hybrid, chunked : bool
-        Whether the instance lets a batch hold both phases, and a prefill be split.
+        Whether the instance lets a batch hold both phases, and lets a prefill be split.
     evict_mode : {"restart", "recompute"}
+        Whether an eviction loses the output tokens produced as well as the KV.
     generator : numpy.random.Generator
-        For random decisions.
+        The source of randomness for random decisions.
     cost : CostModel
-        Batch times of the machine, as profiled.
+        The batch times of the machine, as profiled.
     predicted_lower, predicted_upper : ndarray of int64 or None
-        Prediction intervals, where the instance carries them.
+        Prediction intervals in tokens, where the instance carries them.
     """
 
     now: float
@@ -84,21 +89,50 @@ class View:
     predicted_upper: NDArray[np.int64] | None = None
 
     def rest(self, i: int) -> int:
-        """Return the tokens request ``i`` must process to produce its next one."""
+        """Return the tokens that a request must process to produce its next one.
+
+        Parameters
+        ----------
+        i : int
+            The request.
+
+        Returns
+        -------
+        int
+        """
         return int(self.prompt_tokens[i] + self.generated[i] - self.cached[i])
 
     def held(self, requests: Sequence[int] | None = None) -> int:
-        """Return the KV tokens that ``requests`` (default: all running) hold now."""
+        """Return the KV tokens that some requests hold now.
+
+        Parameters
+        ----------
+        requests : sequence of int, optional
+            Running requests; default: all of them.
+
+        Returns
+        -------
+        int
+        """
         which = self.running if requests is None else list(requests)
         return int(self.cached[which].sum()) + self.kv_offset * len(which)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A policy's answer: tokens to process per request, and what to evict before.
+    """A policy's answer: the tokens to process for each request, and whom to evict before.
 
-    An empty batch waits for the next arrival; with ``stall`` it lets the time of one batch of
-    the running requests pass.
+    A batch without tokens and evictions waits for the next arrival.
+
+    Parameters
+    ----------
+    tokens : mapping of int to int
+        Tokens to process, >= 1, by request.
+    evict : sequence of int
+        Running requests that are evicted before the batch, in this order.
+    stall : bool
+        Whether a batch without tokens lets the time pass that one batch of all running requests
+        would take.
     """
 
     tokens: Mapping[int, int] = field(default_factory=dict)
@@ -107,17 +141,28 @@ class Batch:
 
 
 class Policy(Protocol):
-    """Anything that answers batch by batch.
+    """Any object that answers batch by batch.
 
     Two attributes are optional. ``evict_mode`` says what an eviction loses (default
     ``"recompute"``). ``clairvoyant = False`` says that the policy never reads the view's
-    ``predicted`` columns, which hold the true output lengths where nothing was predicted; without
-    it, and without predictions, results say that it may use them. A shipped policy may also be a
-    `Runner`, with a compiled loop that decides as `batch` would.
+    ``predicted`` columns, which hold the true output lengths where nothing was predicted. Without
+    this attribute, and without predictions, results say that the policy may use true lengths. A
+    policy of this package may also be a `Runner`, with a compiled loop that decides as `batch`
+    would.
     """
 
     def batch(self, view: View) -> Batch:
-        """Return what the next batch processes."""
+        """Return what the next batch processes.
+
+        Parameters
+        ----------
+        view : View
+            The requests that have arrived, and the machine.
+
+        Returns
+        -------
+        Batch
+        """
 
 
 Scheduler = Runner | Policy

@@ -1,4 +1,4 @@
-"""Policies of ELIS (004): every window of tokens a worker decides anew what it runs."""
+"""Policies of Choi et al. 2025 (ELIS): a worker decides once per window of tokens what it runs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from optsched.policies.base import Windows
 
 @policy(
     "isrtf",
-    "per window of tokens, least predicted tokens left first; several workers",
+    "per window of tokens, fewest predicted tokens left first; several workers",
     clairvoyant=True,
-    paper="004, Algorithm 1",
+    paper="Choi et al. 2025, Algorithm 1",
 )
 def isrtf(
     *, window: int = 50, batch_size: int = 4, workers: int = 1, aging: float = 0.0
 ) -> Windows:
-    """Iterative shortest remaining time first; see `Windows` for the parameters."""
+    """Return the rules of iterative shortest remaining time first.
+
+    Parameters
+    ----------
+    window, batch_size, workers, aging
+        As for `Windows`.
+    """
     return Windows("remaining", window, batch_size, workers, aging)
 
 
 @policy(
     "elis-fcfs",
     "per window of tokens, first come first served; several workers",
-    paper="004, section 6.1",
+    paper="Choi et al. 2025, section 6.1",
 )
 def elis_fcfs(*, window: int = 50, batch_size: int = 4, workers: int = 1) -> Windows:
-    """The baseline: a request that has begun stays in the batch until it is done."""
+    """Return the rules of the paper's baseline, first come first served.
+
+    A request that has begun stays in the batch until it is done.
+
+    Parameters
+    ----------
+    window, batch_size, workers
+        As for `Windows`.
+    """
     return Windows("arrival", window, batch_size, workers)
 
 
@@ -33,10 +47,18 @@ def elis_fcfs(*, window: int = 50, batch_size: int = 4, workers: int = 1) -> Win
     "elis-sjf",
     "per window of tokens, shortest output first; several workers",
     clairvoyant=True,
-    paper="004, section 6.1",
+    paper="Choi et al. 2025, section 6.1",
 )
 def elis_sjf(
     *, window: int = 50, batch_size: int = 4, workers: int = 1, aging: float = 0.0
 ) -> Windows:
-    """The paper's ideal: the whole output, known in advance unless something is predicted."""
+    """Return the rules of the paper's ideal, shortest job first.
+
+    The order is by the whole output, which is known in advance unless it is predicted.
+
+    Parameters
+    ----------
+    window, batch_size, workers, aging
+        As for `Windows`.
+    """
     return Windows("total", window, batch_size, workers, aging)

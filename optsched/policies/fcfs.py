@@ -8,9 +8,15 @@ from optsched.policies.base import Rules
 
 @policy("fcfs", "first come first served, hybrid batches, evicting the latest arrival")
 def fcfs(*, max_running: int | None = None) -> Rules:
-    """Admit in order of arrival when the prompt fits beside the KV that is held now.
+    """Return rules that admit by arrival while the prompt fits beside the KV that is held now.
 
-    In rounds, where an eviction loses all progress, admission looks ahead as MC-Benchmark's.
+    In rounds an eviction loses all progress. Admission therefore looks ahead there, as that of
+    `mc-benchmark` does.
+
+    Parameters
+    ----------
+    max_running : int, optional
+        The max number of running requests.
     """
     careful = Rules(
         admission="lookahead", overflow="clear", evict_mode="restart", max_running=max_running

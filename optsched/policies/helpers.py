@@ -1,6 +1,6 @@
-"""What most policies with ``batch(view)`` do: decode everybody, evict until it fits, admit some.
+"""Steps of most policies with ``batch(view)``: decode all, evict until the batch fits, admit.
 
-Tokens are as in `Batch`: tokens to process, by request. No function changes what it is given. The
+Tokens are as in `Batch`: the tokens to process, by request. No function changes its arguments. The
 policy ``fcfs`` in seconds is::
 
     def batch(self, view: View) -> Batch:
@@ -18,10 +18,20 @@ from optsched.policies.base import View
 
 
 def decode_all(view: View) -> dict[int, int]:
-    """Return a token for every running request that decodes, in the order of ``view.running``.
+    """Return one token for every running request that decodes, in the order of ``view.running``.
 
-    Where ``max_batch_tokens`` is less than these are, the last ones pause. Requests whose prefill
-    was begun and not ended are left out; only a policy that splits prefills has any.
+    Where more requests decode than ``max_batch_tokens`` allows, the last ones pause. A request
+    whose prefill is not complete is left out; only a policy that splits prefills has such
+    requests.
+
+    Parameters
+    ----------
+    view : View
+
+    Returns
+    -------
+    dict of int to int
+        Tokens to process, by request.
     """
     decoding = [i for i in view.running if view.decoding[i]]
     return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)
@@ -30,15 +40,7 @@ def decode_all(view: View) -> dict[int, int]:
 def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> int:
     """Return the KV tokens that are held at the end of a batch, before any of it is freed.
 
-    Running requests hold theirs whether the batch processes them or not, unless they are evicted.
-    """
-    stay = [i for i in view.running if i not in evicted]
-    begun = sum(i not in stay for i in tokens)
-    return view.held(stay) + sum(tokens.values()) + view.kv_offset * begun
-
-
-def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> bool:
-    """Return whether a batch keeps the KV capacity, the instance's limits and its phases apart.
+    A running request holds its KV whether the batch processes it or not, unless it is evicted.
 
     Parameters
     ----------
@@ -47,6 +49,30 @@ def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> 
         Tokens to process, by request.
     evicted : sequence of int
         Running requests that are evicted before.
+
+    Returns
+    -------
+    int
+    """
+    stay = [i for i in view.running if i not in evicted]
+    begun = sum(i not in stay for i in tokens)
+    return view.held(stay) + sum(tokens.values()) + view.kv_offset * begun
+
+
+def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> bool:
+    """Return whether a batch fits: KV capacity, the instance's limits, and phases kept apart.
+
+    Parameters
+    ----------
+    view : View
+    tokens : mapping of int to int
+        Tokens to process, by request.
+    evicted : sequence of int
+        Running requests that are evicted before.
+
+    Returns
+    -------
+    bool
     """
     limits = view.limits
     decodes = [i for i in tokens if view.decoding[i] and i not in evicted]
@@ -64,7 +90,7 @@ def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> 
 def evict_until_fits(
     view: View, tokens: Mapping[int, int], order: Iterable[int] | None = None
 ) -> tuple[dict[int, int], list[int]]:
-    """Return the batch without those that must be evicted for its KV, and these.
+    """Evict running requests until the batch's KV fits.
 
     Parameters
     ----------
@@ -72,14 +98,15 @@ def evict_until_fits(
     tokens : mapping of int to int
         Tokens to process, by request.
     order : iterable of int, optional
-        Running requests that may be evicted, the last first; default: ``view.running``, so that
-        the latest arrival goes first.
+        Running requests that may be evicted, the last one first. Default: ``view.running``, so
+        that the latest arrival is evicted first.
 
     Returns
     -------
     tokens : dict of int to int
+        The batch without the evicted requests.
     evicted : list of int
-        In the order of eviction.
+        The evicted requests, in the order of eviction.
     """
     left = list(view.running if order is None else order)
     kept, evicted = dict(tokens), list[int]()
@@ -92,7 +119,7 @@ def evict_until_fits(
 def admit(
     view: View, tokens: Mapping[int, int], line: Iterable[int], evicted: Sequence[int] = ()
 ) -> dict[int, int]:
-    """Return the batch with whole prefills of those in line, up to the first that does not fit.
+    """Add whole prefills of waiting requests to a batch, up to the first that does not fit.
 
     Parameters
     ----------
@@ -100,9 +127,14 @@ def admit(
     tokens : mapping of int to int
         Tokens to process, by request.
     line : iterable of int
-        Waiting requests, the first first: ``view.waiting``, or sorted.
+        Waiting requests in the order of admission: ``view.waiting``, or a sorted copy.
     evicted : sequence of int
         Running requests that are evicted before.
+
+    Returns
+    -------
+    dict of int to int
+        Tokens to process, by request.
     """
     joined = dict(tokens)
     for i in line:
@@ -113,16 +145,21 @@ def admit(
 
 
 def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
-    """Return whether KV stays within capacity until all of them are done, one token a batch.
+    """Return whether KV stays within capacity until all of some requests are done.
 
-    KV is largest in the batches in which a request produces its last token, so only these are
-    looked at, by ``view.remaining`` (Jaillet et al. 2025, inequality (5)).
+    Every request is assumed to run from this batch on and to produce one token per batch. KV is
+    largest in the batches in which a request produces its last token, as ``view.remaining``
+    predicts it. Only these batches are checked (Jaillet et al. 2025, inequality (5)).
 
     Parameters
     ----------
     view : View
     requests : iterable of int
-        Those that would run, running or waiting, from this batch on.
+        The requests that would run, whether they run or wait now.
+
+    Returns
+    -------
+    bool
     """
     left = {i: math.ceil(view.remaining[i]) for i in requests}
     size = {i: view.rest(i) + int(view.cached[i]) - 1 + view.kv_offset for i in left}

@@ -1,4 +1,4 @@
-"""Policies of Jaillet et al. (002): MC-SF, MC-Benchmark, alpha-protection, beta-clearing."""
+"""Policies of Jaillet et al. 2025: MC-SF, MC-Benchmark, alpha-protection and beta-clearing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from optsched.policies.base import Rules
     "mc-sf",
     "shortest predicted output first, while KV fits at every completion",
     clairvoyant=True,
-    paper="002, Algorithm 1",
+    paper="Jaillet et al. 2025, Algorithm 1",
 )
 def mc_sf(*, margin: int = 0) -> Rules:
-    """Running requests go on; shortest first; stop at the first that does not fit.
+    """Return the rules of MC-SF, shortest predicted output first.
 
-    With ``margin``, every predicted output counts that many tokens more (002, section 6).
+    Running requests go on. Waiting requests are admitted in order, up to the first that does not
+    fit at every predicted completion.
+
+    Parameters
+    ----------
+    margin : int
+        Tokens added to every predicted output (Jaillet et al. 2025, section 6).
 
     Notes
     -----
-    With predictions that are short, KV may overflow; running requests are then cleared, as in
-    `alpha_protection`, and their estimates raised to what they had produced.
+    When predictions are too short, KV may overflow. Running requests are then cleared, as for
+    `alpha-protection`, and their estimates rise to the tokens that they had produced.
     """
     return Rules(
         order="output",
@@ -35,30 +41,48 @@ def mc_sf(*, margin: int = 0) -> Rules:
     "mc-benchmark",
     "first come first served, while KV fits at every completion",
     clairvoyant=True,
-    paper="002, Algorithm 2",
+    paper="Jaillet et al. 2025, Algorithm 2",
 )
 def mc_benchmark() -> Rules:
-    """As MC-SF in ascending arrival."""
+    """Return the rules of MC-SF in the order of arrival."""
     return Rules(order="arrival", admission="lookahead", overflow="clear", evict_mode="restart")
 
 
 @policy(
     "alpha-protection",
     "first come first served within (1 - alpha) of the KV; all cleared at overflow",
-    paper="002, section 5.2",
+    paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_protection(*, alpha: float = 0.25) -> Rules:
-    """At overflow every running request is cleared back to the queue, unprocessed."""
+    """Return rules that clear every running request back to the queue when KV overflows.
+
+    A cleared request loses all progress.
+
+    Parameters
+    ----------
+    alpha : float
+        The share of the KV capacity that admission keeps free, 0 <= alpha < 1.
+    """
     return Rules(admission="protect", alpha=alpha, overflow="clear", evict_mode="restart")
 
 
 @policy(
     "alpha-beta",
     "as alpha-protection, but each running request is cleared with probability beta",
-    paper="002, section 5.2",
+    paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_beta(*, alpha: float = 0.2, beta: float = 0.1) -> Rules:
-    """One draw per batch time while KV still overflows."""
+    """Return rules that clear each running request with a probability when KV overflows.
+
+    While KV still overflows, there is one draw per batch time.
+
+    Parameters
+    ----------
+    alpha : float
+        The share of the KV capacity that admission keeps free, 0 <= alpha < 1.
+    beta : float
+        The probability, 0 < beta <= 1.
+    """
     return Rules(
         admission="protect", alpha=alpha, overflow="clear", beta=beta, evict_mode="restart"
     )

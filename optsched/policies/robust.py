@@ -1,8 +1,8 @@
-"""Policies of Chen, Ye and Zhou (001): outputs known to lie in an interval [l, u].
+"""Policies of Chen, Ye and Zhou 2025: every output is known to lie in an interval [l, u].
 
-They read an instance's ``predicted_lower`` and ``predicted_upper``; points stand for both ends,
-and without predictions the oracle does. An eviction loses the tokens produced, as in the paper.
-In rounds and, with a cost model, in seconds.
+They read an instance's ``predicted_lower`` and ``predicted_upper``. A predicted length stands for
+both ends, and so does the true length where nothing is predicted. An eviction loses the tokens
+produced, as in the paper. The policies run in rounds and, with a cost model, in seconds.
 """
 
 from __future__ import annotations
@@ -15,34 +15,45 @@ from optsched.policies.base import Rules
 from optsched.problem.errors import InputError
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
-"""l / u below which the bound of `a_l` is the smaller one (001, section 5.1)."""
+"""Value of l / u below which `a_l` has the smaller bound (Chen, Ye and Zhou 2025, section 5.1)."""
 
 
 @policy(
     "a-max",
-    "every output is its upper prediction; as many as fit, equals at random",
+    "every output is taken as its upper prediction; as many as fit, equals at random",
     clairvoyant=True,
-    paper="001, Algorithm 1",
+    paper="Chen, Ye and Zhou 2025, Algorithm 1",
 )
 def a_max(*, sample: str = "equals") -> Rules:
-    """Ascending upper predictions, while KV fits at every predicted completion.
+    """Return rules that admit by upper prediction while KV fits at every predicted completion.
 
-    With ``sample=all`` the order is random among all that wait, not only among equals.
+    Parameters
+    ----------
+    sample : {"equals", "all"}
+        Whether the order is random among requests of equal upper prediction only, or among all
+        that wait.
+
+    Raises
+    ------
+    InputError
+        If ``sample`` is neither of the two.
 
     Notes
     -----
-    For one interval both are the same, and Algorithm 1. For several, Algorithm 1 takes as many
-    as the largest set that fits, which are those of least upper prediction, but also says that
-    they are sampled from all that wait; only that reading gives the paper's second and third
-    experiment (`optsched experiment chen-intervals`).
+    When all requests have the same interval, both samples are Algorithm 1. When there are several
+    intervals, the paper can be read in two ways. Algorithm 1 takes as many requests as the
+    largest set that fits, which are those of smallest upper prediction. It also says that they are
+    sampled from all that wait. Only the second reading gives the paper's second and third
+    experiments (`optsched experiment chen-intervals`).
 
-    With equal prompts, as in the paper, that is the largest set that fits: exchanging a request
-    for one of smaller estimate never needs more KV. With unequal prompts it is the longest
-    prefix of the order. Intervals that hold the truth never overflow; points that are short
-    may, and clear the running requests as in `mc_sf`.
+    With equal prompts, as in the paper, the rules take the largest set that fits: to exchange a
+    request for one of smaller estimate never needs more KV. With unequal prompts they take the
+    longest prefix of the order. Intervals that contain the true output never cause an overflow.
+    Predicted lengths that are too short may, and then the running requests are cleared as for
+    `mc-sf`.
     """
     if sample not in ("equals", "all"):
-        raise InputError(f"sample: {sample!r}; equals or all is right")
+        raise InputError(f"sample: found {sample!r}; expected equals or all")
     return Rules(
         order="random" if sample == "all" else "output",
         ties="random",
@@ -55,28 +66,31 @@ def a_max(*, sample: str = "equals") -> Rules:
 
 @policy(
     "a-min",
-    "outputs are their lower predictions until they prove longer; least estimate goes first",
+    "outputs are their lower predictions until they prove longer; smallest estimate goes first",
     clairvoyant=True,
-    paper="001, Algorithms 2 and 5",
+    paper="Chen, Ye and Zhou 2025, Algorithms 2 and 5",
 )
 def a_min(*, make_room: bool = False) -> Rules:
-    """Estimates start at the lower predictions, and rise when a request is evicted.
+    """Return rules whose estimates start at the lower predictions and rise with evictions.
 
-    With ``make_room`` (ours), KV that completions free is kept for waiting requests, and running
-    requests past their estimates grow only as others of them are evicted.
+    Parameters
+    ----------
+    make_room : bool
+        Whether KV that completions free is kept for waiting requests. Running requests past
+        their estimates then grow only as others of them are evicted. This is ours.
 
     Notes
     -----
-    The paper's Lemma 4.4, from which its O(log 1 / alpha) follows, says that of the requests
-    with estimate i and output j a share (s + i) / (s + j) completes. In Algorithm 2 freed KV
-    first lets running requests grow, so that hardly any is evicted while most outputs are short,
-    and long ones stay in the way: the simulated ratio is larger than the lemma's (experiment
-    ``chen-distributions``). ``make_room`` behaves as the lemma has it, at the price of more
-    evictions.
+    The ratio O(log 1 / alpha) of the paper follows from its Lemma 4.4. The lemma says that of the
+    requests with estimate i and output j a share (s + i) / (s + j) completes. In Algorithm 2
+    freed KV first lets running requests grow. Hardly any request is then evicted while most
+    outputs are short, and long ones stay in the way. The simulated ratio is therefore larger than
+    the lemma's (experiment ``chen-distributions``). With ``make_room`` the rules behave as the
+    lemma says, at the price of more evictions.
 
-    The paper sets an evicted request's estimate to the tokens that it had produced. One evicted
-    before it reached its estimate keeps the estimate here: it is still a lower bound, and the
-    better one.
+    The paper sets an evicted request's estimate to the tokens that it had produced. Here a
+    request that is evicted before it reached its estimate keeps the estimate, which is still a
+    lower bound and the larger one.
     """
     return Rules(
         order="output",
@@ -93,10 +107,14 @@ def a_min(*, make_room: bool = False) -> Rules:
     "a-l",
     "a request longer than its lower prediction starts again, last, at its upper one",
     clairvoyant=True,
-    paper="001, Algorithm 6",
+    paper="Chen, Ye and Zhou 2025, Algorithm 6",
 )
 def a_l() -> Rules:
-    """For outputs that are either l or u; any others in [l, u] are served as if they were u."""
+    """Return rules for outputs that are either l or u.
+
+    A request that outlives its lower prediction restarts behind all others with its upper one.
+    Other outputs in [l, u] are allowed, and are then served as if they were u.
+    """
     return Rules(
         order="output",
         ties="random",
@@ -112,10 +130,13 @@ def a_l() -> Rules:
     "a-switch",
     "a-l where l / u is below (3 - sqrt 5) / 2, else a-min",
     clairvoyant=True,
-    paper="001, section 5.1",
+    paper="Chen, Ye and Zhou 2025, section 5.1",
 )
 def a_switch() -> Rules:
-    """The smaller of the two bounds; l and u are the ends of the intervals' hull."""
+    """Return rules that switch between `a-l` and `a-min`, whichever has the smaller bound.
+
+    Here l is the smallest lower prediction and u the largest upper prediction.
+    """
     return replace(a_min(), wide=a_l(), wide_below=ALPHA_STAR)
 
 
@@ -123,14 +144,17 @@ def a_switch() -> Rules:
     "h-sf",
     "shortest true output first, while KV fits at every completion",
     clairvoyant=True,
-    paper="001, Algorithm 3",
+    paper="Chen, Ye and Zhou 2025, Algorithm 3",
 )
 def h_sf() -> Rules:
-    """MC-SF in hindsight: it looks through intervals at the truth, but not through points.
+    """Return the rules of MC-SF in hindsight.
+
+    They use the true output where an interval is predicted. Where a single length is predicted,
+    they use that.
 
     Notes
     -----
-    The paper takes the largest set that fits; see `a_max`.
+    The paper takes the largest set that fits; see `a-max`.
     """
     return Rules(
         order="output",
@@ -145,10 +169,10 @@ def h_sf() -> Rules:
     "a-random",
     "random order with true outputs, while KV fits at every completion",
     clairvoyant=True,
-    paper="001, Algorithm 4",
+    paper="Chen, Ye and Zhou 2025, Algorithm 4",
 )
 def a_random() -> Rules:
-    """As `h_sf` in the order of a random permutation."""
+    """Return the rules of `h-sf` in the order of a random permutation."""
     return Rules(
         order="random",
         ties="random",

@@ -1,4 +1,4 @@
-"""Schedulers as data: an order, groups of requests, an admission rule and what an overflow does."""
+"""Schedulers as data: an order, groups of requests, an admission rule and an overflow rule."""
 
 from __future__ import annotations
 
@@ -23,63 +23,76 @@ Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 
 @dataclass(frozen=True)
 class Rules(Runner):
-    """A scheduler as data, run by the compiled engine (003, Algorithm 1; 002, Algorithms 1, 2).
+    """A scheduler as data, run by the compiled engine.
 
-    Every batch goes through ``groups``, and within a group through its candidates, adding what
-    the limits allow. A waiting candidate that is refused ends its group.
+    It covers Kim et al. 2024, Algorithm 1, and Jaillet et al. 2025, Algorithms 1 and 2. Every
+    batch is formed group by group, and within a group candidate by candidate, with all that the
+    limits allow. A waiting candidate that is refused ends its group.
 
     Parameters
     ----------
     order : {"arrival", "prompt", "output", "total", "volume", "work", "random"}
-        Ascending order of waiting requests (ties: arrival, index): prompt tokens s, predicted
-        output o, s + o, s o + o (o + 1) / 2, or `own_work`.
+        What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
+        s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
+        ``"work"`` is `own_work`.
     ties : {"arrival", "random"}
-        ``"random"``: equals in the order of predicted output (which is then the present
-        estimate) break at random, drawn anew each time that a request starts to wait.
+        How requests of equal predicted output are ordered. With ``"random"`` the order is by the
+        present estimates, and ties are drawn anew each time that a request starts to wait.
     lengths : {"predicted", "lower", "upper", "hindsight"}
         Which prediction is the estimate of an output; see `optsched.workloads.predict.estimates`.
     margin : int
-        Tokens added to every estimate (002, section 6).
+        Tokens added to every estimate, >= 0 (Jaillet et al. 2025, section 6).
     requeue : {"order", "back"}
         Where an evicted request waits: at its place in ``order``, or behind those that wait.
     groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "all"}
-        Running requests are taken in order of (arrival, index). ``"all"`` stands alone: waiting
-        and running requests in one line, both by ``order``; what does not fit is passed over,
-        and after a waiting request that is refused only running ones go on.
+        The groups of candidates, in order. Running requests are taken by (arrival, index).
+        ``"all"`` is allowed only alone: waiting and running requests then stand in one line, both
+        by ``order``, and a request that does not fit is passed over. Once a waiting request is
+        refused, only running ones go on.
     admission : {"present", "lookahead", "reserve", "protect"}
-        When a waiting request fits: its input fits beside what is held now (all of it is held
-        from the admission on, also where its prefill is split into chunks); KV stays within
-        capacity at every predicted completion (002, inequality (5)); the predicted peaks of all
-        running requests fit together (eviction-free, 003); or what is held stays within
-        (1 - alpha) of the capacity (002, section 5.2).
+        When a waiting request fits. ``"present"``: its input fits beside the KV that is held now.
+        All of the input is held from the admission on, also where the prefill is split.
+        ``"lookahead"``: KV stays within capacity at every predicted completion (Jaillet et al.
+        2025, inequality (5)). ``"reserve"``: the predicted peaks of all running requests fit
+        together (eviction-free, Kim et al. 2024). ``"protect"``: the KV held stays within
+        (1 - alpha) of the capacity (Jaillet et al. 2025, section 5.2).
     alpha : float
-        Share of the capacity protected by ``"protect"``.
+        Share of the capacity that ``"protect"`` keeps free, 0 <= alpha < 1.
     overflow : {"evict_latest", "clear", "evict_shortest"}
-        When a running request lacks KV: evict the running requests of latest arrival (the last
-        by ``order`` when the group is ``"all"``), the candidate itself last; or, before the
-        batch, clear every running request independently with probability ``beta``, a batch's
-        time passing for every further draw that is needed; or, before the batch, evict in
-        ascending estimate (ties at random) until the rest fits, each one's estimate rising to
-        the tokens it had produced (001, Algorithm 2).
+        What happens when running requests lack KV. ``"evict_latest"``: the running requests of
+        latest arrival are evicted (the last by ``order`` when the group is ``"all"``), the
+        candidate itself last. ``"clear"``: before the batch, every running request is cleared
+        independently with probability ``beta``; the time of a batch passes for every further
+        draw that is needed. ``"evict_shortest"``: before the batch, requests are evicted in
+        ascending estimate (ties at random) until the rest fits; the estimate of each rises to the
+        tokens that it had produced (Chen, Ye and Zhou 2025, Algorithm 2).
     beta : float
+        Probability that ``"clear"`` clears a running request, 0 < beta <= 1.
     promote : bool
-        Whether a running request that has reached its estimate is evicted, to wait behind all
-        others with the upper prediction as its estimate (001, Algorithm 6).
+        Whether a running request that has reached its estimate is evicted. It then waits behind
+        all others, with the upper prediction as its estimate (Chen, Ye and Zhou 2025,
+        Algorithm 6).
     make_room : bool
-        With ``"evict_shortest"``: whether the KV that completions free is kept for waiting
-        requests, so that running ones past their estimate grow only as others of them leave.
+        Whether the KV that completions free is kept for waiting requests. Running requests past
+        their estimates then grow only as others of them leave. It needs ``"evict_shortest"``.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
-        The scheduler's own C, P and R_max. P counts all tokens already in the batch (003,
-        section 3.1). Without chunking a prompt beyond C or P runs alone.
+        The scheduler's own C, P and R_max, >= 1. P counts all tokens already in the batch (Kim et
+        al. 2024, section 3.1). Without chunking a prompt longer than C or P runs alone.
     evict_mode : {"restart", "recompute"}
-        What an eviction loses in seconds; in rounds only restart exists.
+        What an eviction loses on instances in seconds; in rounds every eviction is a restart.
     in_rounds : Rules, optional
         Rules for instances in rounds, where they differ.
     wide : Rules, optional
         Rules for prediction intervals whose `interval_ratio` is below ``wide_below``.
     wide_below : float
+        A ratio of interval ends, see ``wide``.
+
+    Raises
+    ------
+    InputError
+        If a value is out of its range, or if values do not go together.
     """
 
     order: Order = "arrival"
@@ -106,23 +119,23 @@ class Rules(Runner):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1:
-            raise InputError(f"alpha: {self.alpha!r}; 0 <= alpha < 1 is right")
+            raise InputError(f"alpha: found {self.alpha!r}; expected 0 <= alpha < 1")
         if not 0 < self.beta <= 1:
-            raise InputError(f"beta: {self.beta!r}; 0 < beta <= 1 is right")
+            raise InputError(f"beta: found {self.beta!r}; expected 0 < beta <= 1")
         if len(set(self.groups)) < len(self.groups) or (
             "running" in self.groups and len(self.groups) > 2
         ):
-            raise InputError(f"groups: {self.groups!r}; each request in one group is right")
+            raise InputError(f"groups: found {self.groups!r}; expected each request in one group")
         if "all" in self.groups and (len(self.groups) > 1 or self.requeue == "back"):
             raise InputError(
-                f"groups: {self.groups!r}; 'all' alone, with requeue='order', is right"
+                f"groups: found {self.groups!r}; expected 'all' alone, with requeue='order'"
             )
         if self.chunked and (self.overflow != "evict_latest" or self.promote):
             raise InputError(
-                f"overflow: {self.overflow!r} knows no split prefills; chunked=False is right"
+                f"chunked: found True with overflow={self.overflow!r} or promote; expected False"
             )
         if self.margin < 0:
-            raise InputError(f"margin: {self.margin!r}; an integer >= 0 is right")
+            raise InputError(f"margin: found {self.margin!r}; expected an integer >= 0")
         if self.ties == "random" and (
             self.order not in ("output", "random")
             or self.overflow == "evict_latest"
@@ -130,21 +143,25 @@ class Rules(Runner):
             or "all" in self.groups
         ):
             raise InputError(
-                "ties: 'random' needs order 'output' or 'random', requeue 'order', and an overflow "
-                "other than 'evict_latest'"
+                "ties: found 'random'; expected with it order 'output' or 'random', requeue "
+                "'order', groups without 'all', and an overflow other than 'evict_latest'"
             )
         if self.make_room and self.overflow != "evict_shortest":
-            raise InputError("make_room: needs overflow='evict_shortest'")
+            raise InputError(
+                f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'"
+            )
         if self.order == "random" and self.ties != "random":
-            raise InputError("order: 'random' needs ties='random'")
+            raise InputError(
+                f"order: found 'random' with ties={self.ties!r}; expected ties='random'"
+            )
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+                raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
 
     @property
     def running_order(self) -> Order:
-        """Order in which running requests are taken, and from whose end they are evicted."""
+        """Order in which running requests are taken. The last ones are evicted first."""
         return self.order if "all" in self.groups else "arrival"
 
     @property
@@ -156,9 +173,19 @@ class Rules(Runner):
         )
 
     def on(self, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
-        """Return the rules for an instance, their eviction mode, hybrid batching and chunking.
+        """Return the rules that apply to an instance.
 
-        A switch that the instance forbids is off.
+        Parameters
+        ----------
+        instance : Instance
+
+        Returns
+        -------
+        rules : Rules
+            These rules, or ``in_rounds``, or ``wide``.
+        evict_mode : {"restart", "recompute"}
+        hybrid, chunked : bool
+            The switches of the rules, off where the instance forbids them.
         """
         rules = self.in_rounds if instance.in_rounds and self.in_rounds is not None else self
         if rules.wide is not None and interval_ratio(instance) < rules.wide_below:
@@ -169,7 +196,7 @@ class Rules(Runner):
         return rules, mode, hybrid, chunked
 
     def run(self, job: Job) -> Schedule:
-        """See `Runner.run`; the loop is `optsched.policies.engine.rules`."""
+        """See `Runner.run`. The loop is in `optsched.policies.engine.rules`."""
         from optsched.policies.engine import common, rules as loop
 
         instance = job.instance
@@ -216,28 +243,40 @@ class Rules(Runner):
         return common.schedule_of(job, mode, requests, state, columns, split=chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
-        """Whether the form for the instance's time unit depends on predicted lengths."""
+        """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""
         return ((self.in_rounds if instance.in_rounds else None) or self).uses_predictions
 
     def allows(self, instance: Instance) -> str | None:
-        """Return which prompt is too long, unless prefills are split."""
+        """See `Runner.allows`. A prompt may be too long unless prefills are split."""
         split = self.chunked and instance.chunked_prefill is not False
         return None if split else too_long(instance)
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """Return the places in ``order``, by the true lengths, unless they are drawn."""
+        """See `Runner.waiting_rank`. The places are by true lengths; a random order has none."""
         order = self.on(instance)[0].order
         if order == "random":
             return None
         return waiting_rank(order, instance, instance.output_tokens, cost)
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
-        """Return what an instance switches off of the rules for it."""
+        """See `Runner.switched_off`. The switches are those of the rules for the instance."""
         return Runner.switched_off(self.on(instance)[0], instance)
 
 
 def interval_ratio(instance: Instance) -> float:
-    """Return alpha = l / u of the intervals' hull (001); 1 without intervals."""
+    """Return the ratio l / u of an instance's prediction intervals (Chen, Ye and Zhou 2025).
+
+    Here l is the smallest lower prediction and u the largest upper prediction.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    float
+        The paper's alpha, or 1 if the instance carries no intervals.
+    """
     if instance.predicted_lower is None or instance.predicted_upper is None:
         return 1.0
     return float(instance.predicted_lower.min() / instance.predicted_upper.max())

@@ -1,6 +1,6 @@
-"""What it takes to run a scheduler: what it is run for, and how it says what it does.
+"""What every scheduler that runs has in common: its job, and what it says about itself.
 
-Compiled loops (`optsched.policies.engine`) stand on this file and know no scheduler above it.
+Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "rando
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a scheduler is run for.
+    """What a scheduler is run on.
 
     Parameters
     ----------
     instance : Instance
-        As the scheduler is told it: with what is predicted.
+        The instance as the scheduler sees it, with the predictions.
     problem : Instance
-        The same requests as the schedule's reader knows them.
+        The same requests without added predictions. The schedule is one of this instance.
     cost : CostModel
+        It gives the time of every batch.
     seed : int
-        For decisions at random.
+        Seed of random decisions.
     name : str
-        What errors call the scheduler.
+        The scheduler's name in error messages.
     """
 
     instance: Instance
@@ -58,35 +59,84 @@ class Runner:
     chunked: ClassVar[bool] = False
 
     def run(self, job: Job) -> Schedule:
-        """Run to the end.
+        """Run the scheduler until every request has finished.
+
+        Parameters
+        ----------
+        job : Job
+
+        Returns
+        -------
+        Schedule
+            The decisions, as a schedule of ``job.problem``.
 
         Raises
         ------
         LoopError
-            It would go on for ever, or cannot go on.
+            If the scheduler would go on for ever, or cannot go on.
         """
         raise NotImplementedError
 
     def warm_up(self) -> None:
-        """Load what it runs on, so that no clock sees compiled code being made or loaded."""
+        """Run a tiny instance, so that compiling and loading code count in no measured time."""
         one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
         with suppress(LoopError):  # a policy that admits nothing here is loaded all the same
             self.run(Job(one, one, UnitCost()))
 
     def uses_lengths(self, instance: Instance) -> bool | None:
-        """Whether it uses (predicted) output lengths on an instance; None: it cannot say."""
+        """Return whether decisions use output lengths, true or predicted.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Returns
+        -------
+        bool or None
+            None if the scheduler cannot say.
+        """
         return None
 
     def allows(self, instance: Instance) -> str | None:
-        """Return why an instance rules it out, or None if it may run there."""
+        """Return why the scheduler cannot run on an instance.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Returns
+        -------
+        str or None
+            The reason, or None if it can run.
+        """
         return None
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """Return each request's fixed place among those that wait, or None if there is none."""
+        """Return each request's fixed place among those that wait.
+
+        Parameters
+        ----------
+        instance : Instance
+        cost : CostModel
+
+        Returns
+        -------
+        ndarray of int64, shape (n,), or None
+            Places from 0; None if the order is not fixed.
+        """
         return None
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
-        """Return, in words, which of its features an instance switches off."""
+        """Return, in words, which features of the scheduler an instance switches off.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Returns
+        -------
+        tuple of str
+        """
         notes = []
         if self.hybrid and instance.hybrid_batching is False:
             notes.append("hybrid batching is off by the instance")
@@ -96,7 +146,24 @@ class Runner:
 
 
 def endless(job: Job, request: int, batch: int, now: float, reason: str) -> LoopError:
-    """Return the error of a scheduler that would go on for ever, or cannot go on."""
+    """Return the error of a scheduler that would go on for ever, or cannot go on.
+
+    Parameters
+    ----------
+    job : Job
+    request : int
+        The request that the reason is about, or -1.
+    batch : int
+        Number of the batch, from 0.
+    now : float
+        Time since the first arrival, in seconds or rounds.
+    reason : str
+
+    Returns
+    -------
+    LoopError
+        The error, which is not raised here.
+    """
     problem = job.problem
     where = f"batch {batch} at {now + problem.first_arrival:.6g} {problem.time_unit}s"
     about = f", request {request}" if request >= 0 else ""
@@ -104,7 +171,17 @@ def endless(job: Job, request: int, batch: int, now: float, reason: str) -> Loop
 
 
 def too_long(instance: Instance) -> str | None:
-    """Return which request's prompt does not fit into a batch unless it is split, or None."""
+    """Return which request's prompt is longer than a batch's limit allows without a split.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    str or None
+        The first such request with its prompt and the limit, in words; None if there is none.
+    """
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -119,11 +196,22 @@ def too_long(instance: Instance) -> str | None:
 def own_work(
     prompt: NDArray[np.int64], output: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.float64]:
-    """Return what each request adds to the time of its batches, shape (n,).
+    """Return what each request adds to the time of its batches.
 
-    In seconds, its share of everything but the fixed costs of a batch: a whole prefill, then
-    o - 1 decode steps that read the KV cached before them. In rounds, where batches take no
-    less time for holding less, its KV volume s o + o (o + 1) / 2 in token-rounds.
+    In seconds this is the time of a whole prefill, and of o - 1 decode steps that read the KV
+    cached before them, without the fixed costs of batches. In rounds a batch takes the same time
+    whatever it holds. The work is then the KV volume s o + o (o + 1) / 2.
+
+    Parameters
+    ----------
+    prompt, output : ndarray of int64, shape (n,)
+        Prompt tokens s and output tokens o.
+    cost : CostModel
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Seconds, or token-rounds without a `BatchCost`.
     """
     s, o = prompt.astype(np.float64), output.astype(np.float64)
     if not isinstance(cost, BatchCost):
@@ -134,9 +222,24 @@ def own_work(
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
-    """Return the place of each request in an order of waiting requests, shape (n,).
+    """Return the place of each request in an order of waiting requests.
 
     Ties break by (arrival, index), here and nowhere else.
+
+    Parameters
+    ----------
+    order : str
+        One of the orders of `Rules`. For ``"random"`` only ties are resolved.
+    instance : Instance
+    predicted : ndarray of int64, shape (n,)
+        Predicted output tokens.
+    cost : CostModel
+        For ``"work"``.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Places from 0.
     """
     prompt = instance.prompt_tokens
     key = {

@@ -1,7 +1,7 @@
-"""Policies of TRAIL (000): shortest predicted remaining work first, with limited preemption.
+"""Policies of Shahout et al. 2024 (TRAIL): shortest remaining work first, limited preemption.
 
-They read what an instance predicts: the first prediction of a request, and, where it carries a
-forecast, what is left as it runs. Without predictions the oracle predicts.
+They read what an instance predicts: the first prediction of a request and, where the instance
+carries a forecast, the tokens that are left as it runs. Without predictions they use true lengths.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from optsched.problem.schedule import EvictMode, Schedule
 from optsched.workloads.predict import estimates, forecast_of
 
 BATCH_TOKENS = 512
-"""Tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
+"""Max tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
 
 
 class Trail(Runner):
-    """All requests in one line, ranked anew before every batch (000, section 3.3).
+    """All requests in one line, ranked anew before every batch (Shahout et al. 2024, section 3.3).
 
     Parameters
     ----------
     c : float
-        C in [0, 1]: a request that holds KV and has produced floor(C r) tokens or more, r its
-        first prediction, can no longer be preempted. 1 is SRPT.
+        C in [0, 1]. Let r be a request's first prediction. A request that holds KV and has
+        produced floor(C r) tokens or more can no longer be preempted. C = 1 is SRPT.
     refine : bool
-        Whether the rank is what the latest prediction leaves; else the first prediction less the
-        tokens produced.
+        Whether a request is ranked by the tokens that the latest prediction leaves. Otherwise it
+        is ranked by its first prediction minus the tokens produced.
     keep : bool
-        Whether a preempted request's KV stays until somebody needs the memory; else it is
-        discarded at once.
+        Whether the KV of a preempted request stays until another request needs the memory.
+        Otherwise it is discarded at once.
     max_running, max_batch_tokens : int, optional
-        Requests and tokens of a batch.
+        Max requests and max tokens of a batch.
+
+    Raises
+    ------
+    InputError
+        If ``c`` is not in [0, 1], or if one of the two limits is below 1.
 
     Notes
     -----
-    The paper's text says of preempted requests both that "the cache must keep the intermediate
-    state" (section 2) and that they are discarded and recomputed when memory is out (section 4):
-    that is ``keep``. Discarding at once is the plainer reading of "discard", and costs more.
+    The paper says of preempted requests both that "the cache must keep the intermediate state"
+    (section 2) and that they are discarded and recomputed when memory is out (section 4). That is
+    ``keep``. To discard at once is the plainer reading of "discard", and costs more.
     """
 
     evict_mode: EvictMode = "recompute"
@@ -57,15 +62,27 @@ class Trail(Runner):
         max_batch_tokens: int | None = BATCH_TOKENS,
     ) -> None:
         if not 0 <= c <= 1:
-            raise InputError(f"c: {c!r}; 0 <= c <= 1 is right")
+            raise InputError(f"c: found {c!r}; expected 0 <= c <= 1")
         for name, value in (("max_running", max_running), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
-                raise InputError(f"{name}: {value!r}; an integer >= 1 is right")
+                raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
         self.c, self.refine, self.keep = c, refine, keep
         self.max_running, self.max_batch_tokens = max_running, max_batch_tokens
 
     def place(self, view: View, i: int) -> tuple[bool, float, float, int]:
-        """Return a request's place in the line: ascending, first those beyond preemption."""
+        """Return the key by which the line is sorted, ascending.
+
+        Parameters
+        ----------
+        view : View
+        i : int
+            The request.
+
+        Returns
+        -------
+        tuple of bool, float, float and int
+            Whether it may be preempted, its predicted tokens left, its arrival and its index.
+        """
         beyond = i in view.running and view.generated[i] >= math.floor(self.c * view.predicted[i])
         left = max(1.0, float(view.predicted[i] - view.generated[i]))
         if self.refine:
@@ -75,15 +92,24 @@ class Trail(Runner):
     def batch(self, view: View) -> Batch:
         """Return the next batch.
 
-        In the order of the line each request takes a seat, of which there are ``max_running``,
-        and the KV that it will hold, a whole input from its admission on. Whoever finds no room
-        loses its seat, and nobody behind is admitted. Decodes have the batch's tokens first, all
-        but those that a prefill at the head of the line needs, then prefills in the order of
+        There are ``max_running`` seats. In the order of the line each request takes a seat and
+        the KV that it will hold, which is that of the whole input from its admission on. A
+        running request that finds no room loses its seat, and no waiting request behind it is
+        admitted. Decodes get the batch's tokens first, except those that a prefill at the head of
+        the line needs (one token where it may be split). Prefills get the rest in the order of
         the line.
+
+        Parameters
+        ----------
+        view : View
+
+        Returns
+        -------
+        Batch
 
         Notes
         -----
-        Where an instance keeps phases apart, the head of the line decides which one runs; where
+        Where an instance keeps phases apart, the head of the line decides which phase runs. Where
         it forbids chunks, a prefill beyond ``max_batch_tokens`` runs alone once it is the head.
         """
         limits = view.limits
@@ -157,7 +183,10 @@ class Trail(Runner):
         return Batch(tokens=tokens, evict=evicted)
 
     def run(self, job: Job) -> Schedule:
-        """Run to the end as `batch` would; the loop is `optsched.policies.engine.rerank`."""
+        """See `Runner.run`.
+
+        The decisions are those of `batch`, made by the loop in `optsched.policies.engine.rerank`.
+        """
         from optsched.policies.engine import common, rerank as loop
         from optsched.policies.engine.online import evict_mode_of
 
@@ -191,9 +220,9 @@ class Trail(Runner):
 
 @policy(
     "trail",
-    "least predicted remaining output first, preempting requests early in their run",
+    "shortest predicted remaining output first, preempting requests early in their run",
     clairvoyant=True,
-    paper="000, section 3.3",
+    paper="Shahout et al. 2024, section 3.3",
 )
 def trail(
     *,
@@ -203,7 +232,17 @@ def trail(
     max_running: int | None = None,
     max_batch_tokens: int | None = BATCH_TOKENS,
 ) -> Trail:
-    """See `Trail`; ``refine=false`` is the paper's Trail-BERT."""
+    """Return `Trail` with the paper's C; ``refine=false`` is the paper's Trail-BERT.
+
+    Parameters
+    ----------
+    c, refine, keep, max_running, max_batch_tokens
+        As for `Trail`.
+
+    Returns
+    -------
+    Trail
+    """
     return Trail(
         c=c, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
     )
@@ -211,9 +250,9 @@ def trail(
 
 @policy(
     "srpt",
-    "least predicted remaining output first, preempting at any time",
+    "shortest predicted remaining output first, preempting at any time",
     clairvoyant=True,
-    paper="000, section 3.3 (C = 1)",
+    paper="Shahout et al. 2024, section 3.3 (C = 1)",
 )
 def srpt(
     *,
@@ -222,12 +261,21 @@ def srpt(
     max_running: int | None = None,
     max_batch_tokens: int | None = BATCH_TOKENS,
 ) -> Trail:
-    """`trail` with C = 1.
+    """Return `Trail` with C = 1.
+
+    Parameters
+    ----------
+    refine, keep, max_running, max_batch_tokens
+        As for `Trail`.
+
+    Returns
+    -------
+    Trail
 
     Notes
     -----
-    Up to its first prediction a request may be preempted; one that outlives it is not, since it
-    may end with any token.
+    A request may be preempted until it has produced as many tokens as its first prediction. After
+    that it is not preempted, since it may end with any token.
     """
     return Trail(
         c=1.0, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
@@ -238,13 +286,22 @@ def srpt(
     "vllm-sjf",
     "vLLM with chunked prefill: new requests first, by predicted output",
     clairvoyant=True,
-    paper="000, section 4",
+    paper="Shahout et al. 2024, section 4",
 )
 def vllm_sjf(*, max_running: int | None = None) -> Rules:
-    """Shortest first prediction among those that wait; they go before running requests.
+    """Return rules that take waiting requests before running ones, by first prediction.
 
-    Running requests are never preempted for a shorter one; for want of KV the latest arrival is
-    evicted, and waits at its place in the order.
+    A running request is never preempted for a shorter one. When KV is short, the latest arrival
+    is evicted, and waits at its place in the order.
+
+    Parameters
+    ----------
+    max_running : int, optional
+        The max number of running requests.
+
+    Returns
+    -------
+    Rules
     """
     return Rules(
         order="output",
@@ -258,10 +315,20 @@ def vllm_sjf(*, max_running: int | None = None) -> Rules:
 @policy(
     "vllm-fcfs",
     "vLLM with chunked prefill: new requests first, by arrival",
-    paper="000, section 4",
+    paper="Shahout et al. 2024, section 4",
 )
 def vllm_fcfs(*, max_running: int | None = None) -> Rules:
-    """The paper's baseline: as `vllm_sjf`, first come first served."""
+    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival.
+
+    Parameters
+    ----------
+    max_running : int, optional
+        The max number of running requests.
+
+    Returns
+    -------
+    Rules
+    """
     return Rules(
         groups=("waiting", "running"),
         chunked=True,

@@ -1,9 +1,10 @@
-"""Algorithm 1 of InferMax (003): a scheduler is a choice of groups, order and switches.
+"""Algorithm 1 of Kim et al. 2024 (InferMax): a choice of groups, order and switches.
 
-``watermark`` keeps that share of the KV capacity free when a request is admitted, and
-``evicted_first`` lets an evicted request wait ahead of those that arrived later instead of behind
-all. The paper's text has neither; the simulator that it extends (Vidur) has both, with 0.01, and
-the published effect of evictions is reproduced with them alone (docs/lab/infermax-analysis.md).
+``watermark`` keeps that share of the KV capacity free when a request is admitted. With
+``evicted_first`` an evicted request waits ahead of those that arrived later, instead of behind
+all. The paper's text has neither. The simulator that it extends (Vidur) has both, with a watermark
+of 0.01. The published effect of evictions is reproduced only with both
+(docs/lab/infermax-analysis.md).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from optsched.policies import policy
 from optsched.policies.base import Group, Order, Rules
 
 TOKENS = 4096
-"""C of all of them, and P of all but Sarathi (003, section 4.1 and Table 1)."""
+"""C of all schedulers, and P of all but Sarathi (Kim et al. 2024, section 4.1 and Table 1)."""
 
 PREFILL_FIRST: tuple[Group, ...] = ("waiting", "running")
 DECODE_FIRST: tuple[Group, ...] = ("running_decode", "running_prefill", "waiting")
 
 
 class _Options(NamedTuple):
-    """What the user of a scheduler may choose."""
+    """The parameters that the user of a scheduler may choose."""
 
     eviction_free: bool
     max_running: int | None
@@ -65,7 +66,7 @@ def _table_1(
 ) -> None:
     """Register a scheduler of Table 1; all of them take the same parameters."""
 
-    @policy(name, summary, paper="003, Table 1")
+    @policy(name, summary, paper="Kim et al. 2024, Table 1")
     def make(
         *,
         eviction_free: bool = False,
@@ -79,12 +80,13 @@ def _table_1(
 
 
 def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False) -> None:
-    """Register a ranking of appendix A.3: one group, hybrid batches, no chunking (ours).
+    """Register a ranking of appendix A.3 with one group, hybrid batches and no chunking.
 
-    The last in the order are evicted first, and wait at their place in it.
+    The last requests in the order are evicted first, and wait at their place in it. That there is
+    no chunking is our choice.
     """
 
-    @policy(name, summary, clairvoyant=clairvoyant, paper="003, A.3")
+    @policy(name, summary, clairvoyant=clairvoyant, paper="Kim et al. 2024, appendix A.3")
     def make(
         *,
         eviction_free: bool = False,

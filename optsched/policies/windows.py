@@ -15,43 +15,48 @@ from optsched.problem.schedule import EvictMode, Schedule
 from optsched.workloads.predict import estimates, forecast_of
 
 MAX_WORKERS = 10_000
-"""Max workers of `Windows`."""
+"""Max number of workers of `Windows`."""
 
 
 @dataclass(frozen=True)
 class Windows(Runner):
-    """A scheduler that decides once per window of tokens, as data (004, Algorithm 1).
+    """A scheduler that decides once per window of tokens (Choi et al. 2025, Algorithm 1).
 
     A request goes to the worker with the fewest unfinished requests when it arrives (ties: the
     lowest number) and stays there. Whenever a worker is free, the first of its requests by
-    ``order`` form a batch, as many as ``batch_size`` and the KV capacity allow, and run until
-    each has produced ``window`` tokens or one has finished; then the worker decides again.
+    ``order`` form a batch, as many as ``batch_size`` and the KV capacity allow. They run until
+    each has produced ``window`` tokens or one has finished. Then the worker decides again.
 
     Parameters
     ----------
     order : {"arrival", "remaining", "total"}
-        Ascending order of a worker's requests (ties: arrival, index): arrival, predicted tokens
-        left (`optsched.problem.forecast.tokens_left`), or predicted output. It does not change
-        within a window.
+        What a worker's requests are sorted by, ascending (ties: arrival, index): arrival,
+        predicted tokens left (`optsched.problem.forecast.tokens_left`), or predicted output. The
+        order does not change within a window.
     window : int
-        K, tokens.
+        K, in tokens, from 1 to `MAX_TOKENS`.
     batch_size : int
-        Most requests of a batch.
+        Max requests of a batch.
     workers : int
-        Each with the instance's KV capacity and limits.
+        Number of workers, 1 to `MAX_WORKERS`. Each has the instance's KV capacity and limits.
     aging : float
         Tokens by which a request moves forward in the order per second (or round) since its
-        arrival, against starvation: on its worker a request is never passed by one that arrives
-        more than (the most tokens ever predicted of it) / aging after it. 0: none.
+        arrival, >= 0. It prevents starvation: let m be the max tokens ever predicted for a
+        request; on its worker it is never passed by one that arrives more than m / aging later.
+
+    Raises
+    ------
+    InputError
+        If a parameter has another type or is out of its range.
 
     Notes
     -----
-    What the paper leaves to vLLM 0.5: the prefills of a batch come first, in batches of their
-    own, unsplit; a request that leaves the batch between windows keeps its KV, and loses it, to
-    be recomputed, only when a batch lacks room: those outside the batch first, the last by
-    ``order`` before others. A request whose input does not fit beside those chosen ends the
-    choice. Prefill counts as one token of the window. In rounds, where an eviction loses the
-    tokens produced, a request is still ranked by what it was last predicted.
+    The paper leaves these points to vLLM 0.5. The prefills of a batch come first, unsplit, in
+    batches of their own. A request that leaves the batch between windows keeps its KV. It loses
+    it, to be recomputed, only when a batch lacks room. Requests outside the batch lose theirs
+    first, and among them the last by ``order``. A request whose input does not fit beside those
+    chosen ends the choice. A prefill counts as one token of the window. In rounds, where an
+    eviction loses the tokens produced, a request is still ranked by its latest prediction.
     """
 
     order: Literal["arrival", "remaining", "total"] = "remaining"
@@ -62,14 +67,14 @@ class Windows(Runner):
 
     def __post_init__(self) -> None:
         if self.order not in ("arrival", "remaining", "total"):
-            raise InputError(f"order: {self.order!r}; arrival, remaining or total is right")
+            raise InputError(f"order: found {self.order!r}; expected arrival, remaining or total")
         most = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
         for name, limit in most.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise InputError(f"{name}: {value!r}; an integer from 1 to {limit} is right")
+                raise InputError(f"{name}: found {value!r}; expected an integer from 1 to {limit}")
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
-            raise InputError(f"aging: {self.aging!r}; a number of tokens >= 0 is right")
+            raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")
 
     @property
     def uses_predictions(self) -> bool:
@@ -77,7 +82,7 @@ class Windows(Runner):
         return self.order != "arrival"
 
     def run(self, job: Job) -> Schedule:
-        """See `Runner.run`; the loop is `optsched.policies.engine.windows`."""
+        """See `Runner.run`. The loop is in `optsched.policies.engine.windows`."""
         from optsched.policies.engine import common, windows as loop
 
         instance = job.instance
@@ -112,9 +117,9 @@ class Windows(Runner):
         )
 
     def uses_lengths(self, instance: Instance) -> bool:
-        """Whether the order is by predicted lengths."""
+        """See `Runner.uses_lengths`. The answer is whether the order is by predicted lengths."""
         return self.uses_predictions
 
     def allows(self, instance: Instance) -> str | None:
-        """Return which prompt is too long: windows split no prefill."""
+        """See `Runner.allows`. No prefill is split, so a prompt may be too long (`too_long`)."""
         return too_long(instance)

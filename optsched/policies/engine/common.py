@@ -1,4 +1,4 @@
-"""What the compiled loops share: records, the queue, the clock, and the schedule that comes out.
+"""What the compiled loops share: records, the queue, the clock, and the schedule they return.
 
 A loop keeps its requests and its own state in records (`optsched.judge.life` says why). Import
 this module lazily: it loads numba.
@@ -26,10 +26,10 @@ LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
 
 MAX_STALLED_BATCHES = 1_000_000
-"""Batches without a completion (beyond the longest output) that count as an endless loop."""
+"""More batches than this without a completion, plus the longest output, are an endless loop."""
 
 MAX_FIRST_ENTRIES = 1 << 24
-"""Max entries of a schedule for which there is room before it begins."""
+"""Max entries of a schedule that are allocated before it begins."""
 
 REQUEST, TOKENS = 0, 1
 """Rows of `Columns.entries`."""
@@ -43,7 +43,7 @@ FIELDS = (
     ("place", np.int64),
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
 )
-"""What every loop knows of a request beside its life."""
+"""The fields of a request that every loop has beside those of its life."""
 
 STATE = (
     ("now", np.float64),
@@ -62,7 +62,7 @@ STATE = (
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
 )
-"""Where every loop stands."""
+"""The fields of the state that every loop has."""
 
 BATCH = record(
     ("start", np.float64),
@@ -73,14 +73,16 @@ BATCH = record(
 
 
 class Columns(NamedTuple):
-    """The schedule as it grows; `STATE` says how much of each is filled.
+    """The schedule as it grows. `STATE` says how much of each column is filled.
 
     Attributes
     ----------
     batches : ndarray of `BATCH`
+        A record per batch.
     entries : ndarray of int32, shape (2, k)
         Rows `REQUEST` and `TOKENS`.
     evicted : ndarray of int64
+        Evicted requests, in order.
     """
 
     batches: Any
@@ -89,23 +91,23 @@ class Columns(NamedTuple):
 
 
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the requests before anything has run: a record each, of `LIFE` and ``fields``."""
+    """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
     requests["arrival"] = instance.release
     return requests
 
 
 def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
-    """Return the state before anything has arrived: an array of one record, changed in place."""
+    """Return the state before any arrival: an array of one record, which is changed in place."""
     state = np.zeros(1, dtype=record(*STATE, *fields))
     state["longest"], state["about"] = instance.output_tokens.max(), -1
     return state
 
 
 def new_columns(instance: Instance) -> Columns:
-    """Return columns that hold nothing, wide enough for a schedule that evicts and splits little.
+    """Return empty columns, long enough for a schedule with few evictions and split prefills.
 
-    An array that grows is copied, and its pages are new each time, which costs more than the loop.
+    An array that grows is copied, and its pages are new each time. That costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
@@ -139,7 +141,7 @@ def schedule_of(
     split: bool,
     workers: int = 1,
 ) -> Schedule:
-    """Return the schedule that a compiled loop made, or raise why it made none."""
+    """Return the schedule that a compiled loop made; raise `LoopError` if it made none."""
     s, problem = state[0], job.problem
     if s.outcome != DONE:
         about = int(s.about)
@@ -172,7 +174,7 @@ def schedule_of(
 
 @njit(cache=True)
 def grown(array: Any, needed: int) -> Any:
-    """Return the array, or a copy of at least twice its length (zeros at the end) if too short."""
+    """Return the array, or a longer copy with zeros at its end if it is too short."""
     if needed <= array.shape[0]:
         return array
     wider = np.zeros(max(needed, 2 * array.shape[0]), dtype=array.dtype)
@@ -182,7 +184,7 @@ def grown(array: Any, needed: int) -> Any:
 
 @njit(cache=True)
 def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
-    """Whether one more batch, with so many entries and evictions, may not fit."""
+    """Return whether one more batch, with these entries and evictions, may not fit."""
     return bool(
         s.batches == columns.batches.shape[0]
         or s.entries + entries > columns.entries.shape[1]
@@ -192,7 +194,7 @@ def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
 
 @njit(cache=True)
 def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
-    """Return columns with room for one more batch, and for so many entries and evictions."""
+    """Return columns with room for one more batch with these entries and evictions."""
     old = columns.entries
     if s.entries + entries > old.shape[1]:
         wider = np.empty((2, max(s.entries + entries, 2 * old.shape[1])), dtype=np.int32)
@@ -206,7 +208,7 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
 
 @njit(cache=True)
 def add_entry(entries: Ints, s: Any, i: int, tokens: int) -> None:
-    """Let the batch that is being formed process tokens of request i."""
+    """Add tokens of request i to the batch that is being formed."""
     entries[REQUEST, s.entries] = i
     entries[TOKENS, s.entries] = tokens
     s.entries += 1
@@ -214,14 +216,14 @@ def add_entry(entries: Ints, s: Any, i: int, tokens: int) -> None:
 
 @njit(cache=True)
 def add_eviction(evicted: Ints, s: Any, i: int) -> None:
-    """Let the next batch evict request i first."""
+    """Add request i to those that are evicted before the next batch."""
     evicted[s.evicted] = i
     s.evicted += 1
 
 
 @njit(cache=True)
 def before(a: Any, b: Any) -> bool:
-    """Whether request a stands before b in the queue."""
+    """Return whether request a stands before request b in the queue."""
     if a.band != b.band:
         return bool(a.band < b.band)
     if a.key != b.key:
@@ -231,7 +233,7 @@ def before(a: Any, b: Any) -> bool:
 
 @njit(cache=True)
 def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
-    """Add a request to the queue, a heap; its place is not to change while it is there."""
+    """Add a request to the queue, a heap. Its key must not change while it is there."""
     r = requests[i]
     k = s.waiting
     while k > 0:
@@ -246,7 +248,7 @@ def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
 
 @njit(cache=True)
 def pop(requests: Any, heap: Ints, s: Any) -> None:
-    """Take the first request, ``heap[0]``, out of the queue."""
+    """Remove the first request, ``heap[0]``, from the queue."""
     s.waiting -= 1
     size = s.waiting
     i = heap[size]
@@ -267,7 +269,7 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
 
 @njit(cache=True)
 def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
-    """Return the next request that has arrived by now, or -1."""
+    """Return the next request that has arrived by now, or -1 if there is none."""
     if s.arrived == by_arrival.shape[0]:
         return -1
     i = by_arrival[s.arrived]
@@ -279,7 +281,7 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
 
 @njit(cache=True)
 def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
-    """Let the time pass to the next arrival; return whether there is one."""
+    """Move the clock to the next arrival; return whether there is one."""
     if s.arrived == by_arrival.shape[0]:
         return False
     s.now = requests[by_arrival[s.arrived]].arrival
@@ -288,7 +290,7 @@ def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
 
 @njit(cache=True)
 def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
-    """Let the batch that has been formed run: write its row, and move the clock to its end."""
+    """Run the batch that has been formed: write its row, and move the clock to its end."""
     default = max(s.end, s.latest)
     b = batches[s.batches]
     b.start = origin + s.now
@@ -302,7 +304,7 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
 
 @njit(cache=True)
 def drop_gone(requests: Any, running: Ints, s: Any) -> None:
-    """Take those that are gone out of the running requests, order kept."""
+    """Remove those that are gone from the running requests, and keep the order."""
     kept = 0
     for k in range(s.running):
         r = requests[running[k]]
@@ -316,7 +318,7 @@ def drop_gone(requests: Any, running: Ints, s: Any) -> None:
 
 @njit(cache=True)
 def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
-    """Take those that finished out of the running requests, or count one more without any."""
+    """Remove finished requests from the running ones, or count one more batch without any."""
     s.done += finished
     if finished > 0:
         s.since = 0

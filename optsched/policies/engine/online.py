@@ -1,4 +1,4 @@
-"""Runs any object with ``batch(view)``, which is asked before every batch."""
+"""Runs any object with ``batch(view)`` by asking it before every batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_st
 from optsched.workloads.predict import estimates, forecast_of
 
 MAX_STALLED_BATCHES = 1_000_000
-"""Batches without a completion (beyond the longest output) that count as an endless loop."""
+"""More batches than this without a completion, plus the longest output, are an endless loop."""
 
 
 class Online(Runner):
-    """A policy object that is asked for every batch.
+    """A runner that asks a policy object before every batch.
 
     Parameters
     ----------
     policy : Policy
+        The object with ``batch(view)``.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -33,7 +34,7 @@ class Online(Runner):
         self.chunked = getattr(policy, "chunked", False)  # type: ignore[misc]
 
     def warm_up(self) -> None:
-        """Do nothing: a user's object may keep what it has seen."""
+        """Do nothing, since a user's object may remember what it was shown."""
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`.
@@ -41,21 +42,23 @@ class Online(Runner):
         Raises
         ------
         PolicyError
-            The object raises, names an unknown request or breaks a rule.
+            If the object raises, names an unknown request or answers anything but a valid batch.
         """
         return _Loop(self.policy, job).run()
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
-    """Return what an eviction loses under a policy."""
+    """Return what an eviction loses under a policy, in the time unit of its instance."""
     mode: EvictMode = getattr(policy, "evict_mode", "recompute")
     if mode not in ("restart", "recompute"):
-        raise InputError(f"policy {job.name!r}: evict_mode {mode!r}; restart or recompute is right")
+        raise InputError(
+            f"policy {job.name!r}: evict_mode: found {mode!r}; expected restart or recompute"
+        )
     return "restart" if job.instance.in_rounds else mode
 
 
 class _Loop:
-    """Where a run stands: what the policy is shown, and the schedule so far."""
+    """The state of a run: what the policy is shown, and the schedule so far."""
 
     def __init__(self, policy: Policy, job: Job) -> None:
         self.policy, self.job, self.mode = policy, job, evict_mode_of(policy, job)
@@ -184,28 +187,32 @@ class _Loop:
         except (Exception, SystemExit) as error:
             raise PolicyError(f"{where}: raised {error!r}") from error
         if not isinstance(answer, Batch):
-            raise PolicyError(f"{where}: answered {answer!r}; a Batch is right")
+            raise PolicyError(f"{where}: found {answer!r}; expected a Batch")
         return answer
 
     def where(self) -> str:
         return f"policy {self.job.name!r}: batch {len(self.offsets) - 1}"
 
     def check(self, batch: Batch) -> None:
-        """Refuse answers about requests that are not there; the judge checks all the rest."""
+        """Refuse answers about requests that are not there. The judge checks all the rest."""
         here = set(self.running)
         for i in batch.evict:
             if i not in here:
-                raise PolicyError(f"{self.where()}: request {i!r} is evicted, but holds no KV")
+                raise PolicyError(
+                    f"{self.where()}: found an eviction of request {i!r}, which holds no KV; "
+                    "expected a running request"
+                )
             here.remove(i)
         here.update(self.waiting, self.running)
         for i, c in batch.tokens.items():
             if i not in here:
                 raise PolicyError(
-                    f"{self.where()}: request {i!r} has not arrived, is done, or is unknown"
+                    f"{self.where()}: found request {i!r}, which has not arrived, is done, or is "
+                    "unknown; expected a waiting or running request"
                 )
             if isinstance(c, bool) or not isinstance(c, (int, np.integer)) or c < 1:
                 raise PolicyError(
-                    f"{self.where()}: request {i}: {c!r} tokens; an integer >= 1 is right"
+                    f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
 
     def evict(self, requests: Sequence[int]) -> None:

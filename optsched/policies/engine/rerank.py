@@ -1,8 +1,8 @@
 """Runs `optsched.policies.trail.Trail` batch by batch.
 
-Apart from `optsched.policies.engine.rules`: there an order is fixed when a request begins to wait,
-and running requests stand in a line that never changes; here every token may move a request, and
-who holds KV is decided again before every batch.
+This loop differs from `optsched.policies.engine.rules`. There the order is fixed when a request
+begins to wait, and running requests stand in a line that never changes. Here every token may move
+a request, and the loop decides anew before every batch which requests hold KV.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REQUEST_FIELDS = (
     *FIELDS,
     ("first", np.int64),  # prediction of its output
     ("shield", np.int64),  # tokens from which on it is not preempted
-    ("seen", np.int64),  # most tokens that it has ever produced
+    ("seen", np.int64),  # max tokens that it has ever produced
 )
 
 STATE_FIELDS = (
@@ -60,11 +60,11 @@ STATE_FIELDS = (
 )
 
 SHIELDED, PREEMPTIBLE = 0, 1
-"""Bands of the line: holding KV and having run too long to be preempted, and all others."""
+"""Bands of the line: requests that hold KV and can no longer be preempted, and all others."""
 
 
 class Settings(NamedTuple):
-    """`Trail` for compiled code, with the instance's limits; seats are the tighter limit."""
+    """`Trail` for compiled code, with the instance's limits; ``seats`` is the tighter limit."""
 
     limits: Limits
     origin: float
@@ -101,7 +101,7 @@ def _shield(r: Any) -> None:
 
 @njit(cache=True)
 def _sort_line(requests: Any, s: Any, running: Ints) -> int:
-    """Sort running requests, nearly sorted since the last batch; return how many decode."""
+    """Sort the running requests, which are nearly sorted already; return how many decode."""
     decoding = 0
     for k in range(s.running):
         i = running[k]
@@ -119,7 +119,7 @@ def _sort_line(requests: Any, s: Any, running: Ints) -> int:
 def _shares(
     requests: Any, s: Any, heap: Ints, running: Ints, decoding: int, settings: Settings
 ) -> Shares:
-    """Return what each phase may process; the first in the line goes in any case."""
+    """Return how much each phase may process. The first in the line always gets its tokens."""
     limits = settings.limits
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
@@ -152,7 +152,7 @@ def _choose(
     shares: Shares,
     settings: Settings,
 ) -> Any:
-    """Choose who holds KV, and what each processes; return what the batch holds."""
+    """Choose which requests hold KV and what each processes; return the sums of the batch."""
     limits = settings.limits
     sums = EMPTY
     prefills = shares.prefills
@@ -218,7 +218,7 @@ def _choose(
 
 @njit(cache=True)
 def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
-    """Let those that would lose their seats stay: no batch was formed."""
+    """Let those that would lose their seats stay, because no batch was formed."""
     for k in range(s.lost):
         running[s.kept] = aside[k]
         s.kept += 1
@@ -228,7 +228,7 @@ def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
 def _give_up(
     requests: Any, s: Any, running: Ints, aside: Ints, evicted: Ints, settings: Settings
 ) -> None:
-    """Let seats change: lost KV stays while nobody needs it, or goes at once."""
+    """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
     limits = settings.limits
     holders = s.kept + s.admitted
     for k in range(s.lost):

@@ -41,7 +41,7 @@ from optsched.policies.engine.common import (
     with_room,
 )
 
-# Codes of what `Rules` say in words.
+# Codes of the words in `Rules`.
 GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
 NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = -1, 0, 1, 2, 3, 4
 ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
@@ -50,13 +50,13 @@ OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
 TIES = 2**31
-"""Random numbers that break a tie in the order of waiting requests; ranks lie below it too."""
+"""Random numbers that break ties among waiting requests lie below this, and ranks do too."""
 
 MAX_STALLED_CLEARINGS = 100_000
-"""Random clearings without a completion that count as an endless loop."""
+"""More random clearings than this without a completion are an endless loop."""
 
 PASSED_OVER, REFUSED = 0, -1
-"""No tokens for a request: others of its group may have some, or none of them."""
+"""A request gets no tokens. `PASSED_OVER`: others of its group may. `REFUSED`: none may."""
 
 REQUEST_FIELDS = (
     *FIELDS,
@@ -100,7 +100,7 @@ class Settings(NamedTuple):
     by_estimate: bool
     promote: bool
     make_room: bool
-    short: bool  # some prediction is
+    short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
 
@@ -119,7 +119,7 @@ def _queue(requests: Any, s: Any, heap: Ints, i: int, back: bool) -> None:
 def _queue_drawn(
     requests: Any, s: Any, heap: Ints, i: int, settings: Settings, generator: Any
 ) -> None:
-    """Let a request wait, at a place drawn among its equals where ties break at random."""
+    """Let a request wait, at a random place among its equals where ties break at random."""
     if not settings.random_ties:
         _queue(requests, s, heap, i, settings.requeue_back)
         return
@@ -133,7 +133,7 @@ def _queue_drawn(
 
 @njit(cache=True)
 def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
-    """Take what a request would hold in each of its next batches out of the projection."""
+    """Remove a request from the projection of the KV held in the next batches."""
     kv = r.prompt + r.produced - 1 + limits.kv_offset
     capacity, batches = limits.kv_capacity, s.batches
     over = 0
@@ -146,7 +146,7 @@ def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
 
 @njit(cache=True)
 def _promote(requests: Any, s: Any, running: Ints, evicted: Ints) -> int:
-    """Evict those that are longer than their first estimate; return the KV without them."""
+    """Evict requests that are longer than their first estimate; return the KV of the others."""
     kv = 0
     for k in range(s.running):
         r = requests[running[k]]
@@ -190,7 +190,7 @@ def _evict_shortest(
         for k in range(s.running):
             r = requests[running[k]]
             if r.gone or (next_kv <= limits.kv_capacity and r.produced < r.estimate):
-                continue  # for the room of others only what is past its estimate goes
+                continue  # to make room for others only a request past its estimate is evicted
             if least >= 0:
                 best = requests[running[least]]
                 if r.estimate > best.estimate or (
@@ -235,7 +235,7 @@ def _leave(
     settings: Settings,
     generator: Any,
 ) -> None:
-    """Evict, before the batch, what is known to be longer than thought, or for want of KV."""
+    """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
     capacity = settings.limits.kv_capacity
     first = s.evicted
     next_kv = s.held + s.running
@@ -286,7 +286,7 @@ def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Li
 
 @njit(cache=True)
 def _decode_all(requests: Any, s: Any, running: Ints, entries: Ints, sums: Any) -> Any:
-    """Let every running request decode: the common case, without a question."""
+    """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
     for k in range(s.running):
         r = requests[running[k]]
@@ -304,7 +304,7 @@ def _decode_all(requests: Any, s: Any, running: Ints, entries: Ints, sums: Any) 
 def _make_room(
     requests: Any, s: Any, running: Ints, usage: Ints, evicted: Ints, i: int, settings: Settings
 ) -> None:
-    """Evict the lowest priority until request i can decode; itself last."""
+    """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
     victim = s.running - 1
     while s.held + 1 > limits.kv_capacity:
@@ -349,7 +349,7 @@ def _prefill_size(r: Any, sums: Any, settings: Settings) -> int:
 
 @njit(cache=True)
 def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
-    """Whether a waiting request may join the batch."""
+    """Return whether a waiting request may join the batch."""
     limits = settings.limits
     size = s.running - s.lost + s.admitted + 1
     needed = r.prompt + r.produced + limits.kv_offset
@@ -399,7 +399,7 @@ def _form(
     evicted: Ints,
     settings: Settings,
 ) -> Any:
-    """Form the next batch, group by group; return what it holds."""
+    """Form the next batch group by group; return its sums."""
     limits = settings.limits
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
     own = min(settings.max_batch_tokens, settings.max_prefill_tokens)
@@ -419,7 +419,7 @@ def _form(
             sums = _decode_all(requests, s, running, entries, sums)
             continue
         position = 0
-        refused = False  # in the group of all, a waiting request was: the running ones go on
+        refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
             fresh = s.waiting > 0 and group == WAITING
             if group == ALL and s.waiting > 0 and not refused:
@@ -474,7 +474,7 @@ def _form(
 def _settle(
     requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
 ) -> None:
-    """Let those that the batch evicts wait again, and those that it admits run, by priority."""
+    """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
         r = requests[evicted[k]]
@@ -545,7 +545,7 @@ def run(
     cost : ndarray of float64, shape (12,)
     by_arrival : ndarray of int64, shape (n,)
     span : int
-        Batches that a projection may reach ahead.
+        Number of batches that a projection may reach ahead.
     columns : Columns
     generator : numpy.random.Generator
 

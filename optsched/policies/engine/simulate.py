@@ -1,4 +1,4 @@
-"""Drives an online policy to a Schedule."""
+"""Runs an online policy on an instance, which gives a `Schedule`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from optsched.problem.schedule import Schedule
 from optsched.workloads.predict import Predictor, predict
 
 _LONG_OUTPUT, _QUICK_STEPS = 1 << 15, 5_000_000_000
-"""Tokens of an output, and batches times the longest output: see `quick_to_simulate`."""
+"""Max tokens of an output, and max of batches times the longest output (`quick_to_simulate`)."""
 
 
 def quick_to_simulate(instance: Instance) -> bool:
-    """Whether policies may be run that nobody asked for, given that none can be interrupted.
+    """Return whether every policy can be simulated in a short time.
 
-    Some look ahead as far as the longest output in every batch, or start long runs over and over:
-    with outputs of 10^5 tokens that takes minutes, whatever the time limit is.
+    A policy cannot be interrupted. Some policies look ahead as far as the longest output in every
+    batch, or start long runs again and again. With outputs of 10^5 tokens they take minutes,
+    whatever the time limit is. Where this function returns False, policies are run only if the
+    user asks for them.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    bool
     """
     longest = int(instance.output_tokens.max())
     batches = instance.volume.sum(dtype=np.float64) / instance.kv_capacity
@@ -36,7 +46,7 @@ def simulate(
     seed: int = 0,
     predictor: Predictor | None = None,
 ) -> Schedule:
-    """Run an online policy over an instance.
+    """Run an online policy on an instance.
 
     Parameters
     ----------
@@ -45,26 +55,27 @@ def simulate(
         A specification (``"mc-sf"``, ``"vllm:eviction_free=true"``, ``"mine.py:MyPolicy"``), a
         scheduler as data (compiled), or an object with ``batch(view) -> Batch``.
     cost_model : BatchCost or str, optional
-        Needed for an instance in seconds.
+        The batch times. An instance in seconds needs one.
     seed : int
-        For policies and predictors that draw at random.
+        Seed of policies and predictors that draw at random.
     predictor : str, callable or array_like, optional
-        Where the policy takes output lengths from; see `optsched.workloads.predict.predict`. A
+        Where the policy takes output lengths from, see `optsched.workloads.predict.predict`. A
         specification that names its own predictor overrides it.
 
     Returns
     -------
     Schedule
-        Of kind ``"batches"``: decisions only, to be judged by `optsched.evaluate`.
+        A schedule of kind ``"batches"``. It holds decisions only; `optsched.evaluate` derives
+        times and metrics.
 
     Raises
     ------
     LoopError
-        The policy would go on for ever, or cannot go on.
+        If the policy would go on for ever, or cannot go on.
     PolicyError
-        A policy object that raises, names an unknown request or breaks a rule.
+        If a policy object raises, names an unknown request or answers anything but a valid batch.
     InputError, UsageError
-        An unknown policy, a cost model that does not fit the instance.
+        If the policy is unknown, or if the cost model does not fit the instance.
     """
     cost = cost_for(instance, cost_model)
     name = policy if isinstance(policy, str) else type(policy).__name__
@@ -75,5 +86,5 @@ def simulate(
     else:
         made = policy
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
-    # What was predicted is no part of the problem that the schedule solves.
+    # The schedule is one of the instance without the predictions.
     return runner_of(made).run(Job(told, instance, cost, seed, name))

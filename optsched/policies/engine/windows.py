@@ -1,7 +1,7 @@
 """Runs schedulers that work in windows (`optsched.policies.windows.Windows`).
 
-Between two decisions of a worker nothing that happens elsewhere changes what it does, so a window
-is run to its end when it begins; the events of the loop are arrivals and ends of windows.
+Between two decisions of a worker, nothing that happens elsewhere changes what it does. A window is
+therefore run to its end when it begins. The events of the loop are arrivals and ends of windows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ARRIVAL, REMAINING, TOTAL = 0, 1, 2
 REQUEST_FIELDS = (
     *FIELDS,
     ("total", np.int64),  # predicted output, for the order of that name
-    ("seen", np.int64),  # most tokens that it has ever produced
+    ("seen", np.int64),  # max tokens that it has ever produced
     ("left", np.int64),  # its children in its worker's queue, a skew heap
     ("right", np.int64),
     ("previous", np.int64),  # its neighbours in its worker's list of those that hold KV
@@ -84,7 +84,7 @@ class Settings(NamedTuple):
     order: int
     window: int
     aging: float
-    size: int  # of a batch, at most
+    size: int  # max requests of a batch
 
 
 @njit(cache=True)
@@ -126,7 +126,7 @@ def _queue(
 
 @njit(cache=True)
 def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
-    """Take a request out of those that hold KV on its worker."""
+    """Remove a request from those that hold KV on its worker."""
     r = requests[i]
     worker.held -= r.cached + limits.kv_offset
     worker.holders -= 1
@@ -140,7 +140,7 @@ def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
 
 @njit(cache=True)
 def _link(requests: Any, worker: Any, i: int, limits: Limits) -> None:
-    """Put a request, whose KV counts already but for the offset, among those that hold KV."""
+    """Add a request to those that hold KV. Of its KV only the offset is not counted yet."""
     r = requests[i]
     worker.held += limits.kv_offset
     worker.holders += 1
@@ -154,7 +154,7 @@ def _link(requests: Any, worker: Any, i: int, limits: Limits) -> None:
 def _end_window(
     requests: Any, worker: Any, s: Any, settings: Settings, offsets: Ints, remaining: Floats
 ) -> None:
-    """Let those whose window ends now wait again, unless they are done."""
+    """Let the requests whose window ends now wait again, unless they are done."""
     worker.until = np.inf
     i = worker.member
     worker.member = -1
@@ -188,7 +188,7 @@ def _choose(
     offsets: Ints,
     remaining: Floats,
 ) -> None:
-    """Choose the batch of a window: the first of the queue whose next tokens fit together."""
+    """Choose the batch of a window: the first requests of the queue that fit together."""
     s.members = 0
     need = 0
     while s.members < settings.size and worker.queue >= 0:
@@ -212,7 +212,7 @@ def _choose(
 
 @njit(cache=True)
 def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
-    """Choose the next prefills: as many members as C and P allow."""
+    """Choose the next prefills, as many members as C and P allow."""
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     s.chosen = s.growth = 0
     s.staying = s.members
@@ -235,7 +235,7 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
 
 @njit(cache=True)
 def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
-    """Choose the next decodes: every member, but for those that the KV alone cannot hold."""
+    """Choose the next decodes: every member, except those that the KV alone cannot hold."""
     kv = 0
     for k in range(s.members):
         r = requests[members[k]]
@@ -257,7 +257,7 @@ def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limi
 def _make_room(
     requests: Any, worker: Any, s: Any, members: Ints, evicted: Ints, fresh: int, limits: Limits
 ) -> None:
-    """Evict the lowest priority until the step fits, outside the window's batch first."""
+    """Evict by lowest priority until the step fits, requests outside the batch first."""
     while True:
         victim = -1
         if (
@@ -285,7 +285,7 @@ def _make_room(
 def _step(
     requests: Any, worker: Any, s: Any, step: Ints, entries: Ints, fresh: int, limits: Limits
 ) -> Any:
-    """Process what was chosen; return what the batch holds."""
+    """Process the chosen members; return the sums of the batch."""
     sums = EMPTY
     for k in range(s.chosen):
         i = step[k]
@@ -317,7 +317,7 @@ def _run_window(
     cost: Floats,
     columns: Columns,
 ) -> Columns:
-    """Run a window: prefills first, in as few batches as C and P allow, then decodes."""
+    """Run a window: first prefills, in as few batches as C and P allow, then decodes."""
     clock = s.now
     s.position = 0
     s.ended = False
@@ -340,7 +340,7 @@ def _run_window(
         s.batches += 1
         s.since += 1
     worker.until = clock
-    for k in range(s.members):  # what is done holds nothing in the next window
+    for k in range(s.members):  # a finished request holds nothing in the next window
         r = requests[members[k]]
         if r.produced == r.output:
             s.since = 0
