@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from optsched import BatchCost, Instance, Limits, bound, compare, evaluate, solv
 from optsched.bounds import Proof, bounds
 from optsched.bounds.base import REGISTRY, Bound, features_of
 from optsched.bounds.certificate import verify_certificate
+from optsched.optimize.interval import Interval
 from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import InputError, UsageError
 
@@ -127,6 +129,33 @@ def test_no_bound_is_known_for_what_none_is_proved_for() -> None:
     found = bound(TINY, objective="mean_ttft", time_limit_s=1)
     assert (found.value, found.name, found.gap) == (None, None, None)
     assert found.objective is not None
+
+
+def test_a_bound_is_given_where_the_round_model_has_no_schedule() -> None:
+    # A prompt of 4 tokens in batches of 3 must be split: CP-SAT cannot, the bound holds for all.
+    split = Instance([0], [4], [3], 14, limits=Limits(max_batch_tokens=3))
+    assert bound(split, time_limit_s=1).value == 3
+
+
+def test_an_objective_with_parameters_is_shown_with_its_words() -> None:
+    goal = "slo_goodput:slo_ttft=1"
+    found = bound(TINY, objective=goal, time_limit_s=0)
+    assert found.objective_name == goal
+    assert "SLO goodput" in replace(found, value=1.0, name="mine")._repr_html_()
+
+
+def test_what_policies_took_counts_in_the_times_of_a_bound(monkeypatch) -> None:
+    from optsched.optimize import bound as door
+
+    def an_hour(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
+        interval.budget.begin -= 3600
+
+    monkeypatch.setattr(door, "run_policies", an_hour)
+    limited = Instance([0, 0], [1, 2], [3, 2], 6, limits=Limits(max_running=1))
+    found = bound(limited, time_limit_s=10_000)
+    assert found.first_bound_s is not None
+    assert found.first_bound_s >= 3600
+    assert all(state.elapsed_s >= 3600 for state in found.progress)
 
 
 def test_a_stop_leaves_a_bound() -> None:

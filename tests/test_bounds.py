@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from brute_force import OBJECTIVES, brute_force, brute_force_tel
 
-from optsched import BatchCost, bound
+from optsched import BatchCost, bound, compare, solve
 from optsched.bounds import BoundTask, bounds, features_of, lower_bound
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
@@ -187,6 +187,22 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
         instance = paged if one.time_unit == "round" else seconds
         with pytest.raises(UsageError, match=f"'{name}', which is not proved for kv_block_tokens"):
             lower_bound(instance, method=name, cost_model=PLAIN, objective=one.objectives[0])
+
+
+def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
+    # An exact method's bound is a bound: it would call 4 optimal without looking at the blocks.
+    paged = PagedInstance(**PAIR, kv_block_tokens=4)
+    for method in ("auto", "cpsat", "highs", "ramp", "lns"):
+        with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
+            solve(paged, method=method)
+    seconds = PagedInstance(**PAIR, kv_block_tokens=4, time_unit="second")
+    with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
+        solve(seconds, cost_model=PLAIN)
+    beside = compare(paged, ["mc-sf"], time_limit_s=1)
+    assert beside.bound is None
+    assert beside.best_known_origin == "mc-sf"
+    assert any("kv_block_tokens" in note for note in beside.notes)
+    assert solve(PagedInstance(**PAIR)).status == "optimal"
 
 
 def test_no_bound_is_given_for_a_cost_that_it_is_not_proved_for(monkeypatch) -> None:

@@ -304,6 +304,12 @@ def test_bound_takes_another_objective(run, seconds: Path) -> None:
     assert "beauty" in one_line_error(unknown, 2)
 
 
+@pytest.mark.parametrize("objective", ["p99_latency", "slo_goodput:slo_ttft=1"])
+def test_bound_exits_4_where_no_bound_is_known(run, instance: Path, objective: str) -> None:
+    result = run("bound", instance, "--objective", objective, "--time-limit", 0)
+    assert "no bound is known" in one_line_error(result, 4)
+
+
 def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
     assert "total latency of any schedule >=" in checked("bound", seconds, "--cost-model", MODEL)
     data = answer("bound", seconds, "--cost-model", MODEL)

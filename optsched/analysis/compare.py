@@ -182,6 +182,8 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
             _solve(interval, seed)
         except InfeasibleError as error:  # a policy that splits prefills may still have a schedule
             return (f"no optimum in the round model, which splits no prefill: {error}",)
+        except UsageError as error:  # an instance with a feature that no method models
+            return (f"no optimum: {error}",)
     return ()
 
 

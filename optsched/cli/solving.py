@@ -38,8 +38,8 @@ from optsched.problem.errors import (
 )
 from optsched.problem.objective import (
     TOTAL_LATENCY,
-    Objective,
     first_metric,
+    parse_objectives,
 )
 
 if TYPE_CHECKING:
@@ -246,8 +246,9 @@ def bound(
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
     emit_json(data, json_out)
-    metric = Objective(objective).metric
-    words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+    (goal,) = parse_objectives(objective)
+    metric = goal.metric
+    words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
     if found.value is None:
         raise NoIncumbentError(f"no bound is known yet for {words} in {instance.time_unit}s")

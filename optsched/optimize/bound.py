@@ -19,11 +19,11 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
-from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objectives
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -103,7 +103,7 @@ class BoundResult:
         )
 
     def _repr_html_(self) -> str:
-        metric = Objective(self.objective_name).metric if self.value is not None else None
+        metric = first_metric(self.objective_name)
         words = self.objective_name if metric is None else metric.words
         return facts(
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
@@ -249,10 +249,11 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     name = _stronger(instance, names)
     if _limited(instance):  # the search knows no limits and finds no schedule
         run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
+    interval.clock_s = budget.spent_s
     share = budget.part(1.0 if name is None else _FEW_SHARE, interval.heard)
     found = explore(instance, share, seed=seed, certify=True)
     interval.prove(found.bound, found.origin, found.certificate())
-    interval.first_bound_s = found.first_bound_s
+    interval.first_bound_s = interval.clock_s + found.first_bound_s
     if found.schedule is not None:
         offer(interval, found.schedule, "search")
     if name is None or budget.over or interval.value == found.proved:
@@ -273,7 +274,10 @@ def _stronger(instance: Instance, names: set[str]) -> str | None:
         return None
     if _suits_ramp(instance) and not _limited(instance):
         return "ramp" if "ramp" in names else None
-    return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
+    try:
+        return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
+    except InfeasibleError:
+        return None  # bounds hold all the same, for schedules that split a prefill
 
 
 def _limited(instance: Instance) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
@@ -94,6 +95,9 @@ class Method:
         Whether it takes more than one objective.
     extras : frozenset of str
         The names of `Task.extras` that it reads.
+    features : frozenset of str
+        What an instance may have (`optsched.bounds.features_of`) for its answers and bounds to
+        hold. A feature that is added to instances later is refused until it is modelled.
     """
 
     summary: str
@@ -102,6 +106,7 @@ class Method:
     switches: frozenset[str] = frozenset()
     lexicographic: bool = False
     extras: frozenset[str] = frozenset()
+    features: frozenset[str] = ANY_INSTANCE
 
 
 @dataclass(frozen=True)
@@ -194,5 +199,6 @@ def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
         lacks.append("several objectives")
     wanted = demands(task.instance) & formulation.switches
     lacks += sorted(wanted - method.switches)
+    lacks += sorted(features_of(task.instance) - method.features)
     given = {key for key, value in task.extras.items() if value not in (None, False)}
     return lacks + sorted(given - method.extras)
