@@ -318,7 +318,7 @@ def test_very_long_outputs_are_not_simulated_unasked(monkeypatch):
     for method in ("ramp", "placement"):
         result = solve(instance, method=method, time_limit_s=5)
         assert result.bound <= result.objective <= 3 * long
-    with pytest.raises(UsageError, match=r"an interval per output token, here 2e\+07"):
+    with pytest.raises(UsageError, match=r"found 2e\+07 output tokens, an interval each"):
         solve(instance, method="cpsat")
     with pytest.raises(UsageError, match=r"up to 5e\+08 rounds, more than"):
         serial_schedule(Instance([0, 0], [1, 1], [10**8, 2 * 10**8], kv_capacity=3 * 10**8))
