@@ -132,7 +132,7 @@ def _freed(
     size = min(size, jobs.n)
     order = np.argsort(starts if by_start else starts + jobs.output, kind="stable")
     stretch = size - int(share * size)
-    # A stretch that would pass an end is moved to the end, so that requests there are freed as well.
+    # A stretch that would pass an end is moved to it, so that requests there are freed as well.
     first = int(rng.integers(-(stretch // 2), jobs.n - stretch + stretch // 2 + 1))
     first = min(max(first, 0), jobs.n - stretch)
     chosen = np.zeros(jobs.n, dtype=bool)
