@@ -1,62 +1,69 @@
 """The reverse-time ramp relaxation: lower bounds on total latency in rounds, up to optimality.
 
 **The walk.** Look at a schedule of uninterrupted runs from its end backward, round by round. A
-request appears in the round of its completion with its peak p = s + o (cached accounting:
-s + o - 1) tokens, loses one token per step and vanishes after it has held its floor
-f = s + 1 (cached: s). The live requests' tokens never exceed M. Let m be the number of requests
-met so far. Every step back from round t to t - 1 passes one round in which exactly those m have
-not completed earlier, so sum C_i is the sum of m over all steps; TEL = sum C_i - sum a_i. Once a
-request is placed only its (tokens, floor) matter, so a schedule is a path through states
-(m, multiset of live items) that places every request once: from (0, {}) to (n, {}).
+request appears in the round of its completion with its peak of p = s + o tokens (in cached
+accounting s + o - 1). It loses one token per step, and vanishes after it has held its floor of
+f = s + 1 tokens (cached: s). The tokens of the live requests never exceed M. Let m be the number of
+requests met so far. Every step back from round t to t - 1 passes one round in which exactly those m
+have not completed earlier. So sum C_i is the sum of m over all steps, and TEL = sum C_i - sum a_i.
+Once a request is placed, only its (tokens, floor) matter. So a schedule is a path from (0, {}) to
+(n, {}) through states (m, multiset of live items) that places every request once.
 
-**The relaxation.** Drop "every request once": a path may place any n, and a request placed c_i
-times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so the
-cheapest path is a lower bound whatever pi is. Multipliers and costs are integers over a common
-denominator, so the bound is exact; TEL is an integer, so it is rounded up.
+**The relaxation.** Drop "every request once". A path may place any n requests, and a request placed
+c_i times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so
+the cheapest path is a lower bound for every pi. Multipliers and costs are integers over a common
+denominator, so the bound is exact. TEL is an integer, so the bound is rounded up.
 
-**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
-earlier, so less is live at every step: every schedule is still a path, of the same cost. (With
-f'_i > p_i it must fit when it completes, and is nowhere in the state.) A state also holds, of each
-class of floors, at most as many items of weight >= w as there are requests of the class with
-peak >= w, which every schedule keeps.
+**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Then its tokens fall to
+zero earlier, and less is live at every step. So every schedule is still a path, of the same cost.
+(With f'_i > p_i the request must fit when it completes, but is never in the state.) For each class
+of floors and each weight w, a state also holds at most as many items of weight >= w as the class
+has requests with peak >= w. Every schedule satisfies this.
 
 **Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
-clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
-and from there steps down to 0. With T0 = max(a_i + o_i) nothing is lost; a smaller one forgets
-arrivals in the rounds after it, which only allows more. There the n - m requests not yet met
-complete by round t: each has a_i + o_i <= t, and their token-rounds, all of them in rounds 1 to t,
-sum to at most M t. So n - m is at most the number of requests with a_i + o_i <= t whose volumes,
-the smallest first, sum to M t. Runs are uninterrupted, so a completion that is late enough is a
-start that is not before the arrival. Without arrivals there is no clock at all, and no horizon
-anywhere.
+clock, and their states are (m, multiset). At any point a path may join the states (t, m, multiset)
+at t = T0; from there it steps down to 0. With T0 = max(a_i + o_i) nothing is lost. A smaller T0
+forgets arrivals in the rounds after it, which only allows more paths.
 
-**Loops.** In the part without a clock a round from the empty state changes nothing, and costs
-m >= 0: dropping such rounds from a path makes it no dearer, so sweeps ignore them. A state that
-is empty in a coarse graph may not be in a finer one: the product follows them (`Graph.loop`).
+In the part with a clock, the n - m requests not yet met complete by round t. Each has
+a_i + o_i <= t. All of their token-rounds lie in rounds 1 to t, so they sum to at most M t. So n - m
+is at most the number of requests with a_i + o_i <= t whose volumes, the smallest first, sum to at
+most M t. Runs are uninterrupted, so a completion that is late enough means a start that is not
+before the arrival. Without arrivals there is no clock and no horizon.
 
-**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Its product with
-any other automaton that accepts every schedule accepts every schedule, and carries each fine
-node's coarse one along. So a fine node (u, state), reached at cost F, that continues by an arc of
-cost c to the coarse node v lies only on paths that cost at least F + c + B(v), B the coarse
-graph's cost to the end; beyond a cutoff it is dropped. With the cutoff v - 1 for an integer v,
-either no path is left, and OPT >= v, or the rest's cheapest is a bound that counts up to v.
-v need not be the value of a schedule: a lower one, a target, leaves far smaller graphs.
-Trackers are: multisets with finer floors; counters of how often kinds of a group were placed (at
-most as often as there are such requests, exactly so at the end). With every kind counted and
-f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
+**Loops.** In the part without a clock, a round from the empty state changes nothing and costs
+m >= 0. A path without such rounds costs no more, so sweeps ignore them. A state that is empty in a
+coarse graph may not be empty in a finer one, so the product follows such rounds (`Graph.loop`).
 
-**Kinds.** Requests of equal prompt, output and arrival are one kind. Where there are more than
-`MAX_KINDS`, the two kinds of equal floor that differ least become one, with the smaller peak and
-the earlier completion: less is live and more may complete, so every schedule is still a path. The
-numbers of items above a weight stay those of the requests. A path on which all are counted is then
-no schedule any more, and refinement may end below the optimum. Every path of requests told apart
-is one of these kinds, so that a checker that tells them apart finds no less.
+**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Take its product
+with another automaton, a tracker, that accepts every schedule. The product accepts every schedule
+too, and each fine node has its coarse node. Let a fine node (u, state) be reached at cost F and
+continue by an arc of cost c to the coarse node v. Let B be the coarse graph's cost to the end. Then
+every path through this arc costs at least F + c + B(v). If that exceeds a cutoff, the arc is
+deleted.
 
-Limits of an instance on batches, and a ban on hybrid batching, only take schedules away: the
-bound stays valid under them. Requests that restart: the last run of each is uninterrupted, and
-the others only take room, so it holds for them too.
+Let the cutoff be z - 1 for an integer z. If no path is left, OPT >= z. Else the cheapest path left
+gives a bound, which counts up to z. z need not be the value of a schedule: with a lower z, which is
+called a target, the graphs are far smaller.
 
-Busy periods far apart (`periods`) are bounded one by one; no array is as long as the time axis.
+There are two kinds of trackers: multisets with finer floors, and counters of how often the kinds of
+a group were placed. A counter allows at most as many placements as there are such requests, and
+exactly as many at the end. If every kind is counted and f' = f, a path *is* a schedule of the same
+cost. So refinement ends at the optimum.
+
+**Kinds.** Requests of equal prompt, output and arrival are one kind. If there are more than
+`MAX_KINDS`, the two kinds of equal floor that differ least are merged, with the smaller peak and
+the earlier completion. Then less is live and more may complete, so every schedule is still a path.
+The limits on items above a weight stay those of the requests. After a merge, a path on which all
+kinds are counted need not be a schedule, so refinement may end below the optimum. Every path of
+separate requests is also a path of merged kinds. So a checker that keeps the requests separate
+finds a bound that is at least as high.
+
+Limits on batches and a ban on hybrid batching only rule schedules out, so the bound stays valid
+under them. It also holds for schedules with restarts: the last run of each request is
+uninterrupted, and the other runs only take room.
+
+Busy periods far apart (`periods`) are bounded one by one. No array is as long as the time axis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Infermax by CP-SAT: the method for arrivals, for max TPOT and for several objectives in order."""
+"""Infermax by CP-SAT: the method for arrivals, max TPOT and several objectives in order."""
 
 from __future__ import annotations
 
