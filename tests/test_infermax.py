@@ -339,7 +339,9 @@ def test_a_limit_that_a_request_breaks_is_named(method):
     limits = Limits(max_prefill_tokens=7)
     arrays = (np.zeros(3), [5, 8, 6], [2, 2, 2], 20)
     instance = Instance(*arrays, time_unit="second", limits=limits)
-    with pytest.raises(InfeasibleError, match=r"max_prefill_tokens: found 7 below request 1's .* 8"):
+    with pytest.raises(
+        InfeasibleError, match=r"max_prefill_tokens: found 7 below request 1's .* 8"
+    ):
         run(instance, method)
     split = Instance(*arrays, time_unit="second", limits=limits, chunked_prefill=True)
     if "chunked_prefill" in get("infermax").methods[method].switches:

@@ -348,7 +348,7 @@ def _fake_method(monkeypatch, run):
         # Both at once: 7 tokens in round 2.
         (Answer(Status.OPTIMAL, from_starts([0, 0], TINY), 5, 5), "that is not feasible"),
         # Serial: latencies 3 + 5 = 8, not 7.
-        (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), 7, 7), "found tel 7 claimed .* 8, as"),
+        (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), 7, 7), r"found tel 7 claimed .* 8, as"),
         (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), None, 6), "found tel None claimed"),
         # A bound above a schedule that exists.
         (Answer(Status.OPTIMAL, from_starts([0, 3], TINY), 8, 8), "bound 8 contradicts"),

@@ -14,7 +14,7 @@ _STEPS = 4000
 
 @njit(cache=True, nogil=True)
 def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
-    """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. ``weight`` is w, in place."""
+    """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. w is ``weight``."""
     n = linear.shape[0]
     grad = np.empty(n)
     for i in range(n):
