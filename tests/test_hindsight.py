@@ -265,7 +265,7 @@ def test_start_values_satisfy_the_model():
 def test_a_prompt_beyond_a_limit_is_infeasible_by_name(limit):
     instance = Instance([0, 0], [2, 5], [1, 1], 9, limits=Limits(**{limit: 4}))
     for method in (*METHODS, "placement"):
-        with pytest.raises(InfeasibleError, match=f"{limit}: request 1: prompt_tokens 5 exceeds 4"):
+        with pytest.raises(InfeasibleError, match=f"{limit}: found 4 below request 1's prompt_"):
             get("hindsight").methods[method].run(Task(instance, objective=("tel",)), TWO)
 
 
@@ -278,7 +278,7 @@ def test_seconds_are_refused():
 def test_a_program_beyond_memory_is_refused_before_it_is_built():
     n = 1500
     instance = Instance(np.zeros(n, dtype=int), np.ones(n, dtype=int), np.full(n, 500), 16000)
-    with pytest.raises(UsageError, match="placement can"):
+    with pytest.raises(UsageError, match="placement has no such"):
         linear_model(program(instance))
     assert get("hindsight").choose(Task(instance, objective=("tel",))) == "lns"
 

@@ -297,7 +297,7 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
         )  # fmt: skip
     model = knapsack()
     object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))
-    with pytest.raises(SolverError, match="refuses the model of 3 columns"):
+    with pytest.raises(SolverError, match=r"a model of 3 columns, .* it refuses"):
         highs.solve_linear_model(model, TWO)
 
 

@@ -1,4 +1,4 @@
-"""The one door for bounds: a value that no schedule beats, and the best schedule on the way."""
+"""`bound`: a value that no schedule beats, and the best schedule found on the way to it."""
 
 from __future__ import annotations
 
@@ -27,41 +27,45 @@ from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, p
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
-"""Part of the time that the search takes where an exact method follows."""
+"""The share of the time limit for the search when an exact method follows."""
 _BOUND_SHARE = 0.6
-"""Part of the time for bounds; the rest is for schedules."""
+"""The share of the time limit for bounds. The rest is spent on schedules."""
 
 
 @dataclass(frozen=True, eq=False)
 class BoundResult:
     """A lower bound, its proof, and the best schedule found on the way.
 
-    Values are in the instance's time unit; None is unknown.
+    Values are in the instance's time unit, rounds or seconds. None means unknown.
 
     Parameters
     ----------
     instance : Instance
     cost_model : UnitCost or BatchCost
     objective_name : str
+        The metric that is bounded.
     value : int, float or None
-        No schedule is better.
+        The bound: no schedule has a smaller objective.
     name : str or None
-        The bound that proved it.
+        The name of the bound that proved ``value``.
     certificate : dict or None
-        A proof that anyone can check (`optsched.bounds.certificate`), of ``certified``.
+        A proof of ``certified`` that anyone can check (`optsched.bounds.certificate`).
     objective : int, float or None
-        Value of the schedule, as judged.
+        The objective of ``schedule``, as judged.
     schedule : Schedule or None
+        The best schedule found.
     evaluation : Evaluation or None
+        The judge's evaluation of ``schedule``.
     found_by : str or None
-        Who found the schedule.
+        The policy, bound or search that found ``schedule``.
     first_bound_s : float or None
         Seconds until the first bound.
     bound_s : float
-        Seconds that went into bounds, and into schedules found on the way to them.
+        Seconds spent on bounds, and on the schedules found on the way to them.
     seed : int
+        The seed of everything random.
     progress : tuple of Progress
-        Schedule's value and bound whenever one changed, and at the end.
+        The schedule's value and the bound whenever one of them changed, and at the end.
     """
 
     instance: Instance
@@ -81,17 +85,17 @@ class BoundResult:
 
     @property
     def certified(self) -> int | None:
-        """The value that the certificate proves, at most `value`; None without one."""
+        """The value that the certificate proves, at most `value`. None without a certificate."""
         return None if self.certificate is None else int(self.certificate["value"])
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
-        """Every metric of the schedule, or None without one."""
+        """Every metric of the schedule by name. None without a schedule."""
         return None if self.evaluation is None else self.evaluation.metrics
 
     @property
     def gap(self) -> float | None:
-        """(objective - value) / objective, or None."""
+        """The relative gap (objective - value) / objective. None if one of the two is unknown."""
         if self.value is None or not self.objective:
             return None
         return (self.objective - self.value) / self.objective
@@ -121,7 +125,8 @@ class BoundResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
 
-        ``certificate`` is None: who writes it to a file names the file.
+        ``certificate`` is None. Whoever writes the certificate to a file puts the file's name
+        there.
         """
         data = result_dict(
             self.instance,
@@ -155,28 +160,31 @@ def bound(
 ) -> BoundResult:
     """Bound an objective of every schedule from below, and look for a schedule close to it.
 
-    ``auto`` takes every bound that is proved for what the instance and the cost model have
-    (`optsched.bounds.features_of`). For total latency in rounds it spends the time as follows.
-    Few requests: a brief search (`optsched.optimize.search.anytime`), then ``ramp`` where KV is
-    short, whose relaxation is far stronger there but grows with the number of its states; else
-    CP-SAT, if that is what `solve` would take. Many: the dual and the search.
+    ``auto`` runs every bound that is proved for the features of the instance and the cost model
+    (`optsched.bounds.features_of`). For total latency in rounds it divides the time as follows.
+
+    - Few requests and little KV: a brief search (`optsched.optimize.search.anytime`), then
+      ``ramp``. Its relaxation is far stronger there, but grows with the number of its states.
+    - Few requests and more KV: a brief search, then CP-SAT if `solve` would choose it.
+    - Many requests: the Lagrangian dual and the large-neighbourhood search.
 
     Parameters
     ----------
     instance : Instance
     objective : str or Objective
-        What is bounded: a metric of which less is better.
+        The metric to bound. Smaller values must be better.
     cost_model : BatchCost, str or path, optional
-        Needed for an instance in seconds.
+        Required for an instance in seconds.
     method : str
         One bound by name (`optsched.bounds.bounds`), or ``"auto"``.
     time_limit_s : float
-        Seconds in all.
+        Seconds for all of the work, >= 0.
     seed : int
+        The seed of everything random.
     progress : callable, optional
-        Called with a `Progress` whenever something better was found.
+        Called with a `Progress` whenever the bound or the schedule improves.
     stop : threading.Event, optional
-        When set, the work ends and what it has found is kept.
+        When it is set, the work ends and the best bound and schedule so far are kept.
 
     Returns
     -------
@@ -185,16 +193,19 @@ def bound(
     Raises
     ------
     UsageError
-        An unknown method, one that does not apply to the objective or the time unit, one that is
-        not proved for a feature of the instance, or a cost model that does not fit.
+        The method is unknown, does not apply to the objective or the time unit, or is not proved
+        for a feature of the instance; several objectives are given; or the cost model does not fit
+        the instance.
+    InputError
+        ``time_limit_s`` is negative or not a number.
     SolverError
-        A bound contradicts a schedule.
+        A bound contradicts a schedule, which is an internal error.
     """
     if not time_limit_s >= 0:
-        raise InputError(f"time_limit: {time_limit_s!r} is not a number of seconds >= 0")
+        raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
     goals = parse_objectives([objective])
     if len(goals) > 1:
-        raise UsageError(f"objective: {objective!r} is several; one objective is right for a bound")
+        raise UsageError(f"objective: found several in {objective!r}; expected one for a bound")
     (goal,) = goals
     task = Task(instance, cost_for(instance, cost_model), (goal,))
     queue = usable(BoundTask(instance, task.cost_model, goal), method)
@@ -230,7 +241,7 @@ def bound(
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:
-    """Spend what is left on policies, and in seconds on the offline search."""
+    """Spend the remaining time on policies and, in seconds, on the offline search."""
     budget = interval.budget
     if interval.task.instance.in_rounds:
         run_policies(interval, budget, seed=seed)
@@ -242,12 +253,12 @@ def _look_for_a_schedule(interval: Interval, seed: int) -> None:
 
 
 def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
-    """Search briefly and raise the dual, then run what is stronger on few requests."""
+    """Search briefly and raise the dual, then run a stronger method if the requests are few."""
     from optsched.optimize.search.anytime import explore
 
     instance, budget = interval.task.instance, interval.budget
     name = _stronger(instance, names)
-    if _limited(instance):  # the search knows no limits and finds no schedule
+    if _limited(instance):  # the search ignores limits and finds no schedule
         run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
     interval.clock_s = budget.spent_s
     share = budget.part(1.0 if name is None else _FEW_SHARE, interval.heard)
@@ -266,9 +277,9 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
 
 
 def _stronger(instance: Instance, names: set[str]) -> str | None:
-    """Return the method that follows the dual, None where there is none to follow.
+    """Return the method to run after the dual, or None if no method is stronger.
 
-    The ramp relaxation knows no limits on batches, CP-SAT does.
+    The ramp relaxation ignores limits on batches; CP-SAT honours them.
     """
     if instance.n > _ramp_sizes()[0]:
         return None
@@ -294,15 +305,32 @@ def _run_exact(interval: Interval, seed: int) -> None:
     try:
         answer = attempt(exact, interval, options, start)
     except OptschedError:
-        return  # limits or sizes that the method does not take
+        return  # the method does not handle these limits or sizes
     accept(exact, interval, answer)
 
 
 def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound of the ramp relaxation, its certificate and its schedule.
 
-    The proof stands in `optsched.optimize.ramp.relaxation`. Limits are ignored: they only take
-    schedules away, and the schedule found may break them.
+    The proof is in `optsched.optimize.ramp.relaxation`. The relaxation ignores limits on batches.
+    The bound holds all the same, since limits only rule schedules out. The schedule may break them.
+
+    Parameters
+    ----------
+    task : BoundTask
+        An instance in rounds, and the schedule to start from if there is one.
+    budget : Budget
+        The time limit, the stop event and the callback for progress.
+
+    Returns
+    -------
+    Proof
+        A bound on the total latency in rounds, its certificate, and the best schedule found.
+
+    Raises
+    ------
+    UsageError
+        The instance is in seconds.
     """
     from optsched.optimize.formulations.rounds.ramp import solve_by_ramp
 
@@ -336,4 +364,4 @@ RAMP = REGISTRY.add(
         suits=lambda task: _suits_ramp(task.instance),
     ),
 )  # fmt: skip
-"""It stands here since its relaxation needs the searches of this room."""
+"""The ramp bound. It is registered here since its relaxation uses the searches of this package."""

@@ -1,4 +1,7 @@
-"""Whether a schedule's value and a bound can both be true: asked by `solve`, `bound`, `compare`."""
+"""Check whether a schedule's value and a bound can both be true.
+
+`solve`, `bound` and `compare` use it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ AGREEMENT = 1e-6
 def float_noise(instance: Instance, name: str, value: float) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
-    `AGREEMENT` of the value (of one second at least), and for every token what a float64 clock
-    that counts from the first arrival loses at the last one: 3e-14 s after an hour of arrivals,
-    4e-9 s after a year. A makespan is a time of day and is rounded once more.
+    The difference has two parts. The first is `AGREEMENT` times the value, or times one second if
+    the value is smaller. The second is the rounding of a float64 clock at the last arrival, once
+    per token: the clock counts from the first arrival and loses 3e-14 s after an hour of arrivals
+    and 4e-9 s after a year. A makespan is a time of day and is rounded once more.
 
     Parameters
     ----------
@@ -26,6 +30,12 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     name : str
         The objective.
     value : float
+        Its value, in seconds.
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     noise = float(np.spacing(instance.release.max()))
     noise *= instance.n + int(instance.output_tokens.sum())
@@ -41,19 +51,27 @@ def reconcile(
     known: tuple[float | int | None, str | None],
     bound: tuple[float | int | None, str | None],
 ) -> float | int | None:
-    """Return the bound, or the schedule's value where the bound passes it by float noise.
+    """Return the bound, or the schedule's value if the bound exceeds it by float noise only.
 
     Parameters
     ----------
     instance : Instance
     objective : Objective
-    known, bound : tuple
-        A value with its origin: of a schedule that the bound covers, and of the bound.
+    known : tuple of (value, origin)
+        The value of a schedule that the bound covers, and who found the schedule. The value is None
+        without a schedule.
+    bound : tuple of (value, origin)
+        The bound and its name. The value is None without a bound.
+
+    Returns
+    -------
+    int, float or None
+        None without a bound.
 
     Raises
     ------
     SolverError
-        The bound says that the schedule cannot exist.
+        The bound excludes the schedule, which is an internal error.
     """
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:

@@ -1,4 +1,4 @@
-"""Exact methods on an interval: choose one, find a schedule to start from, check its answer."""
+"""Exact methods: choose one, find a schedule to start from, run it and check its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optsched.problem.objective import Objective, parse_objectives, service_limi
 from optsched.problem.schedule import Schedule, from_starts
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
-"""Policies whose schedules are tried as warm starts: quick, and none that may go on for ever."""
+"""Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
 _POLICY_REQUESTS = 20_000
 
 
@@ -42,7 +42,9 @@ class Exact:
     name : str
         The method's name.
     way : Method
+        The method itself.
     task : Task
+        What is to be solved.
     """
 
     model: Formulation
@@ -52,7 +54,7 @@ class Exact:
 
 
 class Start(NamedTuple):
-    """A schedule in a formulation's terms, judged."""
+    """A schedule that fits a formulation, with its evaluation."""
 
     schedule: Schedule
     evaluation: Evaluation
@@ -67,12 +69,31 @@ def choose(
     objective: str | Objective | Sequence[str | Objective] | None = None,
     extras: Mapping[str, Any] | None = None,
 ) -> Exact:
-    """Return the method for a task; ``auto`` asks the formulation.
+    """Return the formulation and the method for a task.
+
+    Parameters
+    ----------
+    instance : Instance
+    formulation : str, optional
+        Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
+    method : str
+        A method of the formulation, or ``"auto"``: then the formulation chooses.
+    cost_model : BatchCost, str or path, optional
+        Required for an instance in seconds.
+    objective : str, Objective or sequence of these, optional
+        The most important first. Default: the formulation's.
+    extras : mapping of str to object, optional
+        Options that only some formulations have.
+
+    Returns
+    -------
+    Exact
 
     Raises
     ------
     UsageError
-        A combination that has no meaning, or that the method cannot do.
+        The formulation is unknown or is for the other unit of time, or the method is unknown or
+        cannot do the task.
     """
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
@@ -91,34 +112,50 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
     if found.time_unit != instance.time_unit:
         if found.time_unit == "round":
             raise UsageError(
-                f"formulation: {name} is for instances in rounds, this one is in seconds; "
-                "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
+                f"formulation: found {name} for an instance in seconds; expected infermax, or an "
+                "instance in rounds (`optsched import --rounds SECONDS` makes one)"
             )
-        raise UsageError(
-            f"formulation: {name} is for instances in seconds, this one is in rounds; use hindsight"
-        )
+        raise UsageError(f"formulation: found {name} for an instance in rounds; expected hindsight")
     return found
 
 
 def restricted(task: Task) -> bool:
-    """Whether extras may rule out schedules that the judge accepts."""
+    """Whether extras may rule out schedules that the judge accepts.
+
+    Parameters
+    ----------
+    task : Task
+    """
     return any(value not in (None, False) for value in task.extras.values())
 
 
 def starting_point(
     exact: Exact, given: Schedule | str | None, seed: int, budget: Budget
 ) -> Start | None:
-    """Return a schedule to start from, in the formulation's terms, or None.
+    """Return a schedule to start from that fits the formulation, or None if there is none.
 
-    Without a given one it is the best of some policies', and in rounds of a serial placement; once
-    the budget is over, one of them is good enough.
+    If no schedule is given, some policies are tried, and in rounds a serial placement too. The best
+    of their schedules is returned. Once the budget is over, the first one found is returned.
+
+    Parameters
+    ----------
+    exact : Exact
+    given : Schedule, str or None
+        A schedule, or a policy's specification.
+    seed : int
+        The seed of policies that draw at random.
+    budget : Budget
+
+    Returns
+    -------
+    Start or None
 
     Raises
     ------
     UsageError
-        A given schedule that is none of the formulation's.
+        The given schedule does not fit the formulation.
     ViolationError, InputError
-        One that is no schedule of the instance, or no policy.
+        The given schedule is not feasible, or the given policy does not exist.
     """
     from optsched.policies.engine.simulate import simulate
 
@@ -127,8 +164,8 @@ def starting_point(
         start = in_terms_of(exact, given)
         if start is None:
             raise UsageError(
-                f"warm start: the schedule is none of formulation {name} (it pauses a "
-                "request or splits a prefill); give another one"
+                "warm start: found a schedule that pauses a request or splits a prefill; expected "
+                f"one that formulation {name} allows"
             )
         return start
     if given is not None:
@@ -136,8 +173,8 @@ def starting_point(
         start = in_terms_of(exact, schedule)
         if start is None:
             raise UsageError(
-                f"warm start: policy {given!r} makes a schedule that is none of formulation "
-                f"{name}; give another one"
+                f"warm start: found policy {given!r}, which pauses a request or splits a prefill; "
+                f"expected a policy whose schedule formulation {name} allows"
             )
         return start
     if task.instance.n > _POLICY_REQUESTS or restricted(task):
@@ -150,7 +187,7 @@ def starting_point(
         try:
             start = in_terms_of(exact, make())
         except OptschedError:
-            continue  # a policy that loops, or that the instance rules out
+            continue  # the policy loops, or the instance rules it out
         if start is not None and (
             best is None or goal.better(goal.of(start.evaluation), goal.of(best.evaluation))
         ):
@@ -176,23 +213,28 @@ def _makers(task: Task, seed: int) -> list[Callable[[], Schedule]]:
 def in_terms_of(
     exact: Exact, schedule: Schedule, evaluation: Evaluation | None = None
 ) -> Start | None:
-    """Return a schedule as one of the formulation's, or None if it is none.
+    """Return a schedule rewritten to fit the formulation, or None if that is not possible.
 
-    In rounds: uninterrupted runs with the same completions. Restarted runs are dropped, which
-    only frees KV; where requests paused or prefills were split, that may break a limit. In
-    seconds: any schedule that splits no prefill, unless the instance says that it may.
+    In rounds, it becomes uninterrupted runs with the same completions. Runs that a restart loses
+    are dropped, which only frees KV. If requests paused or prefills were split, the result may
+    break a limit; then it is None. In seconds, every schedule fits that splits no prefill, and the
+    others fit if the instance allows chunked prefill.
 
     Parameters
     ----------
     exact : Exact
     schedule : Schedule
     evaluation : Evaluation, optional
-        The schedule's, if it has been judged.
+        The schedule's evaluation, if it has been judged.
+
+    Returns
+    -------
+    Start or None
     """
     instance = exact.task.instance
     judged = _judge(exact.task, schedule) if evaluation is None else evaluation
     if exact.model.time_unit != "round":
-        # An absent chunked_prefill means off to models, while schedulers are free.
+        # If chunked_prefill is absent, models take it as off, while schedulers may choose.
         split = judged.split_prefill and instance.chunked_prefill is not True
         return None if split else Start(schedule, judged)
     if schedule.kind == "starts":
@@ -210,9 +252,23 @@ def _judge(task: Task, schedule: Schedule) -> Evaluation:
 
 
 def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
-    """Run the method; what it says is told with what the interval knows besides.
+    """Run the method, and report its progress merged with what the interval knows.
 
-    Ctrl-C before it handles that itself ends it without an answer, if there is a start to keep.
+    The method handles Ctrl-C itself once it runs. A Ctrl-C before that ends it without an answer if
+    there is a start to keep, and is raised if there is none.
+
+    Parameters
+    ----------
+    exact : Exact
+    interval : Interval
+        Receives the method's progress.
+    options : SolveOptions
+    start : Start or None
+        The schedule to start from.
+
+    Returns
+    -------
+    Answer
     """
     schedule = None if start is None else start.schedule
     interval.clock_s = interval.budget.spent_s
@@ -233,28 +289,29 @@ def accept(
     origin: str | None = None,
     at_ties: bool = False,
 ) -> Status:
-    """Check an answer against the judge and against what is known, and improve the interval.
+    """Check an answer against the judge and the interval, and improve the interval by it.
 
     Parameters
     ----------
     exact : Exact
     interval : Interval
-        Its incumbent is a schedule that the method may not call infeasible.
+        If it has an incumbent, the method may not claim that no schedule exists.
     answer : Answer
     origin : str, optional
-        What the interval calls the method; default: its name.
+        The name that the interval records for the method. Default: the method's name.
     at_ties : bool
         Whether the answer's schedule replaces an incumbent that is as good.
 
     Returns
     -------
     Status
-        What objective and bound bear out.
+        The status that objective and bound prove.
 
     Raises
     ------
     SolverError
-        The answer breaks a constraint, or contradicts the judge or what is known.
+        The answer's schedule is not feasible, or its objective or bound contradicts the judge or
+        the interval.
     """
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)
@@ -262,8 +319,8 @@ def accept(
     if interval.incumbent is not None:
         if status is Status.INFEASIBLE:
             raise SolverError(
-                f"{method}: says infeasible ({answer.native_status}), but the warm start is "
-                "feasible; the model or the solver is wrong"
+                f"{method}: found the status infeasible ({answer.native_status}) although the warm "
+                "start is feasible; expected an incumbent; the model or the solver is wrong"
             )
         status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
     if answer.schedule is not None:
@@ -293,7 +350,7 @@ def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
         return _judge(task, schedule)
     except OptschedError as error:
-        raise SolverError(f"{method}: its schedule does not verify: {error}") from error
+        raise SolverError(f"{method}: found a schedule that is not feasible: {error}") from error
 
 
 def _agree(
@@ -305,10 +362,10 @@ def _agree(
 ) -> None:
     name = goal.name
     if claimed is None or judged is None:
-        raise SolverError(f"{method}: {name} of its schedule is {judged}, it says {claimed}")
+        raise SolverError(f"{method}: found {name} {claimed} claimed; expected {judged}, as judged")
     slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
         raise SolverError(
-            f"{method}: {name} of its schedule is {judged}, but it says {claimed}; "
-            "the model or the solver is wrong"
+            f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "
+            "judged; the model or the solver is wrong"
         )

@@ -22,9 +22,9 @@ class Incumbent:
     Parameters
     ----------
     value : int or float
-        Its objective, as judged.
+        Its objective, as judged, in the instance's time unit.
     origin : str
-        Who found it.
+        The policy, search or method that found it.
     schedule : Schedule
     evaluation : Evaluation
     """
@@ -36,32 +36,36 @@ class Incumbent:
 
 
 class Interval:
-    """A value that no schedule beats, the best schedule known, and who found them.
+    """A value that no schedule beats, the best schedule known, and the origin of both.
 
-    Strategies improve either end (`optsched.optimize.strategies`): bounds the one, policies and
-    searches the other, exact methods both. A schedule is judged once, and its evaluation is kept.
+    Strategies (`optsched.optimize.strategies`) improve the interval. Bounds improve the proved end,
+    policies and searches improve the reached end, and exact methods improve both. Each schedule is
+    judged once, and its evaluation is kept.
 
     Parameters
     ----------
     task : Task
-        Its first objective is the interval's.
+        What is to be solved. The interval is about its first objective.
     budget : Budget, optional
-        The deadline, the wish to stop and who is told of progress; see also `begin`.
+        The deadline, the stop event and the callback for progress; see also `begin`.
 
     Attributes
     ----------
-    bound, bound_origin
-        The end that is proved, and its proof's name; None while there is none.
+    bound : int, float or None
+        The proved end. None while there is no bound.
+    bound_origin : str or None
+        The name of the bound that proved it.
     incumbent : Incumbent or None
-        The end that is reached.
+        The reached end: the best schedule so far.
     certificate : dict or None
-        Of the largest value that a certificate carries, at most ``bound``.
+        The certificate that proves the largest value, which is at most ``bound``.
     first_bound_s : float or None
-        Seconds until there was a bound.
+        Seconds until the first bound.
     history : History
-        What was told.
+        The progress reported so far.
     clock_s : float
-        Seconds of the budget that had passed when the strategy began whose clock `heard` reads.
+        Seconds of the budget that had passed when the present strategy began. `heard` adds them to
+        the strategy's own clock.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:
@@ -75,12 +79,18 @@ class Interval:
         self.begin(Budget() if budget is None else budget)
 
     def begin(self, budget: Budget) -> None:
-        """Take a budget whose clock has just begun: from now on it counts, and its progress."""
+        """Replace the budget, and begin a new history of progress.
+
+        Parameters
+        ----------
+        budget : Budget
+            A budget whose clock has just begun.
+        """
         self.budget, self.history, self.clock_s = budget, History(budget.progress), 0.0
 
     @property
     def value(self) -> float | None:
-        """The incumbent's value, None without one."""
+        """The incumbent's objective. None without an incumbent."""
         return None if self.incumbent is None else self.incumbent.value
 
     @property
@@ -95,12 +105,16 @@ class Interval:
         ----------
         schedule : Schedule
         quiet : bool
-            Whether to leave out the warning of batches beyond the cost model's range.
+            Whether to suppress the warning about batches beyond the cost model's range.
+
+        Returns
+        -------
+        Evaluation
 
         Raises
         ------
         ViolationError, InputError
-            It is no schedule of the instance.
+            The schedule is not a feasible schedule of the instance.
         """
         task = self.task
         with warnings.catch_warnings():
@@ -112,7 +126,23 @@ class Interval:
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False
     ) -> bool:
-        """Take a judged schedule if it is the best so far, or as good ``at_ties``."""
+        """Make a judged schedule the incumbent if it is better than the present one.
+
+        Parameters
+        ----------
+        schedule : Schedule
+        evaluation : Evaluation
+            The judge's evaluation of the schedule.
+        origin : str
+            The policy, search or method that found it.
+        at_ties : bool
+            Whether a schedule that is as good as the incumbent replaces it.
+
+        Returns
+        -------
+        bool
+            Whether the schedule is the incumbent now.
+        """
         value = self.goal.of(evaluation)
         known = self.value
         if value is None or not (
@@ -123,7 +153,17 @@ class Interval:
         return True
 
     def prove(self, value: float, origin: str, certificate: dict[str, Any] | None = None) -> None:
-        """Take a bound if it is tighter than those before, and a certificate if it proves more."""
+        """Keep a bound if it is tighter than the present one, and a certificate likewise.
+
+        Parameters
+        ----------
+        value : float
+            The bound, in the instance's time unit.
+        origin : str
+            The name of the bound.
+        certificate : dict, optional
+            A certificate. It is kept if it proves at least as much as the present one.
+        """
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
         if self.bound is None or self.goal.signed(value) > self.goal.signed(self.bound):
@@ -134,7 +174,13 @@ class Interval:
             self.certificate = certificate
 
     def heard(self, state: Progress) -> None:
-        """Tell what a strategy says of itself, with what is known besides."""
+        """Report a strategy's progress, merged with what the interval knows.
+
+        Parameters
+        ----------
+        state : Progress
+            The strategy's own incumbent and bound. Its seconds count from the strategy's start.
+        """
         values = [v for v in (state.incumbent, self.value) if v is not None]
         bound = state.bound
         if bound is not None and self.goal.integral(self.task.instance):
@@ -149,16 +195,16 @@ class Interval:
         )
 
     def tell(self) -> None:
-        """Tell both ends as they are."""
+        """Report the present bound and incumbent as progress."""
         self.history(Progress(self.budget.spent_s, self.value, self.bound))
 
     def reconcile(self) -> None:
-        """Check that both ends can be true; float noise is taken off the bound.
+        """Check that bound and incumbent agree, and remove float noise from the bound.
 
         Raises
         ------
         SolverError
-            The bound says that the schedule cannot exist.
+            The bound excludes the incumbent, which is an internal error.
         """
         found_by = None if self.incumbent is None else self.incumbent.origin
         self.bound = reconcile(

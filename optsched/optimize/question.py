@@ -1,4 +1,4 @@
-"""Is there a schedule that takes less than a share of what a policy takes?"""
+"""The question whether a schedule takes less than a given share of what a policy takes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from optsched.problem.objective import Objective, parse_objectives, service_limi
 
 @dataclass(frozen=True)
 class Question:
-    """Whether a schedule below a value exists.
+    """The question whether a schedule with an objective below a value exists.
 
     Parameters
     ----------
     phi : float
+        The share of the policy's objective, > 0.
     than : str
         The policy's specification.
     policy_objective : int or float
-        What the policy's schedule comes to, in the objective's unit.
+        The objective of the policy's schedule, in the objective's unit.
     value : float
-        ``phi`` times that.
+        ``phi * policy_objective``.
     """
 
     phi: float
@@ -37,12 +38,21 @@ class Question:
     value: float
 
     def answer(self, result: Result) -> Literal["yes", "no", "unknown"]:
-        """Return what the result of a solve for the same objective says.
+        """Return the answer that a result gives.
 
-        ``"unknown"`` where neither a schedule below the value was found, nor a bound excludes it.
+        Parameters
+        ----------
+        result : Result
+            What `optsched.solve` returned for the same instance and objective.
+
+        Returns
+        -------
+        {"yes", "no", "unknown"}
+            ``"yes"`` if the result has a schedule below the value, ``"no"`` if its bound excludes
+            one, else ``"unknown"``.
         """
         if result.status == "infeasible":
-            return "no"  # the CSP was asked for schedules below the value alone
+            return "no"  # the solve only allowed schedules below the value
         if result.objective is not None and result.objective < self.value:
             return "yes"
         if result.bound is not None and result.bound >= self.value:
@@ -69,36 +79,39 @@ def below(
     ----------
     instance : Instance
     phi : float
-        The share, above 0.
+        The share, > 0.
     policy : str
-        A specification.
+        A policy's specification, such as ``"mc-sf"``.
     objective : str, Objective or sequence of these, optional
-        The first one counts; by default ``tel`` in rounds and ``makespan`` in seconds.
+        The first one counts. Default: ``tel`` in rounds and ``makespan`` in seconds.
     cost_model : BatchCost, str or path, optional
-        For an instance in seconds.
+        Required for an instance in seconds.
     seed : int
-        For policies that draw at random.
+        The seed of policies that draw at random.
 
     Returns
     -------
     Question
-        `Question.answer` takes the result of `optsched.solve`. In seconds the methods that search
-        for a schedule below a value take the option ``below=question.value``.
+        Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
+        option ``below=question.value`` and then search only for schedules below it.
 
     Raises
     ------
     UsageError
-        An objective of which more is better, or that the policy's schedule does not have.
+        The objective is maximized, or the policy's schedule has no value of it.
     """
     goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
     goal = goals[0]
     if goal.maximized:
         raise UsageError(
-            f"--below: {goal.name!r} is maximized; an objective of which less is better is right "
-            "(for 'tps', makespan asks the same)"
+            f"--below: found the objective {goal.name!r}, which is maximized; expected a minimized "
+            "one (for 'tps', makespan asks the same)"
         )
     schedule = simulate(instance, policy, cost_model, seed=seed)
     value = goal.of(evaluate(instance, schedule, cost_model, **service_limits(goals)))
     if value is None:
-        raise UsageError(f"--below: policy {policy!r} has no {goal.name!r} on this instance")
+        raise UsageError(
+            f"--below: found no {goal.name!r} of policy {policy!r} on this instance; expected "
+            "another objective"
+        )
     return Question(phi, policy, value, phi * value)

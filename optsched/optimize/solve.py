@@ -1,4 +1,4 @@
-"""Solve an instance: pick a formulation and a method, run it, have its answer judged."""
+"""Solve an instance: choose a formulation and a method, run it, and have its answer judged."""
 
 from __future__ import annotations
 
@@ -27,37 +27,45 @@ from optsched.problem.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What `solve` found, judged.
+    """What `solve` found, as judged.
 
-    Times and objectives are in the instance's unit; None is unknown.
+    Times and objectives are in the instance's time unit, rounds or seconds. None means unknown.
 
     Parameters
     ----------
     instance : Instance
-    formulation, method, objective_name : str
-        The method that ran, also where ``auto`` chose it.
+    formulation, method : str
+        What ran. If ``auto`` was asked for, this is the method that it chose.
+    objective_name : str
+        The objectives, separated by commas, the most important first.
     status : Status
+        What the solve established.
     objective : int, float or None
-        Value of the schedule, as judged; the first where there are several objectives.
+        The first objective of the schedule, as judged.
     bound : int, float or None
-        No schedule of the formulation is better; rounded up where the objective is integral.
+        No schedule of the formulation has a better first objective. It is rounded up if the
+        objective is integral.
     schedule : Schedule or None
+        The best schedule found.
     evaluation : Evaluation or None
+        The judge's evaluation of the schedule.
     build_s, solve_s : float
-        Seconds to build the model, and to solve it.
+        Wall-clock seconds to build the model, and to solve it.
     seed, threads : int
+        The seed and the number of threads that the solver was given.
     native_status : str
-        The solver's own word.
+        The status in the solver's own words.
     maximized : bool
-        Whether more is better, so that the bound lies above.
+        Whether the objective is maximized. If so, the bound is an upper bound.
     certificate : object, optional
+        A certificate of the bound.
     versions : mapping of str to str
-        Versions of the solvers used.
+        Versions of the solvers used, by name.
     objectives : tuple of int, float or None
-        Values of the schedule by every objective, as judged, in the order of ``objective_name``;
-        None without a schedule.
+        Every objective of the schedule, as judged, in the order of ``objective_name``. None without
+        a schedule.
     progress : tuple of Progress
-        Incumbent and bound whenever one changed, and at the end.
+        Incumbent and bound whenever one of them changed, and at the end.
     """
 
     instance: Instance
@@ -82,12 +90,12 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
-        """Every metric of the schedule (`Evaluation.metrics`), or None without one."""
+        """Every metric of the schedule (`Evaluation.metrics`). None without a schedule."""
         return None if self.evaluation is None else self.evaluation.metrics
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of objective and bound (`gap_definition`), or None."""
+        """The relative gap of objective and bound (`gap_definition`). None if it is unknown."""
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
         ends = (self.bound, self.objective) if self.maximized else (self.objective, self.bound)
@@ -95,7 +103,7 @@ class Result:
 
     @property
     def gap_definition(self) -> str:
-        """How `gap` is computed."""
+        """The formula of `gap`."""
         if self.maximized:
             return "(bound - objective) / objective"
         return "(objective - bound) / objective"
@@ -126,7 +134,8 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
 
-        ``schedule`` and ``certificate`` are None: who writes them to files names the files.
+        ``schedule`` and ``certificate`` are None. Whoever writes them to files puts the files'
+        names there.
         """
         return {
             **head("optsched-result", "solve", self.instance),
@@ -168,11 +177,11 @@ def solve(
     stop: threading.Event | None = None,
     **extras: Any,
 ) -> Result:
-    """Find an optimal schedule, or the best one within the limits and a bound.
+    """Find an optimal schedule, or the best schedule and bound within the limits.
 
-    The answer's schedule is replayed by `optsched.evaluate`, whose value is the result's. It is
-    never worse than the warm start. The bound is the best of the method's and
-    `optsched.bounds`'.
+    `optsched.evaluate` replays the schedule, and the result reports that value. The schedule is
+    never worse than the warm start. The bound is the best of the method's own bound and the bounds
+    of `optsched.bounds`.
 
     Parameters
     ----------
@@ -180,30 +189,33 @@ def solve(
     formulation : str, optional
         Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
     method : str
-        One of the formulation's, or ``"auto"``.
-    cost_model : BatchCost or str, optional
-        Needed for an instance in seconds.
-    objective : str or sequence of str, optional
-        Metrics, the most important first; a string may hold several, separated by commas.
+        A method of the formulation, or ``"auto"``: then the formulation chooses.
+    cost_model : BatchCost, str or path, optional
+        Required for an instance in seconds.
+    objective : str, Objective or sequence of these, optional
+        Metrics, the most important first. A string may hold several, separated by commas. Default:
+        the formulation's.
     time_limit_s : float or None
-        Seconds in all: schedules to start from and quick bounds come out of it, too.
+        Wall-clock seconds for all of the work, including schedules to start from and quick bounds.
+        None is no limit.
     mip_rel_gap : float
-        Relative gap at which the method may stop; 0 demands a proof.
+        Relative gap at which the method may stop, >= 0. With 0 it stops only at a proof.
     threads : int, optional
-        Default: all.
+        Number of threads, 1 to 4096. Default: as many as the machine has.
     seed : int
+        The seed of the solver and of policies that draw at random, >= 0.
     warm_start : Schedule or str, optional
-        A schedule, or the specification of a policy. Default: the best of the policies'
+        A schedule, or the specification of a policy. Default: the best schedule of some policies
         and, in rounds, of `optsched.optimize.formulations.rounds.horizon.serial_schedule`.
     log : path, optional
         File for the solver's log.
     progress : callable, optional
-        Called with a `Progress` at once and then from a solver's thread: the best of what the
-        solver, the warm start and `optsched.bounds` know.
+        Called with a `Progress` at once, and then from a solver's thread. It holds the best
+        incumbent and bound of the solver, the warm start and `optsched.bounds`.
     stop : threading.Event, optional
-        Interrupts the solve when set, as Ctrl-C does; incumbent and bound are kept.
+        Interrupts the solve when it is set, as Ctrl-C does. Incumbent and bound are kept.
     **extras
-        What only some formulations know.
+        Options that only some formulations have, for example ``eviction_free``.
 
     Returns
     -------
@@ -212,13 +224,13 @@ def solve(
     Raises
     ------
     UsageError
-        A combination that has no meaning, or that the method cannot do.
+        The formulation does not fit the instance, or the method cannot do the task.
     InfeasibleError
-        A request that the formulation can never serve, by name.
+        The formulation can never serve a request. The message names the request.
     SolverError
-        The solver's answer breaks a constraint, or its objective or bound contradicts the judge.
+        The solver's schedule is not feasible, or its objective or bound contradicts the judge.
     ViolationError, InputError
-        A warm start that is not feasible, or an option out of range.
+        The warm start is not feasible, or an option is out of range.
     """
     budget = Budget(time_limit_s, stop=stop)
     exact = choose(

@@ -1,4 +1,7 @@
-"""What improves an interval: bounds, policies, the offline search; exact methods are in `exact`."""
+"""Strategies that improve an interval: bounds, policies and the offline search.
+
+Exact methods are in `optsched.optimize.exact`.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,22 @@ from optsched.problem.schedule import Schedule
 
 
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:
-    """Raise the lower end by one bound, or by all that are proved for the instance.
+    """Raise the interval's bound by one method, or by all that are proved for the instance.
 
     Parameters
     ----------
     interval : Interval
     budget : Budget
-        With no time left only bounds run that do not search, or the one asked for.
+        If no time is left, only the bounds that do not search run. A method given by name always
+        runs.
     method : str
+        A bound's name, or ``"auto"`` for all.
     seed : int
 
     Raises
     ------
     UsageError
-        As `optsched.bounds.usable`.
+        The method is unknown or not proved for the instance; see `optsched.bounds.usable`.
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
@@ -52,7 +57,22 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
 
 def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
-    """Take a schedule that a relaxation found, which may break limits, if it is the best."""
+    """Judge a schedule that a relaxation found, and make it the incumbent if it is the best.
+
+    Such a schedule may break the instance's limits; then it is ignored.
+
+    Parameters
+    ----------
+    interval : Interval
+    schedule : Schedule
+    origin : str
+        The name of the relaxation.
+
+    Returns
+    -------
+    bool
+        Whether the schedule is the incumbent now.
+    """
     try:
         evaluation = interval.judge(schedule, quiet=True)
     except ViolationError:
@@ -70,17 +90,28 @@ def run_policy(
 ) -> tuple[Schedule, Evaluation, float]:
     """Run a policy and have its schedule judged.
 
+    Parameters
+    ----------
+    instance : Instance
+    spec : str
+        The policy's specification.
+    cost : CostModel
+    seed : int
+        The seed of policies that draw at random.
+    **limits
+        Limits of service in seconds or rounds, as `optsched.evaluate` takes them.
+
     Returns
     -------
     schedule : Schedule
     evaluation : Evaluation
     wall_s : float
-        Seconds for the decisions, without judging them.
+        Wall-clock seconds for the decisions, without judging them.
 
     Raises
     ------
     LoopError, PolicyError
-        The policy makes no schedule.
+        The policy finds no schedule.
     ViolationError
         The judge rejects its schedule.
     """
@@ -95,10 +126,15 @@ def run_policy(
 
 
 def outside_reason(evaluation: Evaluation) -> str | None:
-    """Return why the bounds of the instance do not cover a schedule, or None if they do.
+    """Return why the instance's bounds do not cover a schedule, or None if they do.
 
-    In seconds every schedule on one worker is covered: dropping the runs that a restart loses
-    makes no batch longer, and leaves a schedule that evicts nothing.
+    In seconds, the bounds cover every schedule on one worker. Dropping the runs that a restart
+    loses makes no batch longer, and what remains is a schedule without evictions.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The schedule's evaluation.
     """
     if evaluation.instance.in_rounds:
         return evaluation.outside_reason
@@ -112,10 +148,20 @@ def run_policies(
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Lower the upper end by every policy that the instance allows.
+    """Improve the incumbent by every policy that the instance allows.
 
-    None is started once the budget is over, and none at all where one could take very long
-    (`optsched.policies.engine.simulate.quick_to_simulate`). Ctrl-C keeps the best so far.
+    No policy starts once the budget is over. No policy runs at all on an instance where one could
+    take very long (`optsched.policies.engine.simulate.quick_to_simulate`). Ctrl-C ends the work
+    and keeps the best schedule so far.
+
+    Parameters
+    ----------
+    interval : Interval
+    budget : Budget
+    seed : int
+        The seed of policies that draw at random.
+    tell : callable, optional
+        Called with each policy's specification before the policy runs.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
     if not quick_to_simulate(instance):
@@ -137,7 +183,15 @@ def run_policies(
 
 
 def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Lower the upper end by the search of `optsched.optimize.search.offline`, in seconds."""
+    """Improve the incumbent by the search of `optsched.optimize.search.offline`.
+
+    Parameters
+    ----------
+    interval : Interval
+        Of an instance in seconds.
+    budget : Budget
+    seed : int
+    """
     from optsched.optimize.search.offline import POLICIES, improve
 
     task = interval.task
@@ -150,6 +204,6 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
             policies=() if known else POLICIES, objective=interval.goal.name,
         )  # fmt: skip
     except NoIncumbentError:
-        return  # no policy serves it
+        return  # no policy finds a schedule
     if not known or schedule is not known[0]:
         interval.take(schedule, interval.judge(schedule, quiet=True), "offline search")

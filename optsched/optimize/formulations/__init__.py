@@ -1,12 +1,12 @@
-"""Mathematical models, one file each: data in, model, schedule out.
+"""Mathematical models of scheduling, and the methods that solve them.
 
-A file of this package is found by itself. It may define
+Every file of this package is found automatically. It may define
 
 - ``FORMULATION``, a `Formulation`;
-- ``METHODS``, a mapping from the name of a formulation (its own or another file's) to a mapping
-  of further methods, name to `Method`.
+- ``METHODS``, further methods for its own or another file's formulation: a mapping from the
+  formulation's name to a mapping from method names to `Method`.
 
-Files import their solvers when a method runs, so that listing costs nothing.
+Files import their solvers only when a method runs, so listing the methods costs nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def _registry() -> Registry[Formulation]:
         for name, further in getattr(module, "METHODS", {}).items():
             twice = set(further) & set(methods[name])
             if twice:
-                raise ValueError(f"{module.__name__}: methods {sorted(twice)} of {name} exist")
+                raise ValueError(
+                    f"{module.__name__}: found second methods {sorted(twice)} of {name}; expected "
+                    "new names"
+                )
             methods[name] |= further
     found: Registry[Formulation] = Registry("formulation:", error=UsageError)
     for formulation in own:
@@ -64,9 +67,18 @@ def formulations() -> dict[str, Formulation]:
 def get(name: str) -> Formulation:
     """Return a formulation by name.
 
+    Parameters
+    ----------
+    name : str
+        For example ``"hindsight"``.
+
+    Returns
+    -------
+    Formulation
+
     Raises
     ------
     UsageError
-        There is none of that name; the message lists them.
+        No formulation has that name. The message lists those that exist.
     """
     return _registry().get(name)

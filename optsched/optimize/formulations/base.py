@@ -25,9 +25,10 @@ class Task:
     instance : Instance
     cost_model : UnitCost or BatchCost
     objective : tuple of Objective
-        The first is the most important (lexicographic); names are read as objectives.
-    extras : mapping
-        What only some formulations know, by name (for example ``eviction_free``).
+        The most important first; they are optimized lexicographically. Texts are parsed by
+        `optsched.problem.objective.parse_objectives`.
+    extras : mapping of str to object
+        Options that only some formulations have, by name (for example ``eviction_free``).
     """
 
     instance: Instance
@@ -41,7 +42,7 @@ class Task:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics of the objectives."""
+        """The names of the objectives' metrics."""
         return tuple(objective.name for objective in self.objective)
 
 
@@ -52,18 +53,20 @@ class Answer:
     Parameters
     ----------
     status : Status
+        What the method established.
     schedule : Schedule, optional
         The incumbent.
     objective, bound : float, optional
-        The method's own values, None where unknown; `optsched.solve` has them checked.
+        The method's own values of the first objective, in the instance's time unit. None means
+        unknown. `optsched.solve` checks them.
     native_status : str
-        The solver's own word.
+        The status in the solver's own words.
     build_s, solve_s : float
-        Seconds to build the model, and to solve it.
+        Wall-clock seconds to build the model, and to solve it.
     certificate : object, optional
         A certificate of the bound.
     versions : mapping of str to str
-        Versions of the solvers used.
+        Versions of the solvers used, by name.
     """
 
     status: Status
@@ -86,13 +89,13 @@ class Method:
     summary : str
         One line for the list of methods.
     run : callable
-        ``run(task, options) -> Answer``. It imports its solver when called, not before.
+        ``run(task, options) -> Answer``. It imports its solver only when it is called.
     objectives : tuple of str
         The metrics that it can optimize (`optsched.problem.metrics.TABLE`).
     switches : frozenset of str
-        What it can honour among the formulation's `Formulation.switches`.
+        The formulation's `Formulation.switches` that it honours.
     lexicographic : bool
-        Whether it takes more than one objective.
+        Whether it can optimize several objectives in order.
     extras : frozenset of str
         The names of `Task.extras` that it reads.
     features : frozenset of str
@@ -115,19 +118,24 @@ class Formulation:
 
     Parameters
     ----------
-    name, summary : str
+    name : str
+        The name that users give.
+    summary : str
+        One line for the list of formulations.
     time_unit : {"round", "second"}
-        The instances that it is for.
+        The time unit of the instances that it models.
     default_objective : str
-        As `optsched.problem.objective.parse_objectives` reads it.
+        A text for `optsched.problem.objective.parse_objectives`.
     methods : mapping of str to Method
-        Its own; other files of the package may add to them (`optsched.optimize.formulations`).
+        Its methods by name. Other files of the package may add methods
+        (`optsched.optimize.formulations`).
     choose : callable
-        ``choose(task) -> str``: the method that ``auto`` stands for.
+        ``choose(task) -> str`` returns the method that ``auto`` stands for.
     switches : frozenset of str
-        Limits and switches of an instance that matter to it, as `demands` names them.
+        The limits and switches of an instance that matter to it, with the names of `demands`.
     export : callable, optional
-        ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``; None: it cannot.
+        ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``. None if the model
+        cannot be exported.
     """
 
     name: str
@@ -143,8 +151,18 @@ class Formulation:
 def demands(instance: Instance) -> frozenset[str]:
     """Return the limits and switches that an instance asks for.
 
-    Names of the limits that are set, ``"hybrid_batching_off"``, ``"chunked_prefill"`` (on) and
-    ``"arrivals"`` (not all together); their opposites are what models do anyway.
+    Every model covers an instance without limits, with hybrid batching, without chunked prefill,
+    whose requests arrive together. What differs from that is demanded of a method.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    frozenset of str
+        The names of the limits that are set; ``"hybrid_batching_off"`` if hybrid batching is off;
+        ``"chunked_prefill"`` if it is on; ``"arrivals"`` if arrivals differ.
     """
     wanted = set(instance.limits.as_dict())
     if instance.hybrid_batching is False:
@@ -157,10 +175,21 @@ def demands(instance: Instance) -> frozenset[str]:
 
 
 def automatic(formulation: Formulation, task: Task) -> str:
-    """Return the method that ``auto`` stands for: the formulation's choice, or one that can.
+    """Return the method that ``auto`` stands for.
 
-    A formulation chooses by size among the methods for its usual objectives. Where its choice
-    cannot do the task, as with an objective that was added later, the first that can is taken.
+    A formulation chooses by size among the methods for its usual objectives. If its choice cannot
+    do the task, for example since the objective was added later, the first method by name that can
+    do it is returned.
+
+    Parameters
+    ----------
+    formulation : Formulation
+    task : Task
+
+    Returns
+    -------
+    str
+        The method's name. If no method can do the task, it is the formulation's choice.
     """
     chosen = formulation.choose(task)
     methods = formulation.methods
@@ -171,25 +200,36 @@ def automatic(formulation: Formulation, task: Task) -> str:
 
 
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:
-    """Return the method if it can do the task.
+    """Return a method by name if it can do the task.
+
+    Parameters
+    ----------
+    formulation : Formulation
+    name : str
+        The method's name.
+    task : Task
+
+    Returns
+    -------
+    Method
 
     Raises
     ------
     UsageError
-        An unknown method, or an objective, a switch or an extra that it cannot do, naming a
-        method that can.
+        The method is unknown, or cannot do an objective, a switch or an extra of the task. The
+        message names a method that can.
     """
     methods = formulation.methods
     if name not in methods:
         raise UsageError(
-            f"method: {name!r} is unknown to formulation {formulation.name}; known are "
+            f"method: found {name!r}; expected, for formulation {formulation.name}, one of "
             + ", ".join(sorted(methods))
         )
     lacks = _lacks(formulation, methods[name], task)
     if lacks:
         able = [m for m in sorted(methods) if not _lacks(formulation, methods[m], task)]
-        advice = f"{able[0]} can" if able else f"no method of {formulation.name} can"
-        raise UsageError(f"method: {name} cannot do {', '.join(lacks)}; {advice}")
+        advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
+        raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
     return methods[name]
 
 

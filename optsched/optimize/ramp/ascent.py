@@ -1,4 +1,4 @@
-"""Proximal bundle: maximize a concave function that is the minimum of affine pieces."""
+"""A proximal bundle method, which maximizes a concave function: the min of affine pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEPS = 4000
 
 @njit(cache=True, nogil=True)
 def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
-    """Minimize step/2 w' gram w + linear' w over the simplex by pairs, ``weight`` in place."""
+    """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. w is ``weight``."""
     n = linear.shape[0]
     grad = np.empty(n)
     for i in range(n):
@@ -44,14 +44,14 @@ def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, to
 
 
 class Bundle:
-    """Pieces found so far, the best point and the size of the next step.
+    """The pieces found so far, the best point, and the size of the next step.
 
     Parameters
     ----------
     center : ndarray of float64, shape (k,)
         The best point known.
     step : float
-        Length of a step per unit of slope.
+        The length of a step per unit of slope.
     """
 
     def __init__(self, center: NDArray[np.float64], step: float) -> None:
@@ -71,7 +71,7 @@ class Bundle:
         return len(self.at_zero)
 
     def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
-        """Add the piece ``at_zero + slope x``, a bound from above on the function."""
+        """Add the piece ``at_zero + slope @ x``, which is an upper bound on the function."""
         if self.pieces and (
             (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
         ).any():  # fmt: skip
@@ -95,7 +95,7 @@ class Bundle:
         self._gram = self._gram[index][:, index]
 
     def propose(self) -> NDArray[np.float64]:
-        """Return the next point to try, and set ``predicted``, the model's value there."""
+        """Return the next point to try, and set ``predicted`` to the model's value there."""
         linear = self.at_zero + self.slopes @ self.center
         total = self.weight.sum()
         if total <= 0:
@@ -111,7 +111,7 @@ class Bundle:
         return np.asarray(point)
 
     def observe(self, point: NDArray[np.float64], value: float) -> bool:
-        """Take the function's value at a proposed point; return whether it is the new center."""
+        """Record the function's value at a proposed point. Return whether it is the new center."""
         gain, hoped = value - self.value, self.predicted - self.value
         if gain > 0.1 * hoped and gain > 0:
             if gain > 0.5 * hoped:

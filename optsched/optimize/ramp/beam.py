@@ -16,9 +16,9 @@ from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing
 
 _READ = 100
-"""Entries of a beam that are made schedules."""
+"""The max number of a beam's entries that become schedules."""
 _STACK = 4096
-"""Chains of rounds that wait to be followed from one entry."""
+"""The max number of chains of rounds that wait to be followed from one entry."""
 
 _CANDIDATE = record(
     ("total", np.int64),  # its cost and the graph's cost to the end

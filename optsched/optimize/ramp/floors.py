@@ -1,13 +1,14 @@
 """Which floors to give the kinds of the ramp relaxation, from coarse to exact.
 
 Rounding floors up merges states and forgets the last token-rounds (in reverse time) of requests.
-Floors are made exact from the largest down: with max(f, v) for a floor f, v falling, no two kinds
-that were told apart become alike, so a finer state has one coarser state, and what the coarser
-graph deletes is deleted for good. Floors that are finer only for small peaks, or only in the part
-with a clock, or {2, 4, 6} instead of {4, 5, 6}, have fewer states for the token-rounds that they
-forget, and led to larger graphs and lower bounds (`docs/lab/small-scale.md`).
+Floors are made exact from the largest down: a floor f becomes max(f, v), and v falls. So no two
+kinds of different floors become alike, and every finer state has one coarser state. What the
+coarser graph deletes is deleted for good. Other floors were tried: finer ones only for small peaks,
+or only in the part with a clock, or {2, 4, 6} instead of {4, 5, 6}. They have fewer states for the
+token-rounds that they forget, but led to larger graphs and lower bounds
+(`docs/lab/small-scale.md`).
 
-How many states floors lead to is counted without a graph. Import lazily: it loads numba.
+The number of states is counted without a graph. Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from optsched.optimize.ramp.relaxation import Relaxation
 Floors = NDArray[np.int64]
 
 _ABOVE = (3.0, 2.0, 1.5, 1.25)
-"""Floors for all, over the largest, before any is exact."""
+"""The floors of all kinds, relative to the largest, before any is exact."""
 
 
 _CELLS, _ENTRIES = 1 << 16, 1 << 24
-"""Most totals of weights that are told apart, and entries of a table by number and total."""
+"""The max number of distinct totals of weights, and of entries in a table by number and total."""
 
 
 @njit(cache=True, nogil=True)
 def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
-    """Return how many multisets of weights from ``low`` on there are, by total in units.
+    """Return the number of multisets of weights from ``low`` on, by total in units.
 
-    ``most[w - low]`` of at least w. Not all of them, where the stop flag has been set.
+    A multiset has at most ``most[w - low]`` weights of at least w. The count is incomplete if the
+    stop flag has been set.
     """
     table = np.zeros((width + 1, cells + 1))
     table[0, 0] = 1.0
@@ -75,20 +77,20 @@ def count_multisets(
     capacity: int,
     stop: NDArray[np.int8] | None = None,
 ) -> float:
-    """Return how many multisets of live items there are at most, the empty one included.
+    """Return the max number of multisets of live items, including the empty one.
 
-    Of a large capacity totals are only told apart in units of some tokens, each weight rounded
-    down, so that neither time nor memory grows with it: a few multisets too many count then.
+    With a large capacity, totals count in units of several tokens, with each weight rounded down.
+    So neither time nor memory grows with the capacity, and the count is slightly too large.
 
     Parameters
     ----------
     peak, floor, copies : ndarray of int64, shape (kinds,)
-        A live item of a kind weighs from its peak down to its floor; one below it is not counted.
-        Kinds of equal floor are not told apart.
+        The weight of a live item falls from its kind's peak to the floor, in tokens. Items below
+        the floor are not counted. Items of equal weight and floor are alike.
     capacity : int
-        Largest total weight.
+        The max total weight, in tokens.
     stop : ndarray of int8, shape (1,), optional
-        Ends the count when set to 1 by another thread.
+        Another thread sets it to 1 to end the count.
 
     Returns
     -------
@@ -147,7 +149,12 @@ class Ladder:
         self.steps = [np.maximum(own, v) for v in sorted(values, reverse=True)]
 
     def states(self, step: int) -> float:
-        """Return how many multisets the floors of a step lead to at most."""
+        """Return the max number of multisets with the floors of a step.
+
+        Parameters
+        ----------
+        step : int
+        """
         if step not in self._states:
             r = self.relaxation
             self._states[step] = count_multisets(
@@ -156,7 +163,13 @@ class Ladder:
         return self._states[step]
 
     def finest(self, since: int, states: float) -> int:
-        """Return the last step from ``since`` on with at most so many states, else ``since``."""
+        """Return the last step from ``since`` on with at most so many states, else ``since``.
+
+        Parameters
+        ----------
+        since : int
+        states : float
+        """
         while since + 1 < len(self.steps) and self.states(since + 1) <= states:
             since += 1
         return since

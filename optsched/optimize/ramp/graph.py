@@ -146,7 +146,7 @@ def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
 def by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> Any:
     """Return where the arcs of each node start, and targets and labels in order of source.
 
-    Not all of them are there if the stop flag has been set.
+    They are incomplete if the stop flag has been set.
     """
     start = np.zeros(nodes + 1, dtype=np.int64)
     for x in source:

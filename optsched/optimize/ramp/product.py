@@ -36,7 +36,7 @@ from optsched.optimize.ramp.tracker import (
 )
 
 _DONE, _FULL, _STOPPED, _TOO_LARGE = 0, 1, 2, 3
-"""How the compiled walk comes back; after `_FULL` it is called again."""
+"""What the compiled walk returns. After `_FULL` it is called again."""
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 

@@ -1,12 +1,12 @@
-"""Few requests in rounds: good schedules, and bounds refined until they meet.
+"""Few requests in rounds: good schedules, and bounds that are refined until they meet.
 
-Schedules come from annealing over orders (`orders`), from a beam search that walks the graphs of
-`optsched.optimize.ramp.relaxation` backward in time, guided by what they say about the rest
-(`beam`), and from CP-SAT neighbourhoods (`neighbourhood`). Good schedules first: they decide how
-much of the next graph can be deleted. Floors are made exact from the largest down
-(`optsched.optimize.ramp.floors`). A second thread looks for schedules all the time (`helper`), and
-the first one is left to the graphs. With one thread deterministic from the seed, but for what a
-time limit cuts off. Import lazily: it loads numba.
+Schedules come from three searches: annealing over orders (`orders`), CP-SAT neighbourhoods
+(`neighbourhood`), and a beam search (`beam`). The beam search walks the graphs of
+`optsched.optimize.ramp.relaxation` backward in time, guided by their costs to the end. Good
+schedules come first, since they decide how much of the next graph can be deleted. Floors are made
+exact from the largest down (`optsched.optimize.ramp.floors`). A second thread looks for schedules
+all the time (`second_thread`), while the first one builds graphs. With one thread the work is
+deterministic from the seed unless a time limit ends it. Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
@@ -39,52 +39,52 @@ from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.instance import Instance
 
 _MAX_ROUNDS = 10**7
-"""Longest time axis that annealing keeps an array of."""
+"""The max length of annealing's array of rounds."""
 _COUNTERS = 3
-"""Kinds that get counters at a time."""
+"""The number of kinds that get counters at a time."""
 _GROWTH = 8.0
-"""By how much the nodes of a graph should grow from one step of the ladder to the next."""
+"""The factor by which the nodes should grow from one step of the ladder to the next."""
 _FIRST = 1_000_000
-"""Nodes up to which a graph is made without smaller ones before."""
+"""The max nodes of a graph that is built without smaller graphs before it."""
 _LARGE = 4_000_000
-"""Nodes beyond which some are deleted before the multipliers are improved, and which say how long
-larger graphs take."""
+"""A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
+predicts that of larger graphs."""
 _RATE = 800_000.0
-"""Nodes per second that are built, ascended and searched, until measured."""
+"""Nodes per second for building, ascent and search, until they are measured."""
 _BUDGET = 8_000_000
-"""Nodes of a graph up to which no target is set."""
+"""The initial budget: the max nodes of a graph before the target is lowered."""
 _IF_NEAR = 4.0
-"""How many times as many they may be below the gap `_NEAR`."""
+"""The factor by which the budget of nodes grows if the gap is below `_NEAR`."""
 _RAISE = 3.0
-"""By how much that is raised, once a target is proved or out of reach."""
+"""The factor by which the budget is raised once a target is proved or out of reach."""
 _LAST = 10.0
-"""Raise by which there is no time for another one: then all of the time is spent at once."""
+"""If the time left allows less than this factor, the next raise is the last and uses all of it."""
 _WORTH = 1.3
-"""Raise that is worth beginning again."""
+"""The min factor of the budget for which it is worth beginning again."""
 _NEARLY = 1.25
-"""How many times as far the value may be for it to be the target."""
+"""The known value is the target if it is at most so many times as far as the next target."""
 _NEXT = 0.6
-"""Part of the time left that the next graph may take: others follow."""
+"""The share of the time left for the next graph, since others follow."""
 _STEEPER = 1.2
-"""The logarithm of the nodes is convex in the target."""
+"""A factor of the measured slope, since the logarithm of the nodes is convex in the target."""
 _FURTHER = 0.1
-"""Part of the gap where the target was first lowered by which it is raised first, for `_RAISE`."""
+"""The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
 _CAREFUL = 0.8
-"""Part of the time left that is planned for, larger graphs taking longer per node."""
+"""The share of the time left that is planned, since larger graphs take longer per node."""
 _CAUTION = 1.5
-"""By how much more graphs of a higher target may grow at the same step."""
+"""The factor by which graphs of a higher target may grow more at the same step."""
 _NEAR = 0.02
-"""Gap below which a proof is near: wide beams and large graphs are worth their time."""
+"""Below this gap a proof is near, so wide beams and large graphs are worth their time."""
 _CLOCKED_SHARE = 0.35
-"""Share of (t, m) pairs times multisets that are nodes, as measured on Poisson arrivals."""
+"""The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
 _WHOLE_CLOCK = 600
-"""Pairs of a round with a clock and a number of requests up to which no clock is shortened."""
+"""A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
-"""Part of the nodes that the first graphs with a clock may take with the coarsest usual floors."""
+"""The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
-"""Annealing after each level tries one order per so many arcs: a tenth of the level's time."""
+"""After each level, annealing tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
-"""The first thread tries so many times fewer orders where a second one does nothing else."""
+"""The divisor of the first thread's orders if a second thread looks for schedules too."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -97,13 +97,15 @@ class Proof:
     Attributes
     ----------
     value : int
-        Total latency of ``starts``.
+        The total latency of ``starts``, in rounds.
     bound : int
+        The bound on the total latency, in rounds.
     denominator : int
+        The denominator of the multipliers.
     levels : sequence of Level
-        What proves the bound (`optsched.optimize.ramp.relaxation.ramp_leaf`).
+        The chain that proves the bound (`optsched.optimize.ramp.relaxation.ramp_leaf`).
     note : str
-        Why the refinement ended.
+        The reason why the refinement ended.
     """
 
     jobs: Jobs
@@ -137,18 +139,22 @@ def prove(
     jobs : Jobs
     rng : numpy.random.Generator
     deadline : float
-        Of `time.perf_counter`.
+        A time of `time.perf_counter`.
     stop : ndarray of int8, shape (1,)
-        Interrupts when set to 1 by another thread.
+        Another thread sets it to 1 to interrupt the work.
     report : callable, optional
-        Called with bound and value whenever one has improved.
-    starts : ndarray of int64, optional
+        Called with bound and value whenever one of them improves.
+    starts : ndarray of int64, shape (n,), optional
         A feasible schedule.
     gap : float
         Relative gap at which to stop.
     threads : int
-        With 2 or more and a deadline, the second one looks for schedules where annealing is not
+        With 2 or more and a deadline, a second thread looks for schedules unless annealing is
         soon done.
+
+    Returns
+    -------
+    Proof
     """
     outputs = int(jobs.output.sum())
     if jobs.rounds > _MAX_ROUNDS:
@@ -161,14 +167,14 @@ def prove(
     lock, told = threading.Lock(), [-1, sys.maxsize]
 
     def tell(bound: int, value: int) -> None:
-        """Report what has improved, from either thread."""
+        """Report an improvement. Both threads call it."""
         with lock:
             if bound > told[0] or value < told[1]:
                 told[:] = max(bound, told[0]), min(value, told[1])
                 if report is not None:
                     report(told[0], told[1])
 
-    # A schedule 1 % too long costs far more in the graphs that it fails to prune.
+    # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
     orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
     if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
         _prove(proof, annealing, min(orders, MOST_ORDERS), None, deadline, stop, tell, gap)
@@ -217,7 +223,7 @@ def _prove(
         tell(proof.bound, proof.value)
 
     def search(orders: int, until: float) -> None:
-        """Look for schedules; less if another thread does."""
+        """Look for schedules, but less if another thread does so too."""
         anneal(annealing, orders if helper is None else orders // _HELPED, until, stop)
 
     update()
@@ -259,7 +265,7 @@ def _prove(
 
 
 def _clock(jobs: Jobs, room: float, stop: NDArray[np.int8]) -> int:
-    """Return the clock to refine with first: the longest that takes a small part of the room."""
+    """Return the first clock to refine with, the longest that takes a small part of the room."""
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
     pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
@@ -276,11 +282,12 @@ class _Climb:
     relaxation : Relaxation
     ladder : Ladder
     grown : dict
-        By what factor nodes grew at a step, the last time: shared among climbs.
+        The factor by which the nodes grew at each step the last time. All climbs share it.
     rung : int
-        Step of the ladder, -1 before the first; more than the last where kinds are counted.
+        The step of the ladder. It is -1 before the first step, and beyond the last one once kinds
+        are counted.
     share : float
-        Nodes over what the states of the ladder make one expect.
+        The number of nodes over that predicted from the ladder's states.
     """
 
     relaxation: Relaxation
@@ -305,7 +312,7 @@ class _Climb:
         return replace(self, relaxation=self.relaxation.fork())
 
     def plan(self, room: float) -> tuple[int, float]:
-        """Return the next rung, and by what factor nodes should grow up to there."""
+        """Return the next rung, and the factor by which nodes should grow up to it."""
         r, ladder, rung = self.relaxation, self.ladder, self.rung
         last = len(ladder.steps) - 1
         if rung < 0:
@@ -326,12 +333,12 @@ class _Climb:
         return to, min(growth, _CAUTION * self.grown.get((rung, to), math.inf))
 
     def take(self, to: int, most: int) -> None:
-        """Go to a rung.
+        """Go to a rung, with at most ``most`` nodes.
 
         Raises
         ------
         Interrupted, TooLargeError
-            Nothing has changed.
+            The rung was not reached, and nothing has changed.
         """
         r, rung = self.relaxation, self.rung
         last, before = len(self.ladder.steps) - 1, self.nodes
@@ -357,11 +364,11 @@ def _refine(
     search: Callable[[int, float], None],
     deadline: float,
 ) -> str:
-    """Prove one target after another; return why the last one is not the value.
+    """Prove one target after another. Return why the last one is not the known value.
 
-    A graph of the paths below a target is the smaller the lower the target is. Where the next one
-    would exceed a budget of nodes, the target is lowered; when it is proved, or out of reach, the
-    budget is raised, and refinement begins again where the target was first lowered.
+    The lower the target, the smaller is the graph of the paths below it. If the next graph would
+    exceed a budget of nodes, the target is lowered. Once the target is proved or out of reach, the
+    budget is raised. Refinement then begins again at the graph where the target was first lowered.
     """
     clock = time.perf_counter
     rate, budget, timely = _RATE, float(min(_BUDGET, MAX_NODES)), math.inf
@@ -370,7 +377,7 @@ def _refine(
     first_raise = 0
 
     def lower(nodes: float) -> bool:
-        """Lower the target until no more nodes are left; return whether it is worth proving."""
+        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving."""
         nonlocal climb, first_raise
         if climb is base:
             climb = base.fork()
@@ -383,7 +390,7 @@ def _refine(
         return True
 
     def settle() -> None:
-        """Spend what a new graph is worth: multipliers, schedules, deletion."""
+        """Use a new graph: improve multipliers, look for schedules, and delete."""
         relaxation = climb.relaxation
         update(relaxation)
         if over() or relaxation.closed:
@@ -459,7 +466,7 @@ def _refine(
 
 
 def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
-    """Return by how much to raise the target for so many times the nodes, given earlier ones."""
+    """Return the raise of the target for ``factor`` times the nodes, from the earlier targets."""
     slope = math.log(_RAISE) / first
     if len(proved) > 1:
         (before, few), (last, many) = proved[-2:]
@@ -468,7 +475,7 @@ def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
 
 
 def _first_nodes(relaxation: Relaxation) -> float:
-    """Return about how many nodes there are per state."""
+    """Return roughly the number of nodes per state."""
     r = relaxation
     pairs = int((most_completed(r.jobs, r.clock) + 1).sum()) if r.clock else 0
     return r.jobs.n + _CLOCKED_SHARE * pairs
@@ -485,18 +492,30 @@ def prove_all(
     gap: float = 0.0,
     threads: int = 1,
 ) -> list[Proof]:
-    """Bound every busy period of an instance in rounds; the sums are the instance's.
+    """Bound every busy period of an instance in rounds. The sums are those of the instance.
 
     Parameters
     ----------
     instance : Instance
-        In rounds. Its limits are ignored: bounds hold, schedules may break them.
+        In rounds. Its limits on batches are ignored: the bounds hold, but schedules may break them.
     seed : int
     time_limit_s : float
-    stop, report, gap, threads
-        See `prove`; the report's values are sums over all periods.
+        Wall-clock seconds.
+    stop : ndarray of int8, shape (1,), optional
+        See `prove`.
+    report : callable, optional
+        See `prove`; the values are sums over all periods.
     starts : ndarray of int64, shape (n,), optional
         A feasible schedule of the instance.
+    gap : float
+        See `prove`.
+    threads : int
+        See `prove`.
+
+    Returns
+    -------
+    list of Proof
+        One per busy period, in order of time.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = time.perf_counter() + time_limit_s

@@ -1,62 +1,69 @@
 """The reverse-time ramp relaxation: lower bounds on total latency in rounds, up to optimality.
 
 **The walk.** Look at a schedule of uninterrupted runs from its end backward, round by round. A
-request appears in the round of its completion with its peak p = s + o (cached accounting:
-s + o - 1) tokens, loses one token per step and vanishes after it has held its floor
-f = s + 1 (cached: s). The live requests' tokens never exceed M. Let m be the number of requests
-met so far. Every step back from round t to t - 1 passes one round in which exactly those m have
-not completed earlier, so sum C_i is the sum of m over all steps; TEL = sum C_i - sum a_i. Once a
-request is placed only its (tokens, floor) matter, so a schedule is a path through states
-(m, multiset of live items) that places every request once: from (0, {}) to (n, {}).
+request appears in the round of its completion with its peak of p = s + o tokens (in cached
+accounting s + o - 1). It loses one token per step, and vanishes after it has held its floor of
+f = s + 1 tokens (cached: s). The tokens of the live requests never exceed M. Let m be the number of
+requests met so far. Every step back from round t to t - 1 passes one round in which exactly those m
+have not completed earlier. So sum C_i is the sum of m over all steps, and TEL = sum C_i - sum a_i.
+Once a request is placed, only its (tokens, floor) matter. So a schedule is a path from (0, {}) to
+(n, {}) through states (m, multiset of live items) that places every request once.
 
-**The relaxation.** Drop "every request once": a path may place any n, and a request placed c_i
-times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so the
-cheapest path is a lower bound whatever pi is. Multipliers and costs are integers over a common
-denominator, so the bound is exact; TEL is an integer, so it is rounded up.
+**The relaxation.** Drop "every request once". A path may place any n requests, and a request placed
+c_i times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so
+the cheapest path is a lower bound for every pi. Multipliers and costs are integers over a common
+denominator, so the bound is exact. TEL is an integer, so the bound is rounded up.
 
-**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Its tokens fall to zero
-earlier, so less is live at every step: every schedule is still a path, of the same cost. (With
-f'_i > p_i it must fit when it completes, and is nowhere in the state.) A state also holds, of each
-class of floors, at most as many items of weight >= w as there are requests of the class with
-peak >= w, which every schedule keeps.
+**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Then its tokens fall to
+zero earlier, and less is live at every step. So every schedule is still a path, of the same cost.
+(With f'_i > p_i the request must fit when it completes, but is never in the state.) For each class
+of floors and each weight w, a state also holds at most as many items of weight >= w as the class
+has requests with peak >= w. Every schedule satisfies this.
 
 **Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
-clock: states (m, multiset). A path joins the states (t, m, multiset) at t = T0 whenever it likes,
-and from there steps down to 0. With T0 = max(a_i + o_i) nothing is lost; a smaller one forgets
-arrivals in the rounds after it, which only allows more. There the n - m requests not yet met
-complete by round t: each has a_i + o_i <= t, and their token-rounds, all of them in rounds 1 to t,
-sum to at most M t. So n - m is at most the number of requests with a_i + o_i <= t whose volumes,
-the smallest first, sum to M t. Runs are uninterrupted, so a completion that is late enough is a
-start that is not before the arrival. Without arrivals there is no clock at all, and no horizon
-anywhere.
+clock, and their states are (m, multiset). At any point a path may join the states (t, m, multiset)
+at t = T0; from there it steps down to 0. With T0 = max(a_i + o_i) nothing is lost. A smaller T0
+forgets arrivals in the rounds after it, which only allows more paths.
 
-**Loops.** In the part without a clock a round from the empty state changes nothing, and costs
-m >= 0: dropping such rounds from a path makes it no dearer, so sweeps ignore them. A state that
-is empty in a coarse graph may not be in a finer one: the product follows them (`Graph.loop`).
+In the part with a clock, the n - m requests not yet met complete by round t. Each has
+a_i + o_i <= t. All of their token-rounds lie in rounds 1 to t, so they sum to at most M t. So n - m
+is at most the number of requests with a_i + o_i <= t whose volumes, the smallest first, sum to at
+most M t. Runs are uninterrupted, so a completion that is late enough means a start that is not
+before the arrival. Without arrivals there is no clock and no horizon.
 
-**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Its product with
-any other automaton that accepts every schedule accepts every schedule, and carries each fine
-node's coarse one along. So a fine node (u, state), reached at cost F, that continues by an arc of
-cost c to the coarse node v lies only on paths that cost at least F + c + B(v), B the coarse
-graph's cost to the end; beyond a cutoff it is dropped. With the cutoff v - 1 for an integer v,
-either no path is left, and OPT >= v, or the rest's cheapest is a bound that counts up to v.
-v need not be the value of a schedule: a lower one, a target, leaves far smaller graphs.
-Trackers are: multisets with finer floors; counters of how often kinds of a group were placed (at
-most as often as there are such requests, exactly so at the end). With every kind counted and
-f' = f a path *is* a schedule, and its cost is the schedule's: refinement ends at the optimum.
+**Loops.** In the part without a clock, a round from the empty state changes nothing and costs
+m >= 0. A path without such rounds costs no more, so sweeps ignore them. A state that is empty in a
+coarse graph may not be empty in a finer one, so the product follows such rounds (`Graph.loop`).
 
-**Kinds.** Requests of equal prompt, output and arrival are one kind. Where there are more than
-`MAX_KINDS`, the two kinds of equal floor that differ least become one, with the smaller peak and
-the earlier completion: less is live and more may complete, so every schedule is still a path. The
-numbers of items above a weight stay those of the requests. A path on which all are counted is then
-no schedule any more, and refinement may end below the optimum. Every path of requests told apart
-is one of these kinds, so that a checker that tells them apart finds no less.
+**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Take its product
+with another automaton, a tracker, that accepts every schedule. The product accepts every schedule
+too, and each fine node has its coarse node. Let a fine node (u, state) be reached at cost F and
+continue by an arc of cost c to the coarse node v. Let B be the coarse graph's cost to the end. Then
+every path through this arc costs at least F + c + B(v). If that exceeds a cutoff, the arc is
+deleted.
 
-Limits of an instance on batches, and a ban on hybrid batching, only take schedules away: the
-bound stays valid under them. Requests that restart: the last run of each is uninterrupted, and
-the others only take room, so it holds for them too.
+Let the cutoff be z - 1 for an integer z. If no path is left, OPT >= z. Else the cheapest path left
+gives a bound, which counts up to z. z need not be the value of a schedule: with a lower z, which is
+called a target, the graphs are far smaller.
 
-Busy periods far apart (`periods`) are bounded one by one; no array is as long as the time axis.
+There are two kinds of trackers: multisets with finer floors, and counters of how often the kinds of
+a group were placed. A counter allows at most as many placements as there are such requests, and
+exactly as many at the end. If every kind is counted and f' = f, a path *is* a schedule of the same
+cost. So refinement ends at the optimum.
+
+**Kinds.** Requests of equal prompt, output and arrival are one kind. If there are more than
+`MAX_KINDS`, the two kinds of equal floor that differ least are merged, with the smaller peak and
+the earlier completion. Then less is live and more may complete, so every schedule is still a path.
+The limits on items above a weight stay those of the requests. After a merge, a path on which all
+kinds are counted need not be a schedule, so refinement may end below the optimum. Every path of
+separate requests is also a path of merged kinds. So a checker that keeps the requests separate
+finds a bound that is at least as high.
+
+Limits on batches and a ban on hybrid batching only rule schedules out, so the bound stays valid
+under them. It also holds for schedules with restarts: the last run of each request is
+uninterrupted, and the other runs only take room.
+
+Busy periods far apart (`periods`) are bounded one by one. No array is as long as the time axis.
 """
 
 from __future__ import annotations
@@ -77,15 +84,17 @@ from optsched.bounds.blocks import blocks_of
 from optsched.problem.instance import Instance
 
 MAX_KINDS = 63
-"""Most kinds of requests in one busy period, beyond which alike ones are one: labels are masks."""
+"""The max number of kinds in one busy period. Labels are masks of 64 bits, so beyond this number
+similar kinds are merged."""
 MAX_CLOCK = 4_000_000
-"""Largest (rounds with a clock) x (requests) of one busy period."""
+"""The max of (rounds with a clock) x (requests) in one busy period."""
 try:
     _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 except (AttributeError, ValueError, OSError):  # not on every system
     _MEMORY = 8 * 2**30
 MAX_NODES = min(128_000_000, _MEMORY // 250)
-"""Largest graph. A node takes about 120 bytes while a level is built: half of the memory."""
+"""The max number of nodes of a graph. A node takes about 120 bytes while a level is built, and
+graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `graph.INFINITE`
@@ -99,8 +108,10 @@ class Jobs:
     Parameters
     ----------
     arrival, first_kv, output : ndarray of int64, shape (n,)
-        ``first_kv`` is the KV held in the first round, s or s + 1; one more in each later one.
+        Arrivals and outputs in rounds. ``first_kv`` is the KV tokens that a request holds in its
+        first round, s or s + 1; it holds one more in each later round.
     capacity : int
+        KV capacity, in tokens.
     index : ndarray of int64, shape (n,)
         The requests' numbers in the instance.
     """
@@ -118,35 +129,44 @@ class Jobs:
 
     @property
     def rounds(self) -> int:
-        """Rounds after which every schedule without needless idling has ended."""
+        """The number of rounds within which every schedule without needless idling ends."""
         return int(self.arrival.max() + self.output.sum()) + 2
 
     @cached_property
     def peak(self) -> NDArray[np.int64]:
-        """KV held in the last round, shape (n,)."""
+        """KV tokens held in a request's last round, shape (n,)."""
         return self.first_kv + self.output - 1
 
     @cached_property
     def volume(self) -> NDArray[np.int64]:
-        """Token-rounds, shape (n,)."""
+        """Token-rounds of each request: its KV summed over its rounds, shape (n,)."""
         return self.output * self.first_kv + self.output * (self.output - 1) // 2
 
     def total(self, starts: NDArray[np.int64]) -> int:
-        """Return the total latency of starts."""
+        """Return the total latency of starts, in rounds.
+
+        Parameters
+        ----------
+        starts : ndarray of int64, shape (n,)
+        """
         return int((starts + self.output - self.arrival).sum())
 
     def used(
         self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the KV in use in each round, shape (rounds,).
+        """Return the KV in use in each round, in tokens.
 
         Parameters
         ----------
         starts : ndarray of int64, shape (n,)
         rounds : int
-            After the last completion at least.
+            The length of the result. It must exceed the last completion.
         members : ndarray of int64, optional
-            The requests that count; default: all.
+            The requests to count. Default: all.
+
+        Returns
+        -------
+        ndarray of int64, shape (rounds,)
         """
         used = np.zeros(rounds, dtype=np.int64)
         for i in range(self.n) if members is None else members:
@@ -155,7 +175,12 @@ class Jobs:
         return used
 
     def feasible(self, starts: NDArray[np.int64]) -> bool:
-        """Whether starts keep arrivals and the capacity."""
+        """Whether starts respect arrivals and the KV capacity.
+
+        Parameters
+        ----------
+        starts : ndarray of int64, shape (n,)
+        """
         if (starts < self.arrival).any():
             return False
         rounds = int((starts + self.output).max()) + 1
@@ -163,12 +188,22 @@ class Jobs:
 
 
 def periods(instance: Instance) -> list[Jobs]:
-    """Return the requests in busy periods that can be bounded one by one.
+    """Divide the requests into busy periods that can be bounded one by one.
 
     A period is a block of `optsched.bounds.blocks`. The bounds of the periods add up: a schedule's
-    latency is the sum over the periods, and each period's part is a schedule of its requests
-    alone. And the best schedules of the periods together are one of the instance, when each ends
-    by its A (`Jobs.rounds`).
+    latency is the sum over the periods, and the part of each period is a schedule of its requests
+    alone. The best schedules of the periods together are a schedule of the instance if each ends
+    within its `Jobs.rounds`.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds.
+
+    Returns
+    -------
+    list of Jobs
+        In order of time.
     """
     order = np.argsort(instance.arrival, kind="stable")
     block = blocks_of(instance).of[order]
@@ -191,13 +226,15 @@ def periods(instance: Instance) -> list[Jobs]:
 class Level:
     """One step of the chain that led to a bound: a tracker, then multipliers.
 
+    A level without floors and without counters only deletes, by the multipliers of the level
+    before.
+
     Parameters
     ----------
     floors : ndarray of int64, shape (n,), or None
-        Floor of each request's class, if the tracker is a multiset.
+        The floor of each request's class in tokens, if the tracker is a multiset.
     counters : list of list of int
-        Groups of requests that are counted, if it is counters. Without floors and groups the level
-        only deletes, by the multipliers of the one before.
+        The groups of requests that are counted, if the tracker is a row of counters.
     multipliers : ndarray of int64, shape (n,)
         pi_i times the denominator.
     """
@@ -215,28 +252,28 @@ class Relaxation:
     ----------
     jobs : Jobs
     upper : int
-        How far bounds count: the total latency of a known schedule, or less (a target: its graphs
-        are smaller). Lower it by `offer`.
+        The largest bound of interest: the total latency of a known schedule, or a lower target.
+        A lower target leads to smaller graphs. `offer` lowers it.
     stop : ndarray of int8, shape (1,), optional
-        Setting it to 1 from another thread interrupts the kernels (`graph.Interrupted`).
+        Another thread sets it to 1 to interrupt the kernels (`graph.Interrupted`).
     horizon : int, optional
-        The most rounds that get a clock; default: all that need one.
+        The max number of rounds that get a clock. Default: all that need one.
     improved : callable, optional
         Called with the relaxation when `bound` or the chain that proves it is new.
 
     Attributes
     ----------
     bound : int
-        Proved so far; never above `upper`.
+        The bound on the total latency proved so far, in rounds. It never exceeds `upper`.
     found : list of ndarray of int64
-        Starts of the schedules that paths turned out to be.
+        The starts of the schedules that paths turned out to be.
     levels : list of Level
         The chain that proves `bound`, up to the level that reached it.
 
     Raises
     ------
     ValueError
-        Too many kinds, too long a clock or too large numbers (`unsupported`).
+        There are too many kinds, the clock is too long or numbers are too large (`unsupported`).
     """
 
     jobs: Jobs
@@ -347,16 +384,23 @@ class Relaxation:
 
     @property
     def cutoff(self) -> int:
-        """The cost of a path, in the sweeps' terms, above which it does not matter."""
+        """The cost, in the units of the sweeps, above which a path can be deleted."""
         total = (self.upper - 1 + self.latency_offset) * self.scale
         return total - int((self.copies * self.pi).sum())
 
     def offer(self, value: int) -> None:
-        """Say that a schedule of that total latency is known, or that bounds need go no further."""
+        """Lower `upper`, beyond which bounds do not count.
+
+        Parameters
+        ----------
+        value : int
+            The total latency of a known schedule, or a target for the bound. A value above `upper`
+            changes nothing.
+        """
         self.upper = min(self.upper, value)
 
     def fork(self) -> Relaxation:
-        """Return another one that goes on from here, and leaves this one as it is."""
+        """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
         labels = self.labels
         other.labels = replace(
@@ -368,7 +412,18 @@ class Relaxation:
         return other
 
     def target(self, nodes: float) -> int:
-        """Return the largest value, up to `upper`, with at most so many nodes on paths below it."""
+        """Return the largest target whose graph would have at most so many nodes.
+
+        Parameters
+        ----------
+        nodes : float
+            The max number of nodes on paths whose total latency is below the target.
+
+        Returns
+        -------
+        int
+            Between `bound` and `upper`, in rounds.
+        """
         if not self._chain:  # `backward` does not say anything yet
             return self.bound
         shift = int((self.copies * self.pi).sum())
@@ -384,13 +439,16 @@ class Relaxation:
         Parameters
         ----------
         floors : ndarray of int64, shape (kinds,)
+            In tokens.
         most : int
-            Nodes that the graph may have.
+            The max number of nodes of the graph.
 
         Raises
         ------
-        Interrupted, TooLargeError
-            The graph stays as it was.
+        Interrupted
+            The stop flag was set. The graph stays as it was.
+        TooLargeError
+            The graph would have too many nodes. It stays as it was.
         """
         tracker = self._trackers.multiset_tracker(
             self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
@@ -403,13 +461,16 @@ class Relaxation:
         Parameters
         ----------
         kinds : sequence of int
+            Numbers of kinds that are not counted yet.
         most : int
-            Nodes that the graph may have.
+            The max number of nodes of the graph.
 
         Raises
         ------
-        Interrupted, TooLargeError
-            The graph stays as it was.
+        Interrupted
+            The stop flag was set. The graph stays as it was.
+        TooLargeError
+            The graph would have too many nodes. It stays as it was.
         """
         states = math.prod(int(self.copies[k]) + 1 for k in kinds)
         if 4 * states * (len(kinds) + 7) > _STATE_BYTES:
@@ -475,7 +536,7 @@ class Relaxation:
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
 
     def _read(self, symbols: NDArray[np.int32]) -> None:
-        """Keep the schedule that a path is, if it is one that is better than the known."""
+        """Keep a path's schedule if the path is a schedule and improves on the known one."""
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
         if (counts != self.copies).any():
             return
@@ -488,9 +549,21 @@ class Relaxation:
             self.offer(total)
 
     def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the starts when requests of these kinds complete so many steps before the end.
+        """Return the starts of a schedule that is given by completions before its end.
 
         The end is as early as arrivals and outputs allow.
+
+        Parameters
+        ----------
+        kinds : ndarray of int, shape (n,)
+            The kinds of the requests, in the order of the path.
+        steps : ndarray of int, shape (n,)
+            How many rounds before the end each of them completes.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+            The starts by request, in rounds since the first arrival.
         """
         back = np.empty(self.jobs.n, dtype=np.int64)
         order = np.argsort(kinds, kind="stable")
@@ -503,9 +576,18 @@ class Relaxation:
     ) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
-        What `prune` has deleted makes it another graph, a level of its own in the chain.
-        Stops when the bound has come to ``until``, when the model promises less than ``tolerance``
-        of the gap, and when interrupted.
+        If `prune` has deleted something since the last call, the graph counts as a new level of the
+        chain. The ascent also ends when the stop flag is set.
+
+        Parameters
+        ----------
+        until : int, optional
+            The bound at which to stop, in rounds. Default: `upper`.
+        evaluations : int
+            The max number of evaluations of the graph.
+        tolerance : float
+            The ascent stops when the bundle's model predicts an improvement below this share of
+            the gap.
         """
         if self.graph is None or self.closed:
             return
@@ -555,7 +637,7 @@ class Relaxation:
         self._prove(-(-total // self.scale) - self.latency_offset)
 
     def prune(self) -> None:
-        """Delete what only paths use that are no better than the known schedule."""
+        """Delete the nodes and arcs that lie only on paths no better than the known schedule."""
         if self.graph is None or self.closed:
             return
         if int(self.backward[0]) > self.cutoff:
@@ -569,7 +651,7 @@ class Relaxation:
 
 
 def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
-    """Return ready, peak and floor of each kind, the requests' kinds, and copies of each kind."""
+    """Return ready, peak and floor of each kind, each request's kind, and each kind's copies."""
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
     kinds, kind_of, copies = np.unique(
         triples, axis=0, return_inverse=True, return_counts=True
@@ -592,14 +674,34 @@ def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
 
 
 def needed_clock(jobs: Jobs) -> int:
-    """Return the round after which arrivals rule out no completion; 0 without arrivals."""
+    """Return the round after which arrivals rule out no completion.
+
+    Parameters
+    ----------
+    jobs : Jobs
+
+    Returns
+    -------
+    int
+        0 if all requests arrive together.
+    """
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
 def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
-    """Return how many requests can have completed by each round, by arrivals and token-rounds.
+    """Return how many requests can have completed by each round.
 
-    Shape (last + 1,).
+    Arrivals and the token-rounds of the requests limit the number; see the module's text.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    last : int
+        The last round of interest.
+
+    Returns
+    -------
+    ndarray of int64, shape (last + 1,)
     """
     most = np.zeros(last + 1, dtype=np.int64)
     ready = jobs.arrival + jobs.output
@@ -612,17 +714,33 @@ def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
 
 
 def unsupported(jobs: Jobs) -> str:
-    """Return why the relaxation cannot be set up for a busy period, or an empty string."""
+    """Return why the relaxation cannot be set up for a busy period.
+
+    Parameters
+    ----------
+    jobs : Jobs
+
+    Returns
+    -------
+    str
+        One line, or an empty string if the relaxation can be set up.
+    """
     floors = len(np.unique(jobs.first_kv))
     if floors > MAX_KINDS:
-        return f"{floors} lengths of prompts in one busy period; at most {MAX_KINDS}"
+        return f"found {floors} lengths of prompts in a busy period; expected at most {MAX_KINDS}"
     clock = needed_clock(jobs)
     if clock * jobs.n > MAX_CLOCK:
-        return f"{clock} rounds with a clock for {jobs.n} requests; too many"
+        return (
+            f"found {clock} rounds with a clock for {jobs.n} requests; expected a product of at "
+            f"most {MAX_CLOCK}"
+        )
     if (jobs.capacity + 1) * jobs.n >= 2**31:
-        return f"KV capacity {jobs.capacity} is too large"
+        return (
+            f"found a KV capacity of {jobs.capacity} for {jobs.n} requests; expected "
+            "(capacity + 1) * requests < 2**31"
+        )
     if _scale(jobs) < 1:
-        return "latencies are too large for 32-bit sweeps"
+        return "found total latencies too large for 32-bit sweeps; expected fewer or shorter runs"
     return ""
 
 

@@ -1,6 +1,6 @@
 """A second thread that looks for schedules of few requests, while the first one builds graphs.
 
-Import lazily: it loads numba.
+Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from optsched.optimize.search.neighbourhood import improve
 from optsched.optimize.search.orders import Annealing, anneal
 
 MOST_ORDERS = 600_000
-"""Orders that annealing tries at a time."""
+"""The number of orders that annealing tries at a time."""
 _NEIGHBOURHOODS_S = 1.0
-"""Seconds of CP-SAT neighbourhoods after them."""
+"""The seconds of CP-SAT neighbourhoods after these orders."""
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
@@ -36,20 +36,20 @@ class Helper:
     Parameters
     ----------
     main : Annealing
-        Of the first thread, whose best schedule is taken up now and then.
+        The annealing of the first thread. Its best schedule is taken over now and then.
     deadline : float
-        Of `time.perf_counter`.
+        A time of `time.perf_counter`.
     stop : ndarray of int8, shape (1,)
-        Ends the search when set to 1 by another thread.
+        Another thread sets it to 1 to end the search.
     found : callable
-        Called from the second thread, now and then, with the least total latency found.
+        Called from the second thread, now and then, with the min total latency found, in rounds.
 
     Attributes
     ----------
     annealing : Annealing
-        Its best schedule may be read at any time.
+        The annealing of the second thread. Its best schedule may be read at any time.
     error : Exception or None
-        What ended the search too soon; raised when the block is left.
+        The error that ended the search. It is raised when the block is left.
     """
 
     def __init__(

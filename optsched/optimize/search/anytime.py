@@ -1,9 +1,9 @@
 """Bound and schedule of an instance in rounds, at any scale and any time limit.
 
-The order of work: the bounds that take no search (`optsched.bounds.lower_bound`), a serial
-placement, the Lagrangian dual, placements along its soft-min mean starts, then the
-large-neighbourhood search for the rest of the time. Whatever is stopped leaves a valid bound and
-a feasible schedule.
+The order of work is: the bounds that take no search (`optsched.bounds.lower_bound`), a serial
+placement, the Lagrangian dual, and placements along its soft-min mean starts. The
+large-neighbourhood search takes the rest of the time. Whenever the work is stopped, there is a
+valid bound and a feasible schedule.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
 _DUAL_SHARE = 0.35
-"""Most of the time limit that the dual takes."""
+"""The max share of the time limit for the dual."""
 _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 
 
 @dataclass(eq=False)
 class Found:
-    """The best of what a search has found so far, and its limits.
+    """The best bound and schedule that a search has found so far, and its limits.
 
     Parameters
     ----------
     instance : Instance
     budget : Budget
     gap : float
-        Relative gap at which it stops.
+        Relative gap at which the search stops.
     bound : int
         No schedule has a smaller total latency, in rounds.
     origin : str
-        The bound's name.
+        The name of the bound.
     starts : ndarray of int64, shape (n,), or None
-        The best schedule, in the instance's time.
+        The starts of the best schedule, in the instance's time.
     objective : int or None
-        Its total latency.
+        The best schedule's total latency, in rounds.
     prices : Prices
-        Those with the largest dual value.
+        The prices with the largest dual value.
     proved : int
-        Their dual value, which a certificate can carry; at most ``bound``.
+        The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
     first_bound_s, dual_s, search_s : float
-        Seconds until the first bound, until the dual was left, and in all.
+        Seconds until the first bound, until the end of the dual, and in all.
     steps : int
         Steps of the large-neighbourhood search.
     """
@@ -74,11 +74,11 @@ class Found:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule of `starts`."""
+        """The schedule of `starts`. None without starts."""
         return None if self.starts is None else from_starts(self.starts, self.instance)
 
     def certificate(self) -> dict[str, Any]:
-        """Return a certificate of `proved`: of optimality, where the schedule reaches it."""
+        """Return a certificate of `proved`, or of optimality if the schedule reaches it."""
         optimal = self.objective == self.proved
         return make_certificate(
             self.instance,
@@ -89,9 +89,9 @@ class Found:
         )
 
     def over(self, share: float = 1.0, certify: bool = False) -> bool:
-        """Whether the budget, or a share of its time, is used up, or the gap small enough.
+        """Whether the budget, or a share of its time, is used up, or the gap is small enough.
 
-        ``certify``: only the bound that a certificate can carry counts.
+        With ``certify`` the gap is that of the bound which a certificate can carry.
         """
         if self.budget.stopped:
             return True
@@ -101,20 +101,20 @@ class Found:
         return self.budget.spent_s >= share * self.budget.limit_s
 
     def prove(self, value: int, origin: str) -> None:
-        """Take a bound if it is the largest so far."""
+        """Keep a bound if it is the largest so far."""
         if value > self.bound or not self.origin:
             self.bound, self.origin = value, origin
             self.budget.tell(incumbent=self.objective, bound=self.bound)
 
     def price(self, prices: Prices) -> None:
-        """Take prices if they prove more than those before."""
+        """Keep prices if they prove more than the present ones."""
         value = dual_value(self.instance, prices)
         if value > self.proved:
             self.prices, self.proved = prices, value
             self.prove(value, "dual")
 
     def reach(self, objective: int, starts: Ints) -> None:
-        """Take a schedule, its starts in the instance's time, if it is the best so far."""
+        """Keep a schedule, given by starts in the instance's time, if it is the best so far."""
         if self.objective is None or objective < self.objective:
             self.starts, self.objective = starts.copy(), objective
             self.budget.tell(incumbent=self.objective, bound=self.bound)
@@ -136,29 +136,34 @@ def explore(
     Parameters
     ----------
     instance : Instance
-        In rounds. Limits on batches keep the bound valid; no schedule is looked for under them.
+        In rounds. With limits on batches the bound is valid, but no schedule is looked for.
     budget : Budget, optional
-        Whose progress is told whenever bound or schedule improved. Without a time limit the
-        outcome depends on the seed alone.
+        Its callback receives the progress whenever bound or schedule improve. Without a time limit
+        the outcome depends on the seed alone.
     max_steps : int, optional
-        Steps of the large-neighbourhood search; default: 8,000 per request and 20,000.
+        The max number of steps of the large-neighbourhood search. Default: 20,000 and another 8,000
+        per request.
     gap : float
         Relative gap at which to stop.
     seed : int
     search : bool
-        False: only the bound.
+        Whether to look for schedules. If not, only the bound is computed.
     certify : bool
-        Raise the dual also where another bound has met the schedule, for a certificate.
+        Whether to raise the dual, for a certificate, even if another bound has met the schedule.
     warm_start : Schedule of starts, optional
-        A feasible schedule that competes.
+        A feasible schedule to start from if it is better than the placements.
+
+    Returns
+    -------
+    Found
 
     Raises
     ------
     UsageError
-        An instance in seconds.
+        The instance is in seconds.
     """
     if not instance.in_rounds:
-        raise UsageError("bound: the dual needs an instance in rounds, this one is in seconds")
+        raise UsageError("bound: found an instance in seconds; expected one in rounds for the dual")
     if max_steps is None:
         max_steps = _BASE_STEPS + _STEPS_PER_REQUEST * instance.n
     found = Found(instance, Budget() if budget is None else budget, gap)
@@ -205,7 +210,7 @@ def _place(found: Found, room: Room, means: Floats | None) -> None:
 
 
 def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
-    """Search from the best schedule until the limits; return the steps made."""
+    """Search from the best schedule until a limit. Return the number of steps made."""
     assert found.starts is not None
     search = Search(room, found.starts - room.model.shift, seed=seed)
     begin, limit = found.budget.spent_s, found.budget.limit_s

@@ -1,12 +1,12 @@
 """Large-neighbourhood search over starts in the round model, compiled.
 
-A step takes a few requests out, chosen among neighbours in start order of a request that waits,
-and puts them back one by one at their earliest feasible starts, in an order drawn anew: by noisy
-start, by KV volume, by noisy completion or at random. It is kept if the total latency does not
-rise by more than an exponential random number whose mean, the *heat*, falls as the search goes
-on (threshold annealing). Kinds of step are chosen by what they gained for the work they took.
+A step removes a few requests, chosen among the neighbours, in start order, of a request that waits.
+It puts them back one by one at their earliest feasible starts. Their order is drawn anew: by noisy
+start, by KV volume, by noisy completion or at random. The step is kept if the total latency does
+not rise by more than an exponential random number. The mean of that number, the *heat*, falls as
+the search goes on (threshold annealing). Kinds of steps are chosen by their gain per work.
 
-Deterministic from the seed where iterations are limited and time is not.
+The search is deterministic from the seed if steps are limited and time is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optsched.judge.life import record
 from optsched.optimize.search.placement import Room, compact, earliest, fill, put
 
 CHUNK = 2000
-"""Steps between two looks at the clock; about 10 ms."""
+"""The number of steps between two checks of the clock. They take about 10 ms."""
 _MOST = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
 _RULES = (
@@ -31,7 +31,7 @@ _RULES = (
     (_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0),
 )  # fmt: skip
 _HOT = 0.15
-"""Heat at the beginning, in mean outputs."""
+"""The heat at the beginning, in mean outputs."""
 _KINDS = [
     (width, most, rule, noise, 1.0, 1.0)
     for width, most, (rule, noise) in product(
@@ -59,11 +59,11 @@ _OUT = record(
     ("start", np.int64),  # before the step
     ("key", np.float64),  # they are put back in ascending order of it
 )
-"""A request that a step has taken out."""
+"""A request that a step has removed."""
 
 
 class _Machine(NamedTuple):
-    """Requests as records, and where they are: KV use of every round, and starts."""
+    """The requests as records, the KV in use in every round, and the starts."""
 
     requests: Any
     capacity: int
@@ -73,7 +73,7 @@ class _Machine(NamedTuple):
 
 @njit(cache=True, nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
-    """A number in [0, 1), by xorshift64* (Vigna 2016)."""
+    """Return a random number in [0, 1), by xorshift64* (Vigna 2016)."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -84,7 +84,7 @@ def _random(state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _kind(kinds, state):  # type: ignore[no-untyped-def]
-    """Draw a kind of step: most often the better of two, by gain for the work."""
+    """Draw a kind of step, most often the better one of two by gain per work."""
     a = kinds[int(_random(state) * len(kinds))]
     if _random(state) > 0.15:
         b = kinds[int(_random(state) * len(kinds))]
@@ -95,7 +95,7 @@ def _kind(kinds, state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-def]
-    """Choose requests near one that waits; return how many. ``marked`` is False everywhere."""
+    """Choose requests near one that waits. Return how many. ``marked`` is False everywhere."""
     n = len(order)
     width = min(n, kind.width)
     count = min(width, 2 + int(_random(state) * (kind.most - 1)))
@@ -135,7 +135,7 @@ def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _sort(out, size):  # type: ignore[no-untyped-def]
-    """Sort what was taken out by key, equal ones as they stand."""
+    """Sort the removed requests by key. The sort is stable."""
     for j in range(1, size):
         request, start, key = out[j].request, out[j].start, out[j].key
         p = j - 1
@@ -148,21 +148,21 @@ def _sort(out, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignore[no-untyped-def]
-    """Put requests back one by one, as long as their starts can still sum to ``limit`` at most.
+    """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
-    Room has been made from the first start taken out on: earlier starts are seldom possible, and
-    looking for them costs more than it gains (`compact` does now and then).
+    The search for starts begins at the first start that was removed. Earlier starts are seldom
+    possible, and looking for them costs more than it gains (`compact` does so now and then).
 
     Returns
     -------
     done, spent, work : int
-        How many are back, the sum of their starts, and rounds looked at.
+        How many requests are back, the sum of their starts, and the rounds looked at.
     """
     end = len(use) - 1
     since = out[0].start
     for j in range(1, size):
         since = min(since, out[j].start)
-    coming = 0  # the least that the starts of those to come sum to
+    coming = 0  # the min sum of the starts of the requests to come
     for j in range(size):
         coming += max(requests[out[j].request].arrival, since)
     spent = work = 0
@@ -186,7 +186,7 @@ def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignor
 
 @njit(cache=True, nogil=True)
 def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
-    """Make steps; return by how much the sum of starts fell.
+    """Make steps. Return by how much the sum of starts fell.
 
     Parameters
     ----------
@@ -194,10 +194,10 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
     order : ndarray of int64, shape (n,)
         The requests by start.
     late : ndarray of int64
-        Where in the order those are that wait.
+        The places in the order of the requests that wait.
     kinds : ndarray of `_KIND` records
     state : ndarray of uint64, shape (1,)
-        Of `_random`.
+        The state of `_random`.
     steps : int
     heat : float
     """
@@ -242,13 +242,13 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 
 
 class Search:
-    """A schedule under improvement.
+    """A schedule that the search improves.
 
     Parameters
     ----------
     room : Room
     starts : ndarray of int64, shape (n,)
-        A feasible schedule, gaps cut out; copied.
+        A feasible schedule with the gaps cut out. It is copied.
     seed : int
 
     Attributes
@@ -267,7 +267,7 @@ class Search:
         self.best = self.starts.copy()
         self.value = self.best_value = room.tel(starts)
         self.steps = 0
-        # SplitMix64's constant spreads small seeds over all bits, and 0 is none.
+        # SplitMix64's constant spreads small seeds over all bits. The state must not be 0.
         state = ((seed + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
         self._state = np.array([state], dtype=np.uint64)
         longest = int(room.output.max())
@@ -282,7 +282,7 @@ class Search:
         self._kinds = np.array(_KINDS, dtype=_KIND)
 
     def run(self, steps: int, heat: float) -> int:
-        """Make at most `CHUNK` steps at one heat; return by how much the value fell."""
+        """Make at most `CHUNK` steps at one heat. Return by how much the value fell."""
         room = self.room
         before = self.value
         order = np.argsort(self.starts, kind="stable")
@@ -290,7 +290,7 @@ class Search:
         steps = min(steps, CHUNK)
         self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
         self.steps += steps
-        # Forget slowly: what helps changes as the schedule gets better.
+        # Forget slowly, since the best kind of step changes as the schedule gets better.
         self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
         if self.steps % (20 * CHUNK) < steps:

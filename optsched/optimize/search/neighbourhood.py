@@ -1,19 +1,20 @@
-"""Few requests in rounds: improve a schedule by CP-SAT, a dozen requests free at a time.
+"""Improve a schedule of few requests in rounds by CP-SAT, a dozen free requests at a time.
 
-**The neighbourhood.** Some requests are freed, the others keep their starts. The freed ones may go
-anywhere: a bound on the sum of their completions, the present one, is the only horizon, which cuts
-off no schedule that is at least as good.
+**The neighbourhood.** Some requests are freed, and the others keep their starts. The only horizon
+of the freed requests is their present sum of completions. It cuts off no schedule that is at least
+as good.
 
-**The model.** The KV in use falls only after a completion, so it is enough to keep the capacity
-in the rounds of completions. With c the completion and p the peak, request j holds
-p_j - (c_j - c_i) in round c_i if c_j - o_j < c_i <= c_j, and nothing otherwise. So each pair has
-a Boolean for who completes first (the one of the smaller index, if both do), and one for whether
-the other has started by then, and the row of i is p_i + sum_j u_ij <= M with
-u_ij >= p_j - c_j + c_i where j has started. This takes a few Booleans and one integer per pair,
-where a staircase of intervals takes one interval per token, and CP-SAT solves it in half the time.
-If p_i + p_j > M, c_j - c_i >= min(o_j, p_i + p_j - M) for i first
-(`optsched.optimize.formulations.rounds.cpsat`). Of the fixed requests only the profile counts in
-each other's rows, and a freed one has only completions that fit the profile.
+**The model.** The KV in use falls only after a completion. So it is enough to keep the capacity in
+the rounds of completions. Let c be the completion and p the peak. In round c_i, request j holds
+p_j - (c_j - c_i) if c_j - o_j < c_i <= c_j, and nothing otherwise. So each pair has two Booleans.
+One says who completes first; at a tie it is the request of smaller index. The other says whether
+the second request has started by then. The row of i is p_i + sum_j u_ij <= M, with
+u_ij >= p_j - c_j + c_i if j has started.
+
+This takes a few Booleans and one integer per pair, while a staircase of intervals takes one
+interval per token. CP-SAT solves it in half the time. If p_i + p_j > M and i completes first,
+c_j - c_i >= min(o_j, p_i + p_j - M) (`optsched.optimize.formulations.rounds.cpsat`). The fixed
+requests enter the rows as a profile, and a freed request has only completions that fit the profile.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from optsched.optimize.search.placement import compact, fill
 Starts = NDArray[np.int64]
 
 _KINDS = ((False, 1 / 6), (False, 1 / 2), (True, 1 / 6))
-"""Kinds of neighbourhood: a stretch in order of start (or of completion), and the share of the
-freed requests that are drawn from all instead."""
+"""Kinds of neighbourhood: whether the stretch is in order of start or of completion, and the share
+of the freed requests that are drawn from all requests instead."""
 _GROW, _SHRINK = 0.3, 0.1
-"""Changes of the number freed after a subproblem solved to the end, and after one cut off."""
+"""Factors of the number of freed requests after a subproblem is solved, and after one is cut off.
+"""
 _SIDEWAYS = 4
-"""Every so many rounds other weights than 1 look for another schedule of the same value."""
+"""Once in so many rounds, random weights look for another schedule of the same value."""
 _LEAST = 4
 _MOST_CELLS = 3 * 10**7
-"""Largest (rounds) x (longest output): what finding the domain of one request may look at."""
+"""The max of (rounds) x (longest output), which is the work of finding a request's domain."""
 
 
 def improve(
@@ -56,9 +58,9 @@ def improve(
 ) -> Starts:
     """Return a schedule that is at least as good, by solving neighbourhoods with CP-SAT.
 
-    Other threads go on while CP-SAT solves, with one thread. Ends at once where all requests were
-    free together and the subproblem solved to the end: the schedule is optimal then. Deterministic
-    from ``rng`` if ``rounds`` ends the search.
+    CP-SAT uses one thread, and other threads go on meanwhile. If all requests were free together
+    and the subproblem was solved, the schedule is optimal and the search ends at once. The search
+    is deterministic from ``rng`` if ``rounds`` ends it.
 
     Parameters
     ----------
@@ -68,20 +70,21 @@ def improve(
     rng : numpy.random.Generator
         No other thread may draw from it meanwhile.
     deadline : float
-        Of `time.perf_counter`; it also ends a running subproblem.
+        A time of `time.perf_counter`. It also ends a running subproblem.
     stop : ndarray of int8, shape (1,), optional
-        Another thread sets it to 1: the search ends after the subproblem at hand (`work`).
+        If another thread sets it to 1, the search ends after the present subproblem (`work`).
     rounds : int, optional
-        Most subproblems.
+        The max number of subproblems.
     size : int
-        Requests freed at first; more as long as subproblems are solved to the end, fewer if not.
+        The number of requests freed at first. It grows while subproblems are solved, and shrinks
+        after one that is not.
     work : float
         Limit of a subproblem in CP-SAT's deterministic time; at 0.03 they took 0.06 s on average.
 
     Returns
     -------
     ndarray of int64, shape (n,)
-        ``starts`` itself where there is one request or the time axis is too long.
+        ``starts`` itself if there is one request or the time axis is too long.
 
     Raises
     ------
@@ -89,9 +92,9 @@ def improve(
         ``starts`` is not feasible, or no end is given.
     """
     if not jobs.feasible(starts):
-        raise ValueError("starts: not a feasible schedule")
+        raise ValueError("starts: found no feasible schedule; expected one")
     if rounds is None and deadline == math.inf and stop is None:
-        raise ValueError("rounds, deadline, stop: none given, the search would not end")
+        raise ValueError("rounds, deadline, stop: found none; expected one that ends the search")
     starts = starts.astype(np.int64)
     if jobs.n == 1 or jobs.rounds * int(jobs.output.max()) > _MOST_CELLS:
         return starts
@@ -129,7 +132,7 @@ def _freed(
     size = min(size, jobs.n)
     order = np.argsort(starts if by_start else starts + jobs.output, kind="stable")
     stretch = size - int(share * size)
-    # Stretches that would stick out at an end are moved there, so that the ends get their turns.
+    # A stretch that would pass an end is moved to it, so that requests there are freed as well.
     first = int(rng.integers(-(stretch // 2), jobs.n - stretch + stretch // 2 + 1))
     first = min(max(first, 0), jobs.n - stretch)
     chosen = np.zeros(jobs.n, dtype=bool)
@@ -140,7 +143,7 @@ def _freed(
 
 
 def _completions(jobs: Jobs, i: int, used: Starts) -> NDArray[np.int64]:
-    """Return the completions of a request that fit a profile, in rising order."""
+    """Return the completions of a request that fit a profile, in increasing order."""
     o, at = int(jobs.output[i]), int(jobs.arrival[i])
     fits = np.ones(len(used) - o - at, dtype=bool)
     for d in range(o):
@@ -167,8 +170,11 @@ def _solve(
     deadline: float,
     seed: int,
 ) -> tuple[Starts | None, bool]:
-    """Return the best starts found, no worse than given, and whether the search space was
-    exhausted: least weighted sum of completions of those freed."""
+    """Minimize the weighted sum of completions of the freed requests.
+
+    Return the best starts found, which are no worse than the given ones, and whether the
+    subproblem was solved to the end.
+    """
     from ortools.sat.python import cp_model as cp
 
     model = cp.CpModel()
@@ -178,7 +184,7 @@ def _solve(
     end = ends.tolist()
     free = np.zeros(n, dtype=bool)
     free[freed] = True
-    # Beyond everything fixed and arrived, and one after the other, all freed ones have room.
+    # All freed requests have room one after another, after the last arrival and all fixed requests.
     rounds = int(max(ends.max(), jobs.arrival.max()) + jobs.output[freed].sum()) + 2
     used = jobs.used(starts, rounds, np.flatnonzero(~free))
     fitting = {i: _completions(jobs, i, used) for i in freed.tolist()}
@@ -194,7 +200,7 @@ def _solve(
     held: list[list[Any]] = [[] for _ in range(n)]
 
     def before(i: int, j: int, given: list[Any]) -> None:
-        """Let i complete no later than j, if all of ``given`` hold."""
+        """Make i complete no later than j if all of ``given`` hold."""
         if low[j] - output[j] >= high[i]:
             return
         excess = peak[i] + peak[j] - capacity
@@ -240,7 +246,7 @@ def _solve(
     parameters.max_deterministic_time = work
     if deadline < math.inf:
         parameters.max_time_in_seconds = max(0.0, deadline - time.perf_counter())
-    # It costs more than it saves in problems of a tenth of a second.
+    # The presolve costs more than it saves in problems of a tenth of a second.
     parameters.cp_model_presolve = False
     parameters.catch_sigint_signal = False
     status = solver.solve(model)

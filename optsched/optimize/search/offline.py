@@ -1,13 +1,13 @@
-"""Schedules of batches in seconds that are better than every online policy's, at trace scale.
+"""Search for schedules in seconds that are better than every online policy's, at trace scale.
 
-One compiled rule with free parameters (`optsched.optimize.search.rule`) is run over the whole
-instance, some 10,000 times faster than the requests arrive, and its parameters are searched: first
-a fixed list that has done well, then random changes to the best. They are its two brakes and its
-order: own work (`optsched.policies.runner.own_work`) to which a share of the decode steps' work,
-and for single requests a random factor, may be added.
+One compiled rule with free parameters (`optsched.optimize.search.rule`) runs over the whole
+instance, some 10,000 times faster than the requests arrive. The search varies its parameters. It
+first tries a fixed list that has done well, then random changes to the best. The parameters are two
+brakes and an order. The order is by own work (`optsched.policies.runner.own_work`), plus a share of
+the work of the decode steps; single requests may have a random factor.
 
-Everything is judged by `optsched.evaluate`. The schedules of a few policies, or those given, are
-among the candidates: what comes back is never worse than they are.
+`optsched.evaluate` judges every schedule. The schedules of a few policies, or the given ones, are
+candidates too, so the result is never worse than they are.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _STARTS: tuple[tuple[float, ...], ...] = (
     (0.0, 0.5, 2.0, 8.0, 0.0),
 )
 _PATIENCE = 400
-"""Candidates in a row that bring nothing, after which the search ends."""
+"""The search ends after so many candidates in a row without an improvement."""
 _DEFAULT_S = 60.0
-"""Seconds where no budget is given."""
+"""The time in seconds if no budget is given."""
 POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
 
 
@@ -57,7 +57,7 @@ class _Best:
     instance, cost, objective, admit
         As of `improve`.
     budget : Budget
-        Who is told of every schedule that is better than those before.
+        Its callback receives every improvement.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class _Best:
         self._admit, self._budget = admit, budget
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
-        """Take a schedule if it counts and is better; return whether it is."""
+        """Keep a schedule if it is admitted and better. Return whether it was kept."""
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
             evaluation = evaluate(self.instance, schedule, self.cost)
@@ -89,14 +89,14 @@ class _Best:
 
 
 class _Candidate(NamedTuple):
-    """Parameters of the rule: q, r, c, d and the weight of the decode steps' work; factors."""
+    """Parameters of the rule: q, r, c, d, the weight of the decode steps' work, and factors."""
 
     parameters: Floats
     factors: Floats
 
 
 class _Search:
-    """The rule with one candidate's parameters after another's."""
+    """The search: it runs the rule with the parameters of one candidate after another."""
 
     def __init__(self, best: _Best, seed: int) -> None:
         instance, cost = best.instance, best.cost
@@ -113,7 +113,7 @@ class _Search:
         self._chosen = _Candidate(np.array(_STARTS[0]), np.ones(instance.n))
 
     def run(self, budget: Budget) -> None:
-        """Try candidates, one at least, until the budget is spent or many bring nothing."""
+        """Try at least one candidate, until the budget is spent or many bring no improvement."""
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
             if tried < len(_STARTS):
@@ -124,13 +124,13 @@ class _Search:
             tried += 1
 
     def _attempt(self, candidate: _Candidate) -> bool:
-        """Run the rule with a candidate's parameters; return whether it is the best so far."""
+        """Run the rule with a candidate's parameters. Return whether it is the best so far."""
         best, index, arrivals = self._best, self._index, self._arrivals
         weight = candidate.parameters[4]
         rank = np.empty(len(index), dtype=np.int64)
         key = (self._work + weight * self._decode_work) * candidate.factors
         rank[np.lexsort((index, self._arrival, key))] = index
-        # The rule's sum of completion times rules candidates out before they are judged.
+        # The rule's own sum of completion times rules out candidates without judging them.
         least = best.value if best.objective == "tel" else np.inf
         brakes = Brakes(*candidate.parameters[:4].tolist())
         total = self._server.run(rank, brakes, (least + arrivals) * (1 + 1e-12))
@@ -188,8 +188,8 @@ def improve(
         In seconds.
     cost_model : BatchCost, str or path
     budget : Budget, optional
-        Default: 60 s. Once it is over, no further candidate starts; the policies and the first of
-        the list always run. It is told of every schedule that is better than those before.
+        Default: 60 s. Once it is over, no further candidate starts. The policies and the first
+        candidate always run. Its callback receives every improvement.
     seed : int
     known : sequence of Schedule
         Schedules to start from.
@@ -198,23 +198,25 @@ def improve(
     objective : str
         The metric to minimize. The rule was made for total latency.
     admit : callable, optional
-        Which schedules count; default all.
+        ``admit(evaluation)`` says whether a schedule counts. Default: all count.
 
     Returns
     -------
     schedule : Schedule
     origin : str
-        The policy, "known" or "search".
+        The policy's name, "known" or "search".
 
     Raises
     ------
     UsageError
-        An instance in rounds.
+        The instance is in rounds.
     NoIncumbentError
-        No schedule that counts was found.
+        No schedule was found that counts.
     """
     if instance.in_rounds:
-        raise UsageError("search: the offline search is for instances in seconds")
+        raise UsageError(
+            "search: found an instance in rounds; expected one in seconds for the offline search"
+        )
     budget = Budget(_DEFAULT_S) if budget is None else budget
     best = _Best(instance, cost_for(instance, cost_model), objective, admit, budget)
     for schedule in known:
@@ -223,8 +225,10 @@ def improve(
         try:
             best.offer(simulate(instance, policy, best.cost, seed=seed), policy)
         except OptschedError:
-            continue  # it splits no prefill, or never comes to an end
+            continue  # the policy splits no prefill, or does not end
     _Search(best, seed).run(budget)
     if best.schedule is None:
-        raise NoIncumbentError("search: no policy finds a schedule; chunked prefill may be needed")
+        raise NoIncumbentError(
+            "search: found no schedule by any policy; expected one (chunked prefill may be needed)"
+        )
     return best.schedule, best.origin

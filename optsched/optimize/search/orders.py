@@ -1,8 +1,9 @@
-"""Orders of requests that make schedules, annealed: forward and backward in turn.
+"""Annealing over orders of requests, which are placed forward and backward in turn.
 
-Forward each request is placed at its earliest feasible start; backward, in order of completion, the
-last first, each as late as fits, then moved to its earliest start. Deterministic from the seed,
-but for what a time limit cuts off. Import lazily: it loads numba.
+Forward, each request is placed at its earliest feasible start. Backward, the requests are placed in
+order of completion, the last first, each as late as it fits; then each moves to its earliest start.
+The search is deterministic from the seed unless a time limit ends it. Import this module lazily: it
+loads numba.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from optsched.optimize.ramp.relaxation import Jobs
 from optsched.optimize.search.placement import put
 
 CHUNK = 2000
-"""Orders between two looks at the clock, and"""
+"""The number of orders between two checks of the clock."""
 _CHUNK_ROUNDS = 20_000_000
-"""most rounds of runs in them: some 0.1 s, however long outputs are."""
+"""The max rounds of runs in these orders. They take some 0.1 s, however long outputs are."""
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
-    As `optsched.optimize.search.placement.earliest`, but each run is looked at from its peak
-    backward: the first conflict found asks for the longest jump, which is twice as fast where many
-    are live.
+    It works as `optsched.optimize.search.placement.earliest`, but checks each run from its peak
+    backward. So the first conflict found asks for the longest jump. This is twice as fast if many
+    requests are live.
     """
     k = start
     while True:
@@ -47,7 +48,14 @@ def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -
 
 @njit(cache=True, nogil=True, inline="always")
 def move(order: Any, a: int, b: int) -> None:
-    """Move what stands at ``a`` to ``b``; what is between moves up or down."""
+    """Move the entry at ``a`` to ``b``. The entries between move by one place.
+
+    Parameters
+    ----------
+    order : ndarray of int64
+        Changed in place.
+    a, b : int
+    """
     moved = order[a]
     step = 1 if a < b else -1
     for k in range(a, b, step):
@@ -59,7 +67,7 @@ def move(order: Any, a: int, b: int) -> None:
 def serial(
     order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
 ) -> int:
-    """Place the requests in order, each at its earliest feasible start; return sum of ends.
+    """Place the requests in order, each at its earliest feasible start. Return the sum of ends.
 
     ``used`` is all zero before and after, and longer than any schedule.
     """
@@ -82,13 +90,14 @@ def backward_serial(
     order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any,
     worth: int
 ) -> int:  # fmt: skip
-    """Place the requests in order of completion, the last first; return the sum of ends.
+    """Place the requests in order of completion, the last first. Return the sum of ends.
 
-    In reverse time a request starts at its peak and only shrinks, so it fits at all later moments
-    if it fits at the first, and one placed later is heavier at every moment after: each at the
-    first moment where it fits, not before the one placed before it, ends the last placement
-    soonest. The whole is moved until none starts too early; then, if the value is at most
-    ``worth``, each request, the first completion first, to its earliest feasible start.
+    In reverse time a request starts at its peak and only shrinks. So it fits at all later moments
+    if it fits at the first one. Placed at a later moment, it is heavier from then on. So the last
+    placement ends soonest if each request is placed at the first moment where it fits, but not
+    before the request placed before it. Then the whole schedule moves until no request starts
+    before its arrival. At last, if the value is at most ``worth``, each request moves to its
+    earliest feasible start, in order of completion.
     """
     n = order.shape[0]
     at = 0
@@ -146,7 +155,7 @@ class _Requests(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """An annealing run: temperatures in rounds, orders to try, the direction of placement."""
+    """An annealing run: temperatures in rounds, the orders to try, and the direction."""
 
     hot: float
     cold: float
@@ -155,7 +164,7 @@ class _Run(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """How far a run is: the sums of ends of the present order and the best one, orders tried."""
+    """The state of a run: the sums of ends of the present and the best order, and orders tried."""
 
     value: int
     best: int
@@ -167,7 +176,7 @@ def _anneal_orders(
     requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
     used: Any, rng: Any
 ) -> _Reached:  # fmt: skip
-    """Try more orders, from ``order`` on, which stays the present one; return how far it is now."""
+    """Try more orders, beginning at the present ``order``, changed in place. Return the state."""
     arrival, first_kv, output, capacity = requests
     value, best, first = reached
     starts = np.empty_like(best_starts)
@@ -204,7 +213,7 @@ def _anneal_orders(
 
 
 class Annealing:
-    """An annealing search that can be run in slices; the best starts so far are always at hand.
+    """An annealing search that runs in slices and always has its best starts ready.
 
     Parameters
     ----------
@@ -228,7 +237,17 @@ class Annealing:
         self._runs = 0
 
     def offer_order(self, order: NDArray[np.int64]) -> int:
-        """Place requests in that order, keep the result if it is the best, return its value."""
+        """Place the requests in an order, and keep the result if it is the best.
+
+        Parameters
+        ----------
+        order : ndarray of int64, shape (n,)
+
+        Returns
+        -------
+        int
+            The total latency of the result, in rounds.
+        """
         jobs, starts = self.jobs, np.empty(self.jobs.n, dtype=np.int64)
         serial(
             order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used, starts
@@ -239,7 +258,13 @@ class Annealing:
         return value
 
     def offer(self, starts: NDArray[np.int64]) -> int:
-        """Take a schedule if it is feasible, place its requests again in order of start."""
+        """Place a schedule's requests again in order of start. Keep the best if it is feasible.
+
+        Parameters
+        ----------
+        starts : ndarray of int64, shape (n,)
+            Starts in rounds, which need not be feasible.
+        """
         value = self.jobs.total(starts)
         if value < self.value and self.jobs.feasible(starts):
             self.value, self.starts = value, starts.copy()
@@ -256,9 +281,10 @@ class Annealing:
         steps : int
             Orders to try.
         hot : float
-            First temperature in rounds; 0: about half the mean latency over the root of n.
+            The first temperature in rounds. With 0, it is about half the mean latency divided by
+            the square root of n.
         fresh : bool
-            Begin from a random order instead, roughly the smallest volume first.
+            Whether to begin from a random order instead, with small volumes roughly first.
         """
         jobs = self.jobs
         if jobs.n == 1:
@@ -294,9 +320,9 @@ class Annealing:
 
 
 def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
-    """Try so many orders: many runs, from the best schedule and from random orders in turn.
+    """Try a number of orders in many runs, from the best schedule and random orders in turn.
 
-    Several runs of moderate length find more than a long one.
+    Several runs of moderate length find more than one long run.
     """
     steps, turn, most = CHUNK, 0, max(CHUNK, 60 * annealing.jobs.n**2)
     while orders > 0 and time.perf_counter() < deadline and not stop[0]:
@@ -308,7 +334,7 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
 
 
 def in_line(jobs: Jobs) -> NDArray[np.int64]:
-    """Return starts that run the requests one after another, the shortest waiting first."""
+    """Return starts that run the requests one by one, the shortest of those waiting first."""
     starts = np.empty(jobs.n, dtype=np.int64)
     now = 0
     left = set(range(jobs.n))

@@ -13,12 +13,12 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 MAX_ROUNDS = 1 << 27
-"""Longest array of rounds that is kept (8 bytes each)."""
+"""The max length of an array of rounds (8 bytes each)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Room:
-    """What placement needs, in rounds with the gaps between blocks cut out.
+    """What placement needs of an instance, in rounds with the gaps between blocks cut out.
 
     Parameters
     ----------
@@ -27,8 +27,9 @@ class Room:
     arrival, output, base : ndarray of int64, shape (n,)
         ``base + j`` tokens are held in the j-th round of a run.
     deadline : ndarray of int64, shape (n,)
-        Round by which a run must have ended, lest it meet the next block.
+        The round by which a run must have ended, so that it does not reach the next block.
     capacity : int
+        KV capacity, in tokens.
     """
 
     model: Model
@@ -43,26 +44,36 @@ class Room:
         return int((starts + self.output - self.arrival).sum())
 
     def real(self, starts: Ints) -> Ints:
-        """Return starts in the instance's own time."""
+        """Return the starts in the instance's own time."""
         return starts + self.model.shift
 
 
 def room_of(instance: Instance) -> Room:
     """Return what placement needs of an instance in rounds.
 
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    Room
+
     Raises
     ------
     UsageError
-        Limits on batches, which placement does not know, or a time axis that is too long.
+        The instance has limits on batches, or its time axis is too long.
     """
     if instance.limits.as_dict() or instance.hybrid_batching is False:
-        raise UsageError("search: knows no limits on batches; placement can")
+        raise UsageError(
+            "search: found limits on batches; expected none (the method placement takes them)"
+        )
     model = model_of(instance, max_units=1 << 62)
     ends = model.block_end[model.block]
     if int(ends.max()) > MAX_ROUNDS:
         raise UsageError(
-            f"search: the time axis has up to {int(ends.max()):.2g} rounds, more than "
-            f"{MAX_ROUNDS:.2g}; take fewer requests or smaller outputs"
+            f"search: found a time axis of up to {int(ends.max()):.2g} rounds; expected at most "
+            f"{MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
         )
     return Room(
         model=model,
@@ -76,11 +87,11 @@ def room_of(instance: Instance) -> Room:
 
 @njit(cache=True, nogil=True, inline="always")
 def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyped-def]
-    """First feasible start from ``start`` to ``last``, or -1.
+    """Return the first feasible start from ``start`` to ``last``, or -1.
 
-    Round t leaves room for a request that started at or after t - (capacity - use - base). So
-    where it is broken the start moves there, and rounds passed before stay kept, since a later
-    start holds less in them: every round is looked at once.
+    Round t has room for a request that starts at or after t - (capacity - use - base). If the run
+    does not fit in round t, the start moves there. The rounds checked before stay feasible, since a
+    later start holds less in them. So every round is looked at once.
     """
     k = start
     t = k
@@ -96,7 +107,7 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True, inline="always")
 def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
-    """Add the KV of a run to the use of each round, or take it away."""
+    """Add the KV of a run to the use of each round, or remove it."""
     if sign > 0:
         for j in range(1, output + 1):
             use[start + j] += base + j
@@ -111,7 +122,7 @@ def place_in_order(order, arrival, output, base, capacity, since, use, starts): 
     top = 0
     for i in order:
         start = max(arrival[i], since[i])
-        # Past everything placed, a request fits: it has the machine to itself.
+        # After everything placed, a request has the machine to itself and fits.
         k = earliest(use, capacity, base[i], output[i], start, max(top, start))
         starts[i] = k
         put(use, base[i], output[i], k, 1)
@@ -120,7 +131,7 @@ def place_in_order(order, arrival, output, base, capacity, since, use, starts): 
 
 @njit(cache=True, nogil=True)
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
-    """Move every request to its earliest feasible start in turn; return the rounds gained."""
+    """Move every request in turn to its earliest feasible start. Return the rounds gained."""
     gain = 0
     for i in order:
         was = starts[i]
@@ -147,8 +158,8 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     order : ndarray of int64, shape (n,)
         A permutation of the requests.
     since : ndarray of int64, shape (n,), optional
-        Where the search for each request's start begins, at its arrival if that is later. A
-        block may then end late; its starts are taken from the plain placement in that case.
+        The round from which each request's start is searched, if it is later than the arrival. If
+        a block then ends after its deadline, its starts are those of the plain placement.
 
     Returns
     -------
@@ -159,7 +170,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     grouped = order[np.argsort(room.model.block[order], kind="stable")]
     longest = int(room.output.max())
     begin = room.arrival if since is None else np.minimum(since, room.deadline)
-    # From `since`, everything placed ends by the last `since` or deadline plus all that follows.
+    # With `since`, everything ends within all outputs after the last `since` or deadline.
     use = np.zeros(2 * int(room.deadline.max()) + longest + 2, dtype=np.int64)
     place_in_order(grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts)
     if since is not None and (starts + room.output > room.deadline).any():
@@ -168,7 +179,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
 
 
 def orders(room: Room, means: NDArray[np.float64] | None = None) -> list[Ints]:
-    """Return orders worth placing: by volume, and along soft-min mean starts of the dual."""
+    """Return orders to place requests in: by volume, and by soft-min mean starts of the dual."""
     index = np.arange(len(room.arrival))
     volume = room.model.instance.volume
     if means is None:

@@ -1,12 +1,13 @@
 """MC-SF's admission in a given order, with two brakes: the rule that the offline search adjusts.
 
-*Prefills together.* Every batch that prefills pays `prefill_base` and holds up all that decode,
-so waiting requests are admitted only when ``together = q + r sqrt(N)`` of them fit at once, N the
-number of requests in the system.
+Let N be the number of requests in the system.
 
-*Fewer at a time.* With few requests in the system, a batch of all of them is longer than the sum
-of latencies wants: N identical requests are served best about ``sqrt(N f / w)`` at a time, f the
-fixed cost of a batch and w a request's own part of it. At most ``c + d sqrt(N)`` run.
+*Prefills together.* Every batch that prefills pays `prefill_base` and delays all decodes. So
+waiting requests are admitted only if ``together = q + r sqrt(N)`` of them fit at once.
+
+*Fewer at a time.* With few requests in the system, a batch of all of them is too long for a small
+sum of latencies. N identical requests are best served about ``sqrt(N f / w)`` at a time, where f is
+the fixed cost of a batch and w a request's own part of it. So at most ``c + d sqrt(N)`` run.
 
 Import this module lazily: it loads numba.
 """
@@ -72,7 +73,7 @@ class Brakes(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """What a run comes to: the sum of completion times, and how much of the columns is filled."""
+    """The outcome of a run: the sum of completion times, and how much of the columns is filled."""
 
     total: float
     batches: int
@@ -80,7 +81,7 @@ class _Served(NamedTuple):
 
 
 class Server:
-    """An instance that is served under one order and one set of brakes after another.
+    """An instance that can be served repeatedly, under different orders and brakes.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ class Server:
         self._served = _Served(np.inf, 0, 0)
 
     def run(self, rank: Ints, brakes: Brakes, enough: float) -> float:
-        """Serve all requests; return the sum of their completion times.
+        """Serve all requests. Return the sum of their completion times, in seconds.
 
         Parameters
         ----------
@@ -108,7 +109,7 @@ class Server:
             Each request's place in the order.
         brakes : Brakes
         enough : float
-            The run is given up, and the sum is infinite, as soon as it exceeds this, or a prompt
+            The run ends, and the sum is infinite, as soon as the sum exceeds this value or a prompt
             does not fit into the limits.
         """
         self._columns, self._served = _serve(
@@ -138,7 +139,7 @@ def _reset(requests: Any, rank: Ints, s: Any) -> None:
 
 @njit(cache=True)
 def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
-    """Insert a request among those that wait, ascending in rank; return its place."""
+    """Insert a request among those that wait, in order of rank. Return its place."""
     rank = requests[i].rank
     low, high = 0, s.waiting
     while low < high:
@@ -157,7 +158,7 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
 @njit(cache=True)
 def _fits(usage: Ints, start: int, base: int, output: int, capacity: int) -> bool:
     """Whether a request of ``base + k`` tokens in its k-th batch fits beside those that run."""
-    k = output  # the last first, which holds most of its own
+    k = output  # from the last batch, in which the request holds the most, backward
     while k > 0 and usage[start + k] + base + k <= capacity:
         k -= 1
     return k == 0
@@ -167,7 +168,7 @@ def _fits(usage: Ints, start: int, base: int, output: int, capacity: int) -> boo
 def _admit(
     requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Brakes
 ) -> None:
-    """Admit the first of those that wait, or none unless enough of them fit at once."""
+    """Admit the first requests that wait, or none unless enough of them fit at once."""
     size = np.sqrt(s.running + s.waiting)
     most = min(
         float(limits.max_running), brakes.c + brakes.d * size, float(limits.max_batch_tokens)
@@ -203,7 +204,7 @@ def _admit(
 
 @njit(cache=True)
 def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, entries: Ints) -> Any:
-    """Write the entries of a batch down; return its sums."""
+    """Write the entries of a batch. Return the batch's sums."""
     sums = EMPTY
     for k in range(decodes):
         i = running[k]
@@ -219,7 +220,7 @@ def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, ent
 
 @njit(cache=True)
 def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, kv_offset: int) -> None:
-    """Move the KV of those that run one batch on: they take no part in the one that is formed."""
+    """Delay the KV of running requests by a batch, since they are not in the one being formed."""
     for k in range(s.running):
         r = requests[running[k]]
         base, left = r.prompt + kv_offset + r.produced - 1, r.output - r.produced
@@ -230,7 +231,7 @@ def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, kv_offset: i
 
 @njit(cache=True)
 def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int) -> int:
-    """Let requests produce a token; append those that go on to the running, return how many run."""
+    """Let requests produce a token. Those that go on join the running. Return how many run."""
     for k in range(count):
         i = who[k]
         r = requests[i]
@@ -256,7 +257,7 @@ def _serve(
     columns: Columns,
     enough: float,
 ) -> tuple[Columns, _Served]:
-    """Run the rule (module's text) once; return the columns, grown as needed, and what came out."""
+    """Run the rule once. Return the columns, which grow as needed, and the outcome."""
     s = np.zeros(1, _STATE)[0]
     _reset(requests, rank, s)
     n = requests.shape[0]

@@ -1,4 +1,4 @@
-"""What every solver has in common: statuses, options, progress and the answer of a run."""
+"""What all solvers share: statuses, options, progress and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from optsched.problem.errors import InputError
 from optsched.problem.schedule import Schedule
 
 BOUND_TOLERANCE = 1e-6
-"""What a floating-point bound may exceed the true one by, relative to max(1, |bound|)."""
+"""By how much a floating-point bound may exceed the true one, relative to max(1, |bound|)."""
 _POLL_S = 0.02
 _DOUBLE_S = 0.5
-"""Seconds within which a second Ctrl-C counts as the first."""
+"""A second Ctrl-C within so many seconds of the first is ignored."""
 
 
 class Status(StrEnum):
-    """What a solve established; a limit that was hit is never ``infeasible``."""
+    """What a solve established. A solve that hits a limit is never ``infeasible``."""
 
     OPTIMAL = "optimal"
-    """An incumbent, and a bound that equals it."""
+    """There is an incumbent, and the bound equals its objective."""
     FEASIBLE = "feasible"
-    """An incumbent, not proved optimal."""
+    """There is an incumbent, but it is not proved optimal."""
     INFEASIBLE = "infeasible"
-    """A proof that there is no solution."""
+    """There is no solution, and this is proved."""
     NO_INCUMBENT = "no_incumbent"
-    """A limit or an interruption came before the first incumbent."""
+    """A limit or an interruption ended the solve before the first incumbent."""
     ERROR = "error"
     """The solver failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class SolveOptions:
-    """Limits and wishes for one solve.
+    """Limits and options of one solve.
 
     Parameters
     ----------
     time_limit_s : float or None
-        Wall-clock seconds for the solver, >= 0; None is no limit.
+        Wall-clock seconds for the solver, >= 0. None is no limit.
     mip_rel_gap : float
-        Relative gap at which the solver may stop, >= 0; 0 demands a proof. A solve that stops
-        at a larger gap is ``feasible``, never ``optimal``.
+        Relative gap at which the solver may stop, finite and >= 0. With 0 it stops only at a proof.
+        A solve that stops at a larger gap is ``feasible``, never ``optimal``.
     threads : int, optional
-        None: as many as the machine has.
+        Number of threads, 1 to 4096. Default: as many as the machine has.
     seed : int
-        Seed of the solver's own randomness, >= 0.
+        Seed of the solver's own randomness, 0 to 2**31 - 1.
     log_path : path, optional
-        File that the solver's log is written to.
+        File for the solver's log.
     warm_start : Schedule, optional
         A schedule to start from.
     progress : callable, optional
         Called with a `Progress` now and then, from the solver's threads.
     stop : threading.Event, optional
-        Set it to interrupt the solve; incumbent and bound are kept.
+        Set it to interrupt the solve. Incumbent and bound are kept.
 
     Raises
     ------
     InputError
-        A limit, gap, seed or number of threads that cannot be.
+        The time limit, gap, seed or number of threads is out of range.
     """
 
     time_limit_s: float | None = 60.0
@@ -81,26 +81,38 @@ class SolveOptions:
 
     def __post_init__(self) -> None:
         if self.time_limit_s is not None and not self.time_limit_s >= 0:
-            raise InputError(f"time_limit: {self.time_limit_s!r} is not a number of seconds >= 0")
+            raise InputError(f"time_limit: found {self.time_limit_s!r}; expected seconds >= 0")
         if not 0 <= self.mip_rel_gap < math.inf:
-            raise InputError(f"mip_rel_gap: {self.mip_rel_gap!r} is not a finite number >= 0")
+            raise InputError(
+                f"mip_rel_gap: found {self.mip_rel_gap!r}; expected a finite number >= 0"
+            )
         if self.threads is not None and not 1 <= self.threads <= 4096:
-            raise InputError(f"threads: {self.threads!r} is out of range; 1 to 4096 is right")
+            raise InputError(f"threads: found {self.threads!r}; expected 1 to 4096")
         if not 0 <= self.seed < 2**31:
-            raise InputError(f"seed: {self.seed!r} is out of range; 0 to {2**31 - 1} is right")
+            raise InputError(f"seed: found {self.seed!r}; expected 0 to {2**31 - 1}")
 
     @property
     def thread_count(self) -> int:
-        """Threads to use: those asked for, or as many as the machine has."""
+        """The number of threads to use: `threads`, or as many as the machine has."""
         return self.threads if self.threads is not None else os.cpu_count() or 1
 
     @property
     def time_limit(self) -> float:
-        """Seconds allowed, infinite without a limit."""
+        """The time limit in seconds, infinite without a limit."""
         return math.inf if self.time_limit_s is None else float(self.time_limit_s)
 
     def after(self, seconds: float) -> SolveOptions:
-        """Return the options with so many seconds of the time limit used up."""
+        """Return the options with less time.
+
+        Parameters
+        ----------
+        seconds : float
+            What to subtract from the time limit, which does not fall below 0.
+
+        Returns
+        -------
+        SolveOptions
+        """
         if self.time_limit_s is None:
             return self
         return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
@@ -108,19 +120,27 @@ class SolveOptions:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """A mixed-integer linear program as arrays: minimize cost x over rows and bounds.
+    """A mixed-integer linear program as arrays.
+
+    Minimize ``cost @ x`` subject to ``lower <= x <= upper`` and
+    ``row_lower <= A @ x <= row_upper``. A is stored in compressed sparse columns.
 
     Parameters
     ----------
-    cost, lower, upper : ndarray of float64, shape (columns,)
+    cost : ndarray of float64, shape (columns,)
+        Coefficients of the objective.
+    lower, upper : ndarray of float64, shape (columns,)
+        Bounds of the columns.
     integrality : ndarray of int32, shape (columns,)
-        1 where the column is an integer, else 0.
+        1 if the column is an integer, else 0.
     start : ndarray of int32, shape (columns + 1,)
-        Where each column's entries begin (compressed sparse columns).
+        Where each column's entries begin.
     index : ndarray of int32, shape (entries,)
-        Row of each entry.
+        The row of each entry.
     value : ndarray of float64, shape (entries,)
+        The coefficient of each entry.
     row_lower, row_upper : ndarray of float64, shape (rows,)
+        Bounds of the rows.
     integral_objective : bool
         Whether every solution's objective is an integer, so that a bound may be rounded up.
     """
@@ -154,19 +174,21 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class RawOutcome:
-    """What a solver said, before any schedule is read from it.
+    """What a solver returned, before a schedule is read from it.
 
     Parameters
     ----------
     status : Status
-    objective, bound : float or None
-        None where there is no incumbent, or no bound.
+    objective : float or None
+        The incumbent's objective. None without an incumbent.
+    bound : float or None
+        The bound on the objective. None without a bound.
     values : ndarray of float64, shape (columns,), or None
-        The incumbent.
+        The incumbent. None without one.
     native_status : str
-        The solver's own word.
+        The status in the solver's own words.
     build_s, solve_s : float
-        Seconds to hand the model over, and to solve it.
+        Wall-clock seconds to hand the model over, and to solve it.
     """
 
     status: Status
@@ -181,27 +203,28 @@ class RawOutcome:
 def run_interruptibly(
     work: Callable[[], None], *, cancel: Callable[[], None], stop: threading.Event | None
 ) -> None:
-    """Run ``work`` in a thread; at Ctrl-C, or once ``stop`` is set, ask it to end by ``cancel``.
+    """Run ``work`` in a thread, and call ``cancel`` at Ctrl-C or once ``stop`` is set.
 
-    Python delivers Ctrl-C only between bytecodes of the main thread, which would sit in the
-    solver. A second Ctrl-C gives up waiting, unless it comes at once: ``timeout -s INT`` sends two.
+    Python delivers Ctrl-C only between bytecodes of the main thread. If the solver ran in the main
+    thread, Ctrl-C would wait for it. A second Ctrl-C gives up waiting. It is ignored if it follows
+    the first one at once, since ``timeout -s INT`` sends two.
 
     Parameters
     ----------
     work : callable
         Its exceptions are raised here.
     cancel : callable
-        Called again and again until ``work`` ends.
+        Asks ``work`` to end. It is called repeatedly until ``work`` ends.
     stop : threading.Event, optional
 
     Raises
     ------
     KeyboardInterrupt
-        At a second Ctrl-C.
+        A second Ctrl-C came.
     """
     failure: list[BaseException] = []
     interrupted: float | None = None
-    # An interrupted `Thread.join` takes its thread for dead, an interrupted wait does not.
+    # An interrupted `Thread.join` takes its thread for dead; an interrupted wait does not.
     ended = threading.Event()
 
     def guarded() -> None:
@@ -214,7 +237,7 @@ def run_interruptibly(
 
     thread = threading.Thread(target=guarded, name="optsched-solver", daemon=True)
     thread.start()
-    # The second of two signals may come after the work has ended: it must find us here.
+    # The second of two signals may come after the work has ended, and must be caught here.
     while not ended.is_set() or (
         interrupted is not None and time.monotonic() - interrupted < _DOUBLE_S
     ):
@@ -232,7 +255,17 @@ def run_interruptibly(
 
 
 def round_up_bound(bound: float) -> int:
-    """Return the least integer that a floating-point bound on an integral objective proves."""
+    """Return the integer bound that a floating-point bound on an integral objective proves.
+
+    Parameters
+    ----------
+    bound : float
+        The solver's bound. It may exceed the true bound by `BOUND_TOLERANCE`.
+
+    Returns
+    -------
+    int
+    """
     return math.ceil(bound - BOUND_TOLERANCE * max(1.0, abs(bound)))
 
 
@@ -243,19 +276,23 @@ def settle_status(
     *,
     integral_objective: bool,
 ) -> Status:
-    """Return the status that objective and bound bear out, whatever the solver calls it.
+    """Return the status that objective and bound prove, whatever the solver calls it.
 
-    A solver's "optimal" may mean a gap of 1e-4 (or the gap asked for); and a limit may have
-    come just after the gap closed.
+    A solver's "optimal" may mean a gap of 1e-4, or the gap asked for. On the other hand, a limit
+    may have ended the solve just after the gap closed.
 
     Parameters
     ----------
     native : Status
-        The solver's own status, mapped.
+        The solver's own status, mapped to ours.
     objective, bound : float or None
-        Of a minimization.
+        The incumbent's objective and the bound of a minimization.
     integral_objective : bool
         Whether the bound may be rounded up.
+
+    Returns
+    -------
+    Status
     """
     if native in (Status.INFEASIBLE, Status.ERROR):
         return native
@@ -291,8 +328,8 @@ HIGHS_STATUS: dict[str, Status] = {
     "kSolveError": Status.ERROR,
     "kPostsolveError": Status.ERROR,
 }
-"""HiGHS model statuses. ``FEASIBLE`` stands for "stopped": without an incumbent it becomes
-``NO_INCUMBENT``, and with a closed gap ``OPTIMAL`` (`settle_status`)."""
+"""HiGHS's model statuses. ``FEASIBLE`` means that HiGHS stopped. `settle_status` makes it
+``NO_INCUMBENT`` without an incumbent, and ``OPTIMAL`` if the gap is closed."""
 
 CPSAT_STATUS: dict[str, Status] = {
     "OPTIMAL": Status.OPTIMAL,
@@ -301,8 +338,8 @@ CPSAT_STATUS: dict[str, Status] = {
     "UNKNOWN": Status.NO_INCUMBENT,
     "MODEL_INVALID": Status.ERROR,
 }
-"""CP-SAT statuses. Its objective and bound are 0 where it has none: they are read only where
-the status says that there is one."""
+"""CP-SAT's statuses. CP-SAT reports 0 for an objective or a bound that it does not have, so they
+are read only if the status says that they exist."""
 
 PULP_STATUS: dict[int, Status] = {
     1: Status.OPTIMAL,
@@ -311,4 +348,4 @@ PULP_STATUS: dict[int, Status] = {
     -1: Status.INFEASIBLE,
     -2: Status.ERROR,
 }
-"""PuLP's ``sol_status``. Its ``status`` says Optimal at a time limit, whatever the gap."""
+"""PuLP's ``sol_status``. PuLP's ``status`` is Optimal at a time limit, whatever the gap."""

@@ -1,4 +1,4 @@
-"""CP-SAT: run a model with limits, progress and interruption."""
+"""CP-SAT: solve a model with limits, progress and interruption."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ def solve_cp_model(
     Parameters
     ----------
     model : ortools.sat.python.cp_model.CpModel
-        With an objective; hints are part of it.
+        A model with an objective. Hints are part of the model.
     options : SolveOptions
-        ``warm_start`` is not read: give hints to the model.
+        ``warm_start`` is ignored; give hints to the model instead.
     read : list of variables or expressions
-        What ``values`` of the outcome holds, in this order.
+        Their values are the ``values`` of the outcome, in this order.
     scale : float
         Objective and bound are divided by it.
     integral_objective : bool
         Whether the scaled objective of every solution is an integer.
     build_s : float
-        Recorded in the outcome.
+        The seconds spent on building the model, for the outcome.
 
     Returns
     -------
     RawOutcome
-        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit: what was found.
+        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit, it holds what was
+        found until then.
     """
     from ortools.sat.python import cp_model
 
@@ -95,7 +96,7 @@ def solve_cp_model(
         values = np.array([solver.value(x) for x in read], dtype=np.float64)
     if mapped in (Status.OPTIMAL, Status.FEASIBLE, Status.NO_INCUMBENT):
         bound = solver.best_objective_bound / scale
-        # Before the presolve ends there is no bound, and the field holds its default.
+        # Before the end of the presolve there is no bound, and the field holds its default.
         if not math.isfinite(bound) or (mapped is Status.NO_INCUMBENT and bound == 0.0):
             bound = None
     status = settle_status(mapped, objective, bound, integral_objective=integral_objective)
@@ -103,7 +104,7 @@ def solve_cp_model(
 
 
 def _reporting(solver: Any, options: SolveOptions, begin: float, scale: float) -> Any:
-    """Have a solver report every change of its bound; return the callback for its solutions."""
+    """Make a solver report every change of its bound. Return the callback for its solutions."""
     from ortools.sat.python import cp_model
 
     incumbent: list[float | None] = [None]

@@ -1,10 +1,10 @@
-"""HiGHS: a model as arrays in, incumbent and bound out, within the limits.
+"""HiGHS: solve a model given as arrays, within the limits, and return incumbent and bound.
 
-Inside presolve, a relaxation or a round of cuts HiGHS makes no callback and looks at no limit: of
-the hindsight programs, 33,000 nonzeros take it 2 seconds, 355,000 take it 12 in which it hears
-nothing. Models of more than a few thousand nonzeros therefore go to a process of their own
-(`optsched.optimize.solvers.highs_worker`), which is ended from outside. `multiprocessing` would
-run the user's script once more in it, unless that has a guard.
+Inside presolve, a relaxation or a round of cuts HiGHS makes no callback and checks no limit. For a
+hindsight program of 33,000 nonzeros this lasts 2 seconds, for one of 355,000 nonzeros 12. So models
+of more than a few thousand nonzeros run in a process of their own
+(`optsched.optimize.solvers.highs_worker`), which can be ended from outside. `multiprocessing` is
+not used, since it would run the user's script again in that process unless the script has a guard.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from optsched.problem.errors import SolverError
 
 _INTEGRAL_ABS_GAP = 0.999
 _ENTRIES_HERE = 5_000
-"""Nonzeros up to which HiGHS looks for limits often enough: starting a process takes 0.2 s."""
+"""The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s."""
 _GRACE_S = 1.0
-"""Seconds that a process has to end by itself after the time limit."""
+"""The seconds after the time limit in which a process may end by itself."""
 _LONGEST_S = 1e8
-"""Time limits from here on are none: three years."""
+"""Time limits of three years or more count as no limit."""
 _FEASIBILITY = 1e-6
 _STDERR_CHARS = 300
 
@@ -70,16 +70,16 @@ def solve_linear_model(
     ----------
     model : LinearModel
     options : SolveOptions
-        ``warm_start`` is not read: see ``start_values``. The time limit includes the start of a
-        process; it and an interruption are exceeded by at most about a second.
+        ``warm_start`` is ignored; see ``start_values``. The time limit includes the start of a
+        process. The solve ends within about a second of the limit or an interruption.
     start_values : ndarray of float64, shape (columns,), optional
         A solution to start from.
 
     Returns
     -------
     RawOutcome
-        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit: what was found. If
-        HiGHS crashes or runs out of memory: the status ``error``, with what was found until then.
+        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit, it holds what was
+        found until then. If HiGHS crashes or runs out of memory, the status is ``error`` as well.
 
     Raises
     ------
@@ -110,10 +110,16 @@ def solve_linear_model(
 
 
 def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[str, Any]:
-    """Return the HiGHS options by name.
+    """Return the options of HiGHS by name.
 
-    The absolute gap is 0, unless the objective is integral: then a gap below 1 proves the
+    The absolute gap is 0 unless the objective is integral. If it is, a gap below 1 proves the
     incumbent optimal, since the bound may be rounded up.
+
+    Parameters
+    ----------
+    options : SolveOptions
+    integral_objective : bool
+        Whether every solution's objective is an integer.
     """
     values: dict[str, Any] = {
         "mip_rel_gap": float(options.mip_rel_gap),
@@ -128,7 +134,7 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
 
 
 def arguments(model: LinearModel) -> tuple[Any, ...]:
-    """Return a model as `highs_worker.Job` has it."""
+    """Return a model as the tuple that `highs_worker.Job` holds."""
     return (
         model.columns, model.rows, model.entries, model.cost, model.lower, model.upper,
         model.row_lower, model.row_upper, model.start, model.index, model.value,
@@ -138,7 +144,7 @@ def arguments(model: LinearModel) -> tuple[Any, ...]:
 
 @dataclass(eq=False)
 class _Found:
-    """What HiGHS has told so far."""
+    """What HiGHS has reported so far."""
 
     progress: Callable[[Progress], None] | None
     begin: float
@@ -152,7 +158,7 @@ class _Found:
     one: threading.Lock = field(default_factory=threading.Lock)
 
     def hear(self, message: Message) -> None:
-        """Take in one message of `highs_worker.solve`."""
+        """Record one message of `highs_worker.solve`."""
         kind, *rest = message
         with self.one:
             if kind == "incumbent":
@@ -165,7 +171,7 @@ class _Found:
                 self.native, objective, bound, values = rest
                 if values is not None:
                     self._better(objective, values)
-                # An interruption can leave the bound unset although progress had reported one.
+                # An interruption can leave the bound unset although a callback reported one.
                 self.bound = self.bound if bound is None else bound
                 self.incumbent = self.objective
             elif kind == "refused":
@@ -182,7 +188,7 @@ class _Found:
 
     @property
     def ended(self) -> bool:
-        """Whether HiGHS has said how it ended."""
+        """Whether HiGHS has reported how it ended."""
         return self.native is not None or self.refused is not None
 
     def _better(self, objective: float | None, values: NDArray[np.float64]) -> None:
@@ -233,11 +239,11 @@ def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
             start_new_session=True,  # out of reach of the terminal's Ctrl-C
         )  # fmt: skip
     except OSError as error:
-        raise SolverError(f"HiGHS: its process {command[0]} cannot be started: {error}") from error
+        raise SolverError(f"HiGHS: found no way to start {command[0]}: {error}") from error
 
 
 def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
-    """Hand a process its job and hear what it tells, to the end."""
+    """Send a process its job, and record its messages until it ends."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     with suppress(OSError), worker.stdin as orders:  # it may have ended already
@@ -271,7 +277,7 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
     if mapped is Status.INFEASIBLE:
         objective = bound = values = None
     elif objective is None and job.start is not None and _feasible(model, job.start):
-        # HiGHS had no time to take it up, but it is an incumbent.
+        # HiGHS had no time to accept the start, but the start is an incumbent.
         values = job.start
         objective = float(model.cost @ values)
     status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
@@ -279,7 +285,7 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
 
 
 def _feasible(model: LinearModel, values: NDArray[np.float64]) -> bool:
-    """Whether values keep every bound, row and integrality."""
+    """Whether values satisfy the bounds, the rows and integrality."""
     whole = model.integrality == 1
     if np.abs(values[whole] - np.rint(values[whole])).max(initial=0.0) > _FEASIBILITY:
         return False

@@ -1,8 +1,9 @@
-"""HiGHS on a model as arrays, in this process or as a process of its own.
+"""Run HiGHS on a model given as arrays, in this process or in a process of its own.
 
-`optsched.optimize.solvers.highs` says why and starts this file as a script, which imports nothing
-of optsched. A pickled `Job` comes through stdin; what `solve` tells goes to stdout, pickled, and a
-message every half second besides, whose failure says that nobody listens any more.
+`optsched.optimize.solvers.highs` says why, and starts this file as a script. The script imports
+nothing of optsched. It reads a pickled `Job` from stdin and writes the messages of `solve` to
+stdout, pickled. It also writes a message every half second. If that fails, nobody reads any more,
+and the script ends.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Job(NamedTuple):
 
 
 def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:
-    """Solve a job, telling what is found and at last how it ended.
+    """Solve a job. Report what is found, and at the end how the solve ended.
 
     Parameters
     ----------
     job : Job
     tell : callable
-        Called from HiGHS's threads, also from several at once.
+        Called with a `Message`. HiGHS may call it from several threads at once.
     cancelled : callable
-        Whether HiGHS shall stop.
+        Returns whether HiGHS should stop.
     """
     import highspy
     import numpy as np
@@ -98,13 +99,14 @@ def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
     highs.setOptionValue("output_flag", "log_file" in options)
     for name, value in options.items():
         if highs.setOptionValue(name, value) == highspy.HighsStatus.kError:
-            raise ValueError(f"option {name} = {value!r} is refused")
+            raise ValueError(f"found the option {name} = {value!r}; expected one that HiGHS knows")
     columns, rows, entries, *arrays = model
     layout, sense = int(highspy.MatrixFormat.kColwise), int(highspy.ObjSense.kMinimize)
     passed = highs.passModel(columns, rows, entries, layout, sense, 0.0, *arrays)
     if passed == highspy.HighsStatus.kError:
         raise ValueError(
-            f"refuses the model of {columns} columns, {rows} rows and {entries} entries"
+            f"found a model of {columns} columns, {rows} rows and {entries} entries that it "
+            "refuses; expected one that it accepts"
         )
     return highs
 
@@ -113,8 +115,8 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
     import highspy
 
     kinds = highspy.cb.HighsCallbackType
-    # Without output HiGHS does not call back for its log, so its looks for an interruption
-    # report too.
+    # Without output HiGHS makes no callback for its log, so the callbacks that check for an
+    # interruption report progress too.
     of_mip = (
         kinds.kCallbackMipInterrupt,
         kinds.kCallbackMipLogging,
@@ -140,7 +142,7 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
 
 
 def _finite(value: float) -> float | None:
-    """Return a number, or None where HiGHS means infinity."""
+    """Return a number, or None if it means infinity to HiGHS."""
     return float(value) if math.isfinite(value) and abs(value) < 1e100 else None
 
 

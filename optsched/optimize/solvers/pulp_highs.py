@@ -1,4 +1,4 @@
-"""HiGHS for a PuLP problem: its rows as arrays for `optsched.optimize.solvers.highs`."""
+"""HiGHS for a PuLP problem, whose rows become arrays for `optsched.optimize.solvers.highs`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class OutOfTime(Exception):
 
 
 def watch(options: SolveOptions, begin: float) -> Callable[[], None]:
-    """Return a function that raises `OutOfTime` once ``options`` allow no more.
+    """Return a function that raises `OutOfTime` once the time is over or a stop is asked for.
 
     Parameters
     ----------
     options : SolveOptions
     begin : float
-        When the time limit began to run, by `time.perf_counter`.
+        The begin of the time limit, as a time of `time.perf_counter`.
     """
 
     def check() -> None:
@@ -45,31 +45,33 @@ def solve_pulp_problem(
     integral_objective: bool,
     start: Iterable[tuple[Any, float]] | None = None,
 ) -> RawOutcome:
-    """Minimize a PuLP problem and give its variables the incumbent's values, if there is one.
+    """Minimize a PuLP problem by HiGHS. Its variables get the values of the incumbent, if any.
 
-    PuLP's own ``solve`` has no room for a start, a stop and progress, and HiGHS in it does not
-    keep the time limit.
+    PuLP's own ``solve`` takes no start, no stop and no callback for progress, and its HiGHS does
+    not keep the time limit.
 
     Parameters
     ----------
     problem : pulp.LpProblem
         A minimization. Its own status stays unset.
     options : SolveOptions
-        ``warm_start`` is not read: see ``start``.
+        ``warm_start`` is ignored; see ``start``.
     integral_objective : bool
         Whether a bound may be rounded up.
     start : iterable of (variable, value), optional
-        A solution to start from; what is left out is 0, what stands in no row is passed over.
+        A solution to start from. Variables that are left out are 0, and variables that the problem
+        does not use are ignored.
 
     Returns
     -------
     RawOutcome
-        ``values`` by the problem's ``variables()``. A constant in the objective is left out.
+        Its ``values`` are in the order of the problem's ``variables()``. Its objective leaves out a
+        constant in the problem's objective.
 
     Raises
     ------
     OutOfTime
-        Before HiGHS has the model.
+        The time is over, or a stop was asked for, before HiGHS has the model.
     SolverError
         See `optsched.optimize.solvers.highs.solve_linear_model`.
     """

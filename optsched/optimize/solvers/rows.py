@@ -12,15 +12,18 @@ from optsched.optimize.solvers.base import LinearModel
 
 
 class Rows:
-    """Rows lower <= sum value * column <= upper.
+    """Rows of the form lower <= sum(value * column) <= upper.
 
     Attributes
     ----------
-    column, value : list
-        Of every nonzero, row after row.
+    column : list of int
+        The column of every nonzero, row after row.
+    value : list of float
+        The coefficient of every nonzero.
     end : list of int
         Where each row's nonzeros end.
     lower, upper : list of float
+        Bounds of the rows.
     """
 
     def __init__(self) -> None:
@@ -37,7 +40,15 @@ class Rows:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add a row of (column, value) pairs."""
+        """Add a row.
+
+        Parameters
+        ----------
+        entries : iterable of (column, value)
+            Values of 0 are left out.
+        lower, upper : float
+            Bounds of the row.
+        """
         for column, value in entries:
             if value:
                 self.column.append(column)
@@ -55,7 +66,14 @@ class Rows:
         integrality: ArrayLike,
         integral_objective: bool = False,
     ) -> LinearModel:
-        """Return the model of these rows and what its columns are."""
+        """Return the model of these rows, given the columns.
+
+        Parameters
+        ----------
+        cost, lower, upper, integrality : array_like, shape (columns,)
+        integral_objective : bool
+            See `LinearModel`.
+        """
         costs = np.asarray(cost, dtype=np.float64)
         column, lengths = np.array(self.column, dtype=np.int64), np.diff([0, *self.end])
         order = np.argsort(column, kind="stable")

@@ -1,37 +1,43 @@
 """Exact search for infermax: A* over multisets of request states.
 
 A state says how many requests of each class have produced how many tokens and hold how much KV
-(`optsched.optimize.formulations.batches.network`); a step is a batch. Costs are exact integers. For
-makespan and TPS a step costs the batch's time; for TEL, mean TTFT and mean TPOT it costs that time
-as often as there are requests that wait for what the objective counts (TPOT: 1 / (o - 1) times).
+(`optsched.optimize.formulations.batches.network`). A step is a batch. Costs are exact integers. For
+makespan and TPS a step costs the batch's time. For TEL, mean TTFT and mean TPOT it costs that time
+once for every request that waits for what the objective counts (TPOT: 1 / (o - 1) times).
 
 **Bound.** For makespan the steps that finish a state cost at least
 
-    own work + base J + prefill_base n_p + decode_base (J - n_p) + swap (n_d - (J - n_p))+
+    own work + base J + prefill_base n_p + decode_base (J - n_p) + swap max(0, n_d - (J - n_p))
 
-for the least possible J >= batches needed and n_p >= prefill batches needed. Own work: every
-token still to come is decoded or refilled, and requests without KV must be prefilled. J: the
-largest of ceil(sum weight / most) over `Network.weights` (dual feasible functions of KV, token and
-running limits), of the longest remaining output, and of n_p. A batch without prefills decodes, so
-J - n_p batches pay decode_base; where prefill_base >= decode_base fewer prefill batches are
-better, else all J batches pay prefill_base at most. n_d is the number of batches needed by the
-tokens that come from requests that hold KV then, if every one is decoded; each one that is
-refilled instead costs at least ``pen`` more and spares at most one such batch, worth decode_base
-(and base where phases may not be mixed): swap = min(pen, that).
-For the other objectives the bound is the sum of each request's least own times.
+for the least possible J >= batches needed and n_p >= prefill batches needed. The terms:
 
-**What is left out.** Each rule changes an optimal schedule into one that is no worse; they end, as
-each lowers (refills, sum of batch numbers of all tokens, minus the sum of those of evictions) in
-this order.
+- Own work: every token still to come is decoded or refilled, and requests without KV must be
+  prefilled.
+- J is the max of three numbers: ceil(sum weight / most) over `Network.weights` (dual feasible
+  functions of KV, token and running limits), the longest remaining output, and n_p.
+- A batch without prefills decodes, so J - n_p batches pay decode_base. If
+  prefill_base >= decode_base, fewer prefill batches are better. Else all J batches pay at most
+  prefill_base.
+- n_d is the number of batches that the tokens of requests with KV need if each token is decoded. A
+  token that is refilled instead costs at least ``pen`` more. It saves at most one such batch, which
+  is worth decode_base (plus base if phases may not be mixed). swap is the min of the two.
 
-- A refill in place (evicted and prefilled in one batch) beside a decode, or where all prefills of
-  the batch are such and decode_base <= prefill_base: decode instead, if that is no more work.
-- An eviction without which the batch would still fit: put it off by a batch, or refill in place
-  if the next batch refills.
-- Makespan only. A request with one token left that idles in a batch of its phase into which it
-  fits: its token moves here, it is gone sooner, and the batch where it was gets shorter.
+For the other objectives the bound is the sum of each request's min own times.
 
-Fewer tokens generated, or more, is no dominance.
+**What is left out.** Each of these rules changes an optimal schedule into one that is no worse.
+Their repeated use ends, since each lowers (refills, sum of batch numbers of all tokens, minus the
+sum of those of evictions) in lexicographic order.
+
+- A refill in place is an eviction and a prefill in one batch. It is replaced by a decode, if that
+  is no more work, beside a decode. The same holds if all prefills of the batch are refills in place
+  and decode_base <= prefill_base.
+- An eviction without which the batch would still fit is put off by a batch. If the next batch
+  refills the request, it becomes a refill in place.
+- For makespan only: let a request with one token left idle in a batch of its phase into which it
+  fits. Its token moves to this batch, the request is gone sooner, and its former batch gets
+  shorter.
+
+A state with fewer tokens produced, or with more, does not dominate.
 """
 
 from __future__ import annotations
@@ -52,7 +58,7 @@ from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
-"""Memory that the search may take; at this limit it stops as at a time limit."""
+"""The max memory of the search. At this limit it stops as at a time limit."""
 _SLICE = 200_000
 _NONE = 2**62
 
@@ -115,7 +121,7 @@ def _tables(net: Network) -> Any:
 
 
 def _decoded(net: Network, weight: list[int]) -> list[int]:
-    """Return a weight without the next token of requests that do not decode it."""
+    """Return a weight that leaves out the next token of requests that do not decode it."""
     known = dict(zip(net.nodes, weight, strict=True))
     out = list(weight)
     for v, node in enumerate(net.nodes):
@@ -127,7 +133,7 @@ def _decoded(net: Network, weight: list[int]) -> list[int]:
 
 
 def _swap(net: Network) -> int:
-    """Return what a decode batch that is spared costs at least: its own, or a refill's more."""
+    """Return the min cost of saving a decode batch: its own cost, or the extra cost of a refill."""
     prob, c = net.prob, net.prob.costs
     if prob.chunked:
         return 0
@@ -147,7 +153,7 @@ def _decoding_is_cheaper(net: Network, v: int) -> bool:
 
 
 def _least_share(net: Network, v: int) -> int:
-    """Return the least that a request in this node adds to a sum of times."""
+    """Return the min that a request in this node adds to a sum of times."""
     prob, node = net.prob, net.nodes[v]
     s, o = net.sizes[node.cls]
     name = prob.objectives[0]
@@ -159,7 +165,16 @@ def _least_share(net: Network, v: int) -> int:
 
 
 def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
-    """Solve by A*.
+    """Solve infermax by A*.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
@@ -196,7 +211,7 @@ class _Search:
     ----------
     prob : Problem
     known : Fraction, optional
-        Level of a plan at hand: only better ones are looked for.
+        The level of a known plan. Only better plans are searched for.
     """
 
     def __init__(self, prob: Problem, known: Fraction | None) -> None:
@@ -233,7 +248,7 @@ class _Search:
 
     @property
     def best(self) -> int:
-        """The incumbent's cost, or the least that need not be found."""
+        """The incumbent's cost, or the least cost that is not searched for."""
         return int(self.state.numbers[self.core.BEST])
 
     @property
@@ -249,7 +264,7 @@ class _Search:
         return min(max(self.floor, lowest), self.best)
 
     def run(self, options: SolveOptions, begin: float) -> str:
-        """Search until it is done or a limit comes; return why it ended."""
+        """Search until the end or a limit. Return why the search ended."""
         end = time.perf_counter() + options.time_limit
         limit, name = 1, self.prob.objectives[0]
         try:
@@ -311,7 +326,7 @@ class _Search:
             core.unpack(state.rows[at], counts[k], state.by_request)
         steps = []
         for k in range(len(path) - 1):
-            # More than the batch's cost where a cheaper way to its begin was found after it.
+            # It exceeds the batch's cost if a cheaper way to its begin was found later.
             price = int(state.cost[path[k + 1]] - state.cost[path[k]])
             taken = core.step(counts[k], counts[k + 1], price, self.tables)
             if not taken.any():

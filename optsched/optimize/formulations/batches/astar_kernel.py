@@ -10,8 +10,8 @@ from numba import njit
 from optsched.optimize.formulations.batches.network import DECODE, EVICT, PREFILL, STAY
 
 RUNNING, SOLVED, GROW = 0, 1, 2
-"""What `expand` comes back with: slice used up, queue empty (or nothing left below the
-incumbent), arrays too small."""
+"""What `expand` returns: its slice is used up; the queue is empty or has nothing below the
+incumbent; or the arrays are too small."""
 
 STATES, ENTRIES, BEST, GOAL, EXPANDED = range(5)
 """Places of `Search.numbers`."""
@@ -38,20 +38,21 @@ class Tables(NamedTuple):
     arc_start : ndarray, shape (V + 1,)
         Where each node's arcs begin.
     arcs : ndarray, shape (A, 10)
-        What one request on an arc adds to a batch, its target and kind; ``REFILLS`` counts the
-        refills of which decoding would cost no more.
+        What one request on an arc adds to a batch, and the arc's target and kind. ``REFILLS``
+        counts the refills that a decode could replace at no more cost.
     limits : ndarray, shape (8,)
-        What a batch may hold of each.
+        What a batch may hold of each quantity.
     node : ndarray, shape (V, 5)
-        Own bound, tokens left, rate of the objective, KV held, 1 where it may finish at once
-        without harm (one token left).
+        Own bound, tokens left, rate of the objective, KV held, and 1 if one token is left, so that
+        the request may finish at once.
     fixed : ndarray, shape (4,)
-        base, decode_base, prefill_base, cost of a decode batch spared by refills.
+        base, decode_base, prefill_base, and the cost of a decode batch that refills save.
     weights : ndarray, shape (D, V)
-        Parts of a batch that a request in a node needs at least.
+        The weight of a request in each node, in each bound on the number of batches.
     most : ndarray, shape (D, 2)
-        What a batch holds of each weight, and the weight's role.
+        The max sum of each weight in a batch, and the weight's role.
     makespan, hybrid : bool
+        Whether the objective is the makespan, and whether a batch may mix phases.
     """
 
     arc_start: Any
@@ -71,13 +72,13 @@ class Search(NamedTuple):
     Attributes
     ----------
     rows, cost, parent : ndarray
-        A state's requests, its least cost, where it came from.
+        Each state's requests, its least cost so far, and the state before it.
     table : ndarray
-        Hash table of rows.
+        A hash table of the rows.
     heap : ndarray, shape (H, 3)
-        Binary heap of (cost + bound, - cost, state).
+        A binary heap of (cost + bound, - cost, state).
     numbers : ndarray of int64
-        Counters; ``BEST`` is the incumbent's cost, ``GOAL`` its state or -1.
+        Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
     by_request : bool
         Whether a row lists the requests' nodes, or counts the requests of every node.
     """
@@ -171,7 +172,7 @@ def _copy(heap: Any, source: int, target: int) -> None:
 
 @njit(cache=True)
 def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
-    """Add an entry to so many. The place after them holds what moves."""
+    """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
     heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
     at, new = size, size + 1
     _copy(heap, size, new)
@@ -183,7 +184,7 @@ def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
 
 @njit(cache=True)
 def _pop(heap: Any, size: int) -> None:
-    """Remove the first of so many entries."""
+    """Remove the first entry of a heap of ``size``."""
     last, at = size - 1, 0
     while True:
         down = 2 * at + 1
@@ -205,7 +206,7 @@ def remaining_cost(
 ) -> Any:
     """Return a lower bound on the cost of finishing the requests in a state.
 
-    See `optsched.optimize.formulations.batches.astar` for its proof. ``occupied`` is scratch,
+    `optsched.optimize.formulations.batches.astar` has the proof. ``occupied`` is scratch space of
     shape (V,).
     """
     own, chain, size = np.int64(0), np.int64(0), 0
@@ -244,10 +245,10 @@ def remaining_cost(
 
 @njit(cache=True)
 def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
-    """Lay out a slot for every arc of an occupied node; return their number.
+    """Make a slot for every arc of an occupied node. Return the number of slots.
 
-    A slot takes ``TAKE`` of the ``REST`` that those before it leave (-1: none yet), and its sums
-    are those of the slots before it.
+    A slot takes ``TAKE`` of the ``REST`` requests that the slots before it leave (-1: none yet).
+    Its sums are those of the slots before it.
     """
     total = 0
     for v in range(counts.shape[0]):
@@ -267,7 +268,7 @@ def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
 
 @njit(cache=True)
 def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) -> bool:
-    """Go on from a slot to the next batch within the limits; return whether there is one."""
+    """Go on from a slot to the next batch within the limits. Return whether there is one."""
     while s >= 0:
         if s == total:
             if slots[s, TOKENS] > 0:
@@ -294,7 +295,7 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
             or slots[s + 1, PREFILL_TOKENS] > limits[PREFILL_TOKENS]
             or slots[s + 1, RUNS] > limits[RUNS]
             or (not hybrid and slots[s + 1, DECODES] > 0 and slots[s + 1, PREFILLS] > 0)
-            # A refill beside a decode: decode it instead, if that is no more work.
+            # A refill beside a decode is left out if a decode instead is no more work.
             or (slots[s + 1, REFILLS] > 0 and slots[s + 1, DECODES] > 0)
         ):
             if last or x > 0:  # more of the same only makes it worse
@@ -320,7 +321,7 @@ def _length(slots: Any, total: int, fixed: Any) -> Any:
 def _needless(
     slots: Any, total: int, arcs: Any, node: Any, limits: Any, fixed: Any, makespan: bool
 ) -> bool:
-    """Whether some batch is no worse: evictions wait until they make room, last tokens do not."""
+    """Whether another batch is no worse: it evicts only for room, and adds last tokens that fit."""
     refills, prefills = slots[total, REFILLS], slots[total, PREFILLS]
     if refills > 0 and refills == prefills and fixed[DECODE_BASE] <= fixed[PREFILL_BASE]:
         return True
@@ -351,7 +352,7 @@ def _needless(
 
 @njit(cache=True)
 def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
-    """Set the number of requests in each node after a batch; return whether any are left."""
+    """Set the number of requests in each node after a batch. Return whether any are left."""
     counts[:] = 0
     unfinished = False
     for q in range(total):
@@ -374,9 +375,9 @@ def _rate(counts: Any, node: Any, makespan: bool) -> Any:
 
 @njit(cache=True)
 def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
-    """Return a batch from one state to another that costs no more than ``price``, by arc.
+    """Return a batch, by arc, from one state to another that costs at most ``price``.
 
-    None is stored: it is found among the batches of the state again.
+    Batches are not stored. This one is found again among the batches of the first state.
     """
     arcs, limits, fixed = tables.arcs, tables.limits, tables.fixed
     slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
@@ -448,7 +449,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
                 or numbers[STATES] + 1 >= rows.shape[0]
                 or 2 * numbers[STATES] >= table.shape[0]
             ):
-                # Once more when there is room again.
+                # The state is expanded again when there is room.
                 _push(heap, numbers[ENTRIES], f_here, g, state)
                 numbers[ENTRIES] += 1
                 return GROW

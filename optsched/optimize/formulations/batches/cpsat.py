@@ -1,4 +1,4 @@
-"""Infermax by CP-SAT: the method for arrivals, for max TPOT and for several objectives in order."""
+"""Infermax by CP-SAT: the method for arrivals, max TPOT and several objectives in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ _MARGIN_S = 1e-12
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    """Solve by CP-SAT, objective after objective.
+    """Solve infermax by CP-SAT, for one objective after the other.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
@@ -63,9 +72,9 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 
 def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
-    """Solve for one objective after the other, as long as they are proved.
+    """Solve for one objective after the other, as long as each is proved.
 
-    Progress is told of the first only.
+    Progress is reported for the first objective only.
     """
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
@@ -91,7 +100,7 @@ def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
 def _starts(prob: Problem, plan: Plan, starts: list[int]) -> list[float] | None:
     """Return the chosen starts in seconds since the first arrival.
 
-    None where the earliest are as good.
+    None if the earliest starts are as good.
     """
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]

@@ -1,24 +1,27 @@
-"""InferMax's program for CP-SAT: conditionals as they stand, exact integer costs, every objective.
+"""The program of Kim et al. 2024 for CP-SAT: conditionals, exact integer costs, every objective.
 
-Variables per request i and batch j: D_ivj and P_ivj (decodes, or is prefilled, having produced v
-tokens), G_ivj (token v + 1 is produced), k_ij produced so far, m_ij cached after the batch, hold_ij
-= [m_ij > 0], and keep_ij (what was cached before the batch still is). Batches in use come first.
+The variables of request i and batch j are as follows.
 
-Without chunks every D and P produces a token, every token is produced once, and m follows from k
-and hold. With chunks, c_ij is chosen and a request decodes iff its whole input was cached
-(ready_ij).
+- D_ivj and P_ivj: i decodes, or is prefilled, after it has produced v tokens.
+- G_ivj: token v + 1 is produced.
+- k_ij is the number of tokens produced so far, and m_ij the KV cached after the batch.
+- hold_ij = [m_ij > 0], and keep_ij: what was cached before the batch is still cached.
 
-**Symmetry.** Equal requests (s, o and arrival) take their first tokens in order of index: their
-schedules can be exchanged as a whole. Ordering their tokens *in every batch* is not valid: an
-evicted request may be overtaken by an equal one (`docs/lab/infermax.md` has an instance).
+Batches in use come first. Without chunks every D and P produces a token, every token is produced
+once, and m follows from k and hold. With chunks, c_ij is chosen, and a request decodes iff its
+whole input was cached (ready_ij).
 
-**Redundant.** In every batch the dual feasible functions of `Network.functions` hold for the
-requests processed; at least the batches, and prefill batches, that they need are there.
+**Symmetry.** Requests of equal s, o and arrival produce their first tokens in order of index, since
+their schedules can be exchanged as a whole. Ordering their tokens *in every batch* is not valid: an
+equal request may overtake an evicted one (`docs/lab/infermax.md` has an instance).
 
-Times are integers of the cost model's unit. Without arrivals no pause helps any objective. TPOT
-alone is best without a pause after the last arrival, which then does not matter. Only where TPOT
-stands beside other objectives and requests arrive apart are the starts chosen; else batches start
-as early as they may.
+**Redundant rows.** In every batch the dual feasible functions of `Network.functions` hold for the
+requests processed. The numbers of batches and of prefill batches are at least those needed.
+
+Times are integers of the cost model's unit. Without arrivals no pause helps any objective. For TPOT
+alone it is best to begin after the last arrival and not to pause, so arrivals do not matter. The
+starts are variables only if TPOT is combined with other objectives and requests arrive at different
+times. Else each batch starts as early as it may.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _TERMS = {
     "prefill_request", "prefill_base",
     *(name for name in COEFFICIENTS if name.startswith("decode")),
 }  # fmt: skip
-"""Coefficients that a model with chunks has. A decode's are all in `Costs.decode`."""
+"""The coefficients that a model with chunks has terms for. `Costs.decode` has all of a decode."""
 
 
 class Model:
@@ -71,14 +74,14 @@ class Model:
             self._hint(start)
 
     def _processed(self, i: int, j: int) -> list[Any]:
-        """Return the literals of which one holds iff a batch processes a request."""
+        """Return literals of which exactly one holds iff a batch processes a request."""
         return [d[j] for d in self.decode[i][1:]] + [p[j] for p in self.prefill[i]]
 
     def _grid(self) -> list[list[Any]]:
         return [[None] * self.batches for _ in self.requests]
 
     def _request(self, i: int) -> None:
-        """Add one request's states."""
+        """Add the states of a request."""
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
@@ -115,14 +118,14 @@ class Model:
         return sum(self.gain[i][-1][: j + 1])
 
     def _decode_work(self, i: int, j: int) -> Any:
-        """Return the own work of a decode, whose KV follows from the tokens produced."""
+        """Return the own work of a decode. Its KV follows from the tokens produced."""
         s, c = self.prob.prompt[i], self.prob.costs
         return sum(
             c.decode(s + v - 1) * self.decode[i][v][j] for v in range(1, self.prob.output[i])
         )
 
     def _whole(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
-        """Add a batch without chunks: everything processed produces a token."""
+        """Add a batch without chunks, in which everything processed produces a token."""
         model, prob, c = self.model, self.prob, self.prob.costs
         s, o = prob.prompt[i], prob.output[i]
         prefill = [p[j] for p in self.prefill[i]]
@@ -131,11 +134,11 @@ class Model:
             gain = model.new_bool_var(f"g_{i}_{v}_{j}")
             model.add(gain == self.decode[i][v][j] + prefill[v])
             self.gain[i][v].append(gain)
-            # Each token after the one before it.
+            # Each token comes after the one before it.
             model.add(sum(self.gain[i][v]) <= sum(self.gain[i][v - 1][:j]))
         before = self.produced[i][j - 1] if j else 0
         model.add(self.produced[i][j] == before + decodes + prefills)
-        # Kept KV that is not decoded pauses; a prefill starts from nothing.
+        # A request that keeps its KV without a decode pauses. A prefill starts without KV.
         keep, hold = self.keep[i][j], self.hold[i][j]
         model.add(decodes <= keep)
         model.add(prefills + keep == hold)
@@ -193,7 +196,7 @@ class Model:
         self.work[i][j] = work + self._decode_work(i, j)
 
     def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
-        """Return `Costs.prefill` as an expression, term by term; all are 0 without a prefill."""
+        """Return `Costs.prefill` as an expression. All terms are 0 without a prefill."""
         c = self.prob.costs
         c.refuse_unknown(_TERMS, "cpsat with chunks")
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
@@ -222,7 +225,7 @@ class Model:
                     )
 
     def _batches(self) -> None:
-        """Add what couples requests: limits, phases, the number of batches."""
+        """Add the rows that couple requests: limits, phases and the number of batches."""
         model, prob = self.model, self.prob
         self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
         self.decodes = [model.new_bool_var(f"hd_{j}") for j in self.steps]
@@ -265,7 +268,7 @@ class Model:
         model.add(sum(self.prefills) >= prefill_batches)
 
     def _times(self) -> None:
-        """Add every batch's length, start and end, and what the objectives count."""
+        """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans = set(SPANS) & wanted
@@ -386,7 +389,7 @@ class Model:
                 hint(self.hold[i][j], held.get(i, now.cached[i]) > 0)
 
     def read(self) -> list[Any]:
-        """Return what an outcome's values hold: per batch used, start, then i's c and keep."""
+        """Return the variables to read: by batch, used and start, then each i's c and keep."""
         out: list[Any] = []
         for j in self.steps:
             out += [self.used[j], self.start[j]]

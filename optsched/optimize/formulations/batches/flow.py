@@ -1,8 +1,8 @@
-"""The aggregated flow model of infermax: requests of a class as integer flows through batches.
+"""The aggregated flow model of infermax: requests of a class are integer flows through batches.
 
-Nodes and arcs are `optsched.optimize.formulations.batches.network`'s, once for every batch
-j = 1..J. Variables: x_aj, how many requests take arc a in batch j; u_j, d_j, p_j: batch j is used,
-decodes, prefills::
+The nodes and arcs of `optsched.optimize.formulations.batches.network` appear once for every batch
+j = 1..J. The variables are x_aj, the number of requests on arc a in batch j, and u_j, d_j and p_j,
+which say whether batch j is used, decodes and prefills::
 
     min  sum_j base u_j + decode_base d_j + prefill_base p_j + sum_a work_a x_aj
     s.t. flow through every node between two batches; all requests end
@@ -11,13 +11,16 @@ decodes, prefills::
          u_j <= sum of works x, u_j <= d_j + p_j, d_j <= u_j, p_j <= u_j, u_{j+1} <= u_j
          d_j + p_j <= 1 (hybrid batching off)
 
-No constant multiplies sizes: squares are coefficients of arcs. Valid cuts, all of which hold for
-whole numbers: every dual feasible function f of `Network.functions`, sum f(kv_a) x_aj <= most u_j
-(also over decode arcs against d_j, prefill arcs against p_j); sum u >= batches and sum p >= prefill
-batches needed; the objective at least the search's bound.
+No product of two sizes appears, since squares are coefficients of arcs. Further rows are valid for
+integers:
 
-By HiGHS in milliseconds it is the linear program's view of the problem, by CP-SAT in exact integers
-the strongest of the models here; both check A*.
+- for every dual feasible function f of `Network.functions`, sum f(kv_a) x_aj <= most u_j, and the
+  same over decode arcs with d_j and over prefill arcs with p_j;
+- sum u_j and sum p_j are at least the numbers of batches and of prefill batches needed;
+- the objective is at least `least_makespan`.
+
+HiGHS solves the model with milliseconds as the unit, CP-SAT in exact integers. The latter is the
+strongest of the models here. Both check A*.
 """
 
 from __future__ import annotations
@@ -61,20 +64,20 @@ _CUTS = 5
 
 
 class Flow(NamedTuple):
-    """The flow model and what its columns mean: per batch the arcs, then u, d, p.
+    """The flow model. Its columns are, for each batch, the arcs and then u, d and p.
 
     Attributes
     ----------
     net : Network
     batches : int
-        J.
+        The number of batches J.
     rows : Rows
     cost, most : list of int
-        Of every column, in the problem's units.
+        The cost and the upper bound of every column, in the problem's units.
     range : tuple of int
-        Least and largest objective (None: any).
+        The min and max objective. None means no limit.
     start : ndarray, optional
-        Values of the schedule at hand.
+        The values of the columns for a known plan.
     """
 
     net: Network
@@ -99,18 +102,26 @@ class Flow(NamedTuple):
 
 
 def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
-    """Return the flow model with room for so many batches.
+    """Return the flow model.
+
+    Parameters
+    ----------
+    net : Network
+    start : list of Batch or None
+        A known plan.
+    batches : int
+        The max number of batches.
 
     Raises
     ------
     UsageError
-        More than `MAX_ENTRIES` nonzeros.
+        There are more than `MAX_ENTRIES` nonzeros.
     """
     prob, arcs, c = net.prob, net.arcs, net.prob.costs
     if 8 * len(arcs) * batches > MAX_ENTRIES:
         raise UsageError(
-            f"method: the flow model of {len(arcs)} arcs and {batches} batches has more than "
-            f"{MAX_ENTRIES:.2g} nonzeros; astar needs none"
+            f"method: found a flow model of {len(arcs)} arcs and {batches} batches; expected at "
+            f"most {MAX_ENTRIES:.2g} nonzeros (astar has no model)"
         )
     width = len(arcs) + 3
     rows = Rows()
@@ -153,7 +164,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
 
 
 def _most(net: Network, a: int) -> int:
-    """Return how many requests can take an arc in one batch."""
+    """Return the max number of requests that can take an arc in one batch."""
     arc = net.arcs[a]
     count = net.counts[net.nodes[arc.source].cls]
     return min(count, net.prob.capacity // arc.kv) if arc.kv else count
@@ -219,7 +230,7 @@ def _start_values(net: Network, start: Plan, batches: int) -> NDArray[np.float64
 
 
 def _by_highs(flow: Flow, options: SolveOptions, unit: float) -> RawOutcome:
-    """Solve in milliseconds, with a last row that holds the objective in its range."""
+    """Solve in milliseconds, with a last row that keeps the objective in its range."""
     from optsched.optimize.solvers.highs import solve_linear_model
 
     cost = np.array(flow.cost, dtype=np.float64) * unit
@@ -266,7 +277,7 @@ def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
 
 
 def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
-    """Solve the flow model, by CP-SAT if the numbers are to be exact, else by HiGHS."""
+    """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
     begin = time.perf_counter()
     prob, start, times = begun(task, options)
     flow = flow_model(network(prob), start, max_batches(prob, times))

@@ -1,4 +1,4 @@
-"""Plans without a search, for infermax's methods to start from."""
+"""Greedy plans, which infermax's methods start from."""
 
 from __future__ import annotations
 
@@ -17,27 +17,42 @@ from optsched.problem.schedule import Schedule
 
 _LARGE = 2000
 _STEPS = 10_000_000
-"""Requests looked at while making plans: about a second per million."""
+"""The max number of requests looked at for all plans. A million takes about a second."""
 
 
 def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:
-    """Return a task's problem and the best plan at hand with its times: greedy, or a given one.
+    """Return a task's problem, and the best of the greedy plans and a given one with its times.
 
-    None where the problem asks for a value that none of them reaches. A given schedule that the
-    problem rules out (evictions, chunks) is left aside.
+    A given schedule that the problem rules out (evictions, chunks) is ignored.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+        Its ``warm_start`` is the given schedule.
+
+    Returns
+    -------
+    problem : Problem
+    plan : list of Batch or None
+        None if the task asks for a value (``below``) that no plan reaches.
+    times : Times or None
+        The plan's times.
 
     Raises
     ------
-    UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.problem.problem`; a problem far beyond the
-        exact methods.
+    UsageError
+        The problem is far beyond the exact methods; see also
+        `optsched.optimize.formulations.batches.problem.problem`.
+    InfeasibleError, InputError
+        See `optsched.optimize.formulations.batches.problem.problem`.
     """
     prob, given = problem(task), options.warm_start
     per_plan = prob.n * sum(prob.output)
     if per_plan > _STEPS:
         raise UsageError(
-            f"formulation infermax: {prob.n} requests with {sum(prob.output)} output tokens are "
-            "beyond the exact methods; method search is right"
+            f"formulation infermax: found {prob.n} requests with {sum(prob.output)} output tokens, "
+            "beyond the exact methods; expected the method search"
         )
     candidates = list(islice(_greedy_plans(prob), _STEPS // per_plan))
     if given is not None and _admitted(prob, given):
@@ -65,18 +80,18 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
 
 
 class _Rule(NamedTuple):
-    """How `_greedy` serves.
+    """The options of `_greedy`.
 
     Attributes
     ----------
     reserve : bool
-        Admit only what fits at its peak, so that nothing is ever evicted.
+        Whether to admit only requests that fit at their peaks, so that nothing is ever evicted.
     waves : bool
-        Admit only when nothing runs.
+        Whether to admit only when nothing runs.
     mixed : bool
-        Decode beside prefills where that fits.
+        Whether to decode beside prefills if that fits.
     cap : int
-        Most running requests.
+        The max number of running requests.
     """
 
     reserve: bool
@@ -106,7 +121,7 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
 
 
 def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
-    """Prefill what fits, else decode; evict the last in order where decoding does not fit."""
+    """Prefill what fits, else decode. If decoding does not fit, evict the last in order."""
     off, room = prob.offset, prob.capacity
     now = Requests(prob)
     peak = [s + o - 1 + off for s, o in prob.sizes]

@@ -1,12 +1,12 @@
-"""The formulation `infermax`: its methods stand in the other files of this folder.
+"""The formulation `infermax`. Its methods are in the other files of this folder.
 
-`problem` says what is asked and where the model departs from the paper. In one sentence each:
+`problem` says what is solved, and where the model departs from Kim et al. 2024. The methods:
 
-- `astar`: the fastest wherever it can do the task, so `auto` takes it.
-- `cpsat`: everything else; the only one with arrivals, max TPOT and several objectives.
-- `flow-highs`, `flow-cpsat`: an independent model of the same optimum, to check A* by.
-- `pulp-bigm`: the paper's own program, to be read and exported.
-- `search`: beyond the exact methods' reach, a schedule and a bound.
+- `astar` is the fastest if it can do the task, so `auto` takes it.
+- `cpsat` does everything else. Only it has arrivals, max TPOT and several objectives.
+- `flow-highs` and `flow-cpsat` solve an independent model of the same optimum, to check A*.
+- `pulp-bigm` is the program of the paper, to be read and exported.
+- `search` finds a schedule and a bound for instances that are too large for the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from optsched.optimize.formulations.base import Formulation, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES
 
 _EXACT = 100_000
-"""Requests times output tokens up to which exact methods do better than the offline search."""
+"""The max (requests x output tokens) for which exact methods do better than the offline search."""
 
 
 def _choose(task: Task) -> str:
-    """Return A* where it can do the task, else CP-SAT (measured: `docs/lab/infermax.md`).
+    """Return A* if it can do the task, else CP-SAT (measured in `docs/lab/infermax.md`).
 
-    Beyond their reach the offline search, if it knows the objective.
+    For instances that are too large for both, return the offline search if it can optimize the
+    objective.
     """
     instance = task.instance
     large = instance.n * int(instance.output_tokens.sum()) > _EXACT

@@ -1,8 +1,9 @@
-"""The network of a request's states, for infermax's aggregated methods (flow, A*); batches needed.
+"""The network of a request's states, for infermax's aggregated methods (flow and A*).
 
-Identical requests are one class. A node is (class, tokens produced, KV cached, whether the next
-step decodes); an arc is what a batch does with one request of a node. A batch is a number for
-every arc; a finished request leaves the network. All requests arrive together.
+Identical requests form a class. A node is a state: class, tokens produced, KV cached, and whether
+the next step decodes. An arc is what a batch does with one request in a node. A batch is a number
+of requests for every arc. A finished request leaves the network. All requests arrive together. The
+module also bounds the number of batches that are needed.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.problem.errors import UsageError
 
 STAY, EVICT, DECODE, PREFILL, REFILL = range(5)
-"""What a batch does with a request: nothing; free its KV; decode; prefill (continue, or start
-without KV); free its KV and prefill."""
+"""The kinds of arcs: do nothing, free the KV, decode, prefill (continue, or start without KV), and
+free the KV and prefill."""
 DONE = -1
 MAX_ARCS = 200_000
 
 
 class Node(NamedTuple):
-    """State of a request between two batches."""
+    """The state of a request between two batches."""
 
     cls: int
     produced: int
@@ -34,7 +35,7 @@ class Node(NamedTuple):
 
 
 class Arc(NamedTuple):
-    """What one batch does with one request: where from and to, tokens, KV held, own work."""
+    """What one batch does with one request: source, target, tokens, KV held and own work."""
 
     source: int
     target: int
@@ -68,7 +69,7 @@ class Network:
     nodes : list of Node
         Class k starts in node k.
     arcs : list of Arc
-        By node: idle (or pause) first, eviction last.
+        In order of node; within a node, idling or pausing is first and eviction last.
     """
 
     prob: Problem
@@ -92,13 +93,13 @@ class Network:
         return node.cached + self.prob.offset if node.cached else 0
 
     def productions(self, node: int) -> list[int]:
-        """KV of a request in the batches that still produce its tokens, one by one."""
+        """Return a request's KV in each of the batches that still produce its tokens."""
         v = self.nodes[node]
         s, o = self.sizes[v.cls]
         return [s + k + self.prob.offset for k in range(v.produced, o)]
 
     def least_work(self, node: int) -> int:
-        """Least own work that a request in this node still needs."""
+        """Return the min own work that a request in this node still needs."""
         v, c = self.nodes[node], self.prob.costs
         s, o = self.sizes[v.cls]
         work = sum(self.prob.own_work(s, k) for k in range(v.produced + 1, o))
@@ -110,11 +111,11 @@ class Network:
 
     @cached_property
     def functions(self) -> list[tuple[Callable[[int], int], int]]:
-        """Pairs (weight of a KV size, most in one batch), the most telling first.
+        """Pairs (weight of a KV size, max sum of weights in one batch), the strongest first.
 
-        Dual feasible functions of the KV sizes (Martello and Toth's L2, Fekete and Schepers'
-        rounding), and the limits on running requests and tokens: whatever a batch holds, the
-        weights of its requests sum to no more than ``most``.
+        They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth, and the
+        rounding of Fekete and Schepers), and the limits on running requests and tokens. In every
+        batch, the weights of its requests sum to at most the second of the pair.
         """
         room, prob = self.prob.capacity, self.prob
         items = sorted({z for v in range(len(self.sizes)) for z in self.productions(v)})
@@ -140,9 +141,10 @@ class Network:
 
     @cached_property
     def weights(self) -> list[tuple[list[int], int]]:
-        """Pairs (weight by node, most): ceil(sum of weights / most) batches are needed.
+        """Pairs (weight by node, most): at least ceil(sum of weights / most) batches are needed.
 
-        A node weighs as much as the batches that still produce its tokens, by `functions`.
+        The weight of a node is the sum, over the batches that still produce its tokens, of the
+        weights of `functions`.
         """
         return [
             ([sum(map(weight, self.productions(v))) for v in range(len(self.nodes))], most)
@@ -151,7 +153,7 @@ class Network:
 
     @cached_property
     def prefill_weights(self) -> list[tuple[list[int], int]]:
-        """As `weights`, of what requests without KV need in the batches that prefill them."""
+        """Pairs as `weights`, for the batches that prefill the requests without KV."""
         off, prob = self.prob.offset, self.prob
         starts = [
             0 if v.ready else self.sizes[v.cls][0] + v.produced - v.cached for v in self.nodes
@@ -166,7 +168,7 @@ class Network:
         return out
 
     def batch_bound(self) -> tuple[int, int]:
-        """Return how many batches, and how many with prefills, are needed at least."""
+        """Return the min number of batches, and the min number of batches with prefills."""
         bounds = [
             max(-(-sum(n * w[v] for v, n in enumerate(self.counts)) // most) for w, most in weights)
             for weights in (self.weights, self.prefill_weights)
@@ -174,12 +176,14 @@ class Network:
         return max(*bounds, *(o for _, o in self.sizes)), bounds[1]
 
     def plan(self, steps: list[dict[int, int]]) -> list[Batch]:
-        """Return the batches that numbers of arcs mean: who exactly is arbitrary in a class.
+        """Return the batches that numbers of requests on arcs mean.
+
+        Within a class it does not matter which request takes which arc.
 
         Parameters
         ----------
         steps : list of dict
-            For each batch, how many requests take each arc (idle ones may be left out).
+            For each batch, the number of requests on each arc. Idle arcs may be left out.
         """
         where: dict[int, deque[int]] = {v: deque() for v in range(len(self.nodes))}
         for v, members in enumerate(self.prob.classes):
@@ -208,7 +212,7 @@ class Network:
 
 
 def _keep_or_drop(room: int, threshold: int, size: int) -> int:
-    """Count sizes above room - threshold whole, those below the threshold not at all."""
+    """Round sizes above room - threshold up to the room, and sizes below the threshold to 0."""
     return room if size > room - threshold else size * (size >= threshold)
 
 
@@ -218,7 +222,7 @@ def _round_parts(room: int, k: int, size: int) -> int:
 
 
 def outline(prob: Problem) -> Network:
-    """Return the network of a problem without its arcs: for functions and bounds."""
+    """Return the network of a problem without its arcs, for functions and bounds."""
     sizes = [prob.sizes[members[0]] for members in prob.classes]
     nodes = [Node(cls, 0, 0, False) for cls in range(len(sizes))]
     counts = [len(members) for members in prob.classes]
@@ -226,7 +230,7 @@ def outline(prob: Problem) -> Network:
 
 
 def least_makespan(prob: Problem) -> int:
-    """Return a bound on the time from start to end: own work and the batches needed."""
+    """Return a lower bound on the time from start to end, by own work and the batches needed."""
     c = prob.costs
     batches, prefills = outline(prob).batch_bound()
     if c.fixed(False, True) < c.fixed(True, False):
@@ -242,7 +246,7 @@ def network(prob: Problem) -> Network:
     Raises
     ------
     UsageError
-        More than `MAX_ARCS` arcs (chunks of long prompts).
+        There are more than `MAX_ARCS` arcs, as with chunks of long prompts.
     """
     net = outline(prob)
     index = {node: v for v, node in enumerate(net.nodes)}
@@ -260,8 +264,8 @@ def network(prob: Problem) -> Network:
         net.arcs += _arcs_of(net, done, number)
         if len(net.arcs) > MAX_ARCS:
             raise UsageError(
-                f"method: the network of states has more than {MAX_ARCS} arcs; cpsat has none, "
-                "or switch chunked_prefill off"
+                f"method: found more than {MAX_ARCS} arcs in the network of states; expected fewer "
+                "(chunked_prefill off), or the method cpsat, which has no network"
             )
         done += 1
     return net

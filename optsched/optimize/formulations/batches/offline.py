@@ -1,6 +1,6 @@
-"""InferMax beyond the exact methods: the offline search for schedules, bounds on GPU work.
+"""InferMax beyond the reach of the exact methods, without a model.
 
-No model is built. See `optsched.optimize.search.offline` and `optsched.bounds`.
+`optsched.optimize.search.offline` searches for schedules, and `optsched.bounds` bounds the work.
 """
 
 from __future__ import annotations
@@ -18,17 +18,26 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError
 
 _BOUND_SHARE = 0.3
-"""Share of the time limit that the bounds may take."""
+"""The share of the time limit for the bounds."""
 _PATIENT_S = 60.0
-"""Seconds for bounds where nothing limits the time."""
+"""The seconds for the bounds if there is no time limit."""
 
 
 def solve_offline(task: Task, options: SolveOptions) -> Answer:
-    """Return the best schedule found and the best bound known; optimal where the two meet.
+    """Return the best schedule found and the best bound known. It is optimal if the two meet.
 
-    The schedule follows the formulation: prefills in one piece unless the instance says that they
-    may be split, no evictions where the task forbids them. Without a time limit the search ends
-    after a number of candidates that bring nothing.
+    The schedule obeys the formulation. Prefills are in one piece unless the instance allows chunks,
+    and there are no evictions if the task forbids them. Without a time limit the search ends after
+    a number of candidates without an improvement.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Plans, lists of batches: the life of their requests, exact times, schedules, answers."""
+"""Plans, which are lists of batches: their requests' states, exact times, schedules, answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from optsched.problem.errors import SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 
 _TOLERANCE = 1e-6
-"""Relative distance of a proved bound and the incumbent, which solvers leave."""
+"""The relative gap that solvers leave between a proved bound and the incumbent."""
 
 Plan = list[Batch]
 
 
 class Requests:
-    """Where every request stands between two batches.
+    """The state of every request between two batches.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Requests:
         )
 
     def process(self, entries: Iterable[tuple[int, int]]) -> list[int]:
-        """Process a batch; return who produced a token. Finished requests free their KV."""
+        """Process a batch. Return who produced a token. Finished requests free their KV."""
         gained = []
         for i, tokens in entries:
             complete = tokens == self.rest(i)
@@ -85,8 +85,12 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
     prob : Problem
     plan : list of Batch
     start : sequence of float, optional
-        Starts in seconds since the first arrival; without them each batch starts as early as it
-        may.
+        Starts in seconds since the first arrival. Default: each batch starts as early as it may.
+
+    Raises
+    ------
+    SolverError
+        A request never finishes.
     """
     now = Requests(prob)
     first: dict[int, Fraction] = {}
@@ -105,7 +109,9 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
                 finish[i] = clock
     for i in range(prob.n):
         if i not in finish:
-            raise SolverError(f"infermax: request {i} of a plan never finishes")
+            raise SolverError(
+                f"infermax: found no finish of request {i} in a plan; expected all its tokens"
+            )
     return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)])
 
 
@@ -140,7 +146,7 @@ def to_schedule(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
 
 
 class Scale(NamedTuple):
-    """How a solver's numbers count: level = number / unit, whole where they are exact."""
+    """The scale of a solver's numbers: level = number / unit. They are whole if exact."""
 
     unit: Fraction
     whole: bool
@@ -164,7 +170,7 @@ class Scale(NamedTuple):
         return Fraction(number) / self.unit
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
-        """Return options whose progress is told in the instance's unit."""
+        """Return options that report progress in the instance's unit."""
         tell = options.progress
         if tell is None:
             return options
@@ -181,20 +187,20 @@ class Scale(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a method says that it found.
+    """What a method claims to have found.
 
     Attributes
     ----------
     status : Status
-        What it proved; ``OPTIMAL`` makes the bound the objective.
+        What the method proved. With ``OPTIMAL`` the bound is the objective.
     plan : list of Batch, optional
         The incumbent.
     bound : number, optional
-        Bound on the first objective's level in the models' unit.
+        The bound on the first objective's level, in the models' unit.
     start : list of float, optional
-        Starts in seconds since the first arrival, where they are not the earliest.
+        Starts in seconds since the first arrival, if they are not the earliest ones.
     level : int, optional
-        The level that the method gives its incumbent, checked.
+        The incumbent's level as the method computes it. `answer` checks it.
     """
 
     status: Status
@@ -212,26 +218,26 @@ def answer(
     room: int | None = None,
     **rest: Any,
 ) -> Answer:
-    """Return a method's answer; the objective is recomputed exactly from the decisions.
+    """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
     Parameters
     ----------
     prob : Problem
     claim : Claim
-        What the method found. Where nothing was proved, the bound from own work and batches
-        needed competes with its bound.
+        What the method claims. If it proved nothing, the larger one counts of its bound and the
+        bound from own work and the batches needed.
     fallback : list of Batch, optional
-        The schedule at hand, taken where the method was stopped before a first incumbent.
+        A known plan. It is the incumbent if the method was stopped before it found one.
     room : int, optional
-        How many batches the method's model had room for.
+        The max number of batches in the method's model.
     **rest
         Further fields of `Answer`.
 
     Raises
     ------
     SolverError
-        The claimed level is not what the decisions have, or a proof contradicts them, or there
-        is said to be no schedule at all.
+        The claimed level is not that of the decisions, a proof contradicts them, or the method
+        claims that there is no schedule at all.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
@@ -239,8 +245,8 @@ def answer(
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
-                f"infermax: {room} batches are said not to suffice, although every request can be "
-                "served alone; the model or the solver is wrong"
+                f"infermax: found no schedule of {room} batches; expected one, as every request "
+                "can be served alone; the model or the solver is wrong"
             )
         bound = math.ceil(prob.cutoff)
     if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
@@ -250,7 +256,7 @@ def answer(
         plan, status = fallback, Status.FEASIBLE
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
-        # Within a solver's tolerance of what was asked for, but not below it.
+        # The schedule is within the solver's tolerance of the value asked for, but not below it.
         proved = status is Status.OPTIMAL
         status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
         bound = prob.cutoff if proved else bound
@@ -269,7 +275,7 @@ def answer(
 def _agree(
     prob: Problem, level: Fraction, claimed: int | None, proved: Fraction | int | None
 ) -> None:
-    """Hold what a method says of its schedule against the schedule's own level."""
+    """Check the level that a method claims for its schedule against the schedule's own level."""
     name = prob.objectives[0]
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
     for said, number, slack in (
@@ -278,8 +284,9 @@ def _agree(
     ):
         if number is not None and not abs(level - number) <= slack:
             raise SolverError(
-                f"infermax: a schedule of {name} {prob.value(name, level):.12g} s is {said} "
-                f"{prob.value(name, number):.12g}; the model or the solver is wrong"
+                f"infermax: found a schedule of {name} {prob.value(name, level):.12g} s that is "
+                f"{said} {prob.value(name, number):.12g}; expected the same value; the model or "
+                "the solver is wrong"
             )
 
 
@@ -293,17 +300,26 @@ def _least_level(prob: Problem) -> int:
 
 
 def max_batches(prob: Problem, best: Times | None) -> int:
-    """Return J: some optimal schedule has no more batches.
+    """Return a number of batches J that some optimal schedule does not exceed.
 
-    Without chunks every processed entry produces a token, and a batch holds at least one entry:
-    no schedule has more than sum o batches, whatever its objective. With chunks, the chunks of a
-    prefill that is evicted halfway can be left out (times and KV only fall; a batch left empty is
-    dropped), and a prefill of s + k tokens that is completed has at most s + k chunks: at most
-    sum_i sum_{k < o_i} (s_i + k) batches. If the first objective is makespan, TPS or TEL, its
-    value U of a schedule at hand bounds the last completion of better ones (TEL: F <= U less the
-    least latencies of all but the last to finish), and J batches take at least
-    J (base + min(decode_base, prefill_base)), n_prefill (prefill_base - decode_base)+ and
-    everyone's own work, where n_prefill = ceil(sum s / min(C, P, M)).
+    **Without chunks**, every processed entry produces a token, and a batch holds at least one
+    entry. So no schedule has more than sum o batches, whatever the objective.
+
+    **With chunks**, the chunks of a prefill that is evicted halfway can be left out: times and KV
+    only fall, and a batch left empty is dropped. A completed prefill of s + k tokens has at most
+    s + k chunks. So at most sum_i sum_{k < o_i} (s_i + k) batches are needed.
+
+    **A schedule of value U is known**, and the first objective is makespan, TPS or TEL. Then U
+    bounds the last completion F of better schedules. For TEL, F <= U minus the min latencies of all
+    requests but the last to finish. J batches take at least the sum of three terms:
+    J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
+    n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
+
+    Parameters
+    ----------
+    prob : Problem
+    best : Times or None
+        The times of a known schedule.
     """
     most = sum(prob.output)
     if prob.chunked:
@@ -323,7 +339,7 @@ def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
     """Return a bound on the last completion of every schedule that is not worse."""
     name, limit = prob.objectives[0], prob.cutoff
     if best is not None:
-        # What rounding of costs and arrivals may add to each request's times.
+        # Rounding of costs and arrivals may add this to each request's times.
         value = prob.level(name, best) / prob.shrink + (prob.rounded + 1 if prob.rounded else 0)
         limit = value if limit is None else min(limit, value)
     if limit is None or name in ENDS:

@@ -1,24 +1,26 @@
-"""What infermax's methods are asked, in exact integers: costs, limits, objectives.
+"""The problem that infermax's methods solve, in exact integers: costs, limits and objectives.
 
-The constraint satisfaction problem is that of InferMax (Kim et al. 2024), section 3.3. Its symbols:
-I_i ``prompt`` (s), O_i ``output`` (o), c tokens processed, m KV tokens cached, C, P, M and R_max
-the limits. A batch's time is `optsched.costs.cost.BatchCost`'s, here in integers of a common unit,
-taken from the coefficients' decimal text.
+The constraint satisfaction problem is that of InferMax (Kim et al. 2024, section 3.3). Its symbols
+are I_i for ``prompt`` (s), O_i for ``output`` (o), c for tokens processed, m for KV tokens cached,
+and C, P, M and R_max for the limits. The time of a batch is that of
+`optsched.costs.cost.BatchCost`. Here it is an integer of a common unit, which is derived from the
+decimal text of the coefficients.
 
-The space of schedules is the judge's (`optsched.judge.replay`). Three of its rules deserve words:
+The space of schedules is the judge's (`optsched.judge.replay`). Three of its rules are worth
+noting.
 
-- A request may be evicted and refilled in the same batch; family (4) of the paper forbids it. It
-  pays where a refill is cheaper than the fixed cost of decoding; it changes none of the paper's
-  11 optima.
-- A request may pause: hold its KV while batches pass it over.
-- A prefill in chunks may be evicted halfway; what was cached is then lost.
+- A request may be evicted and refilled in the same batch. Family (4) of the paper forbids this. It
+  pays if a refill is cheaper than the fixed cost of decoding. It changes none of the 11 optima of
+  the paper.
+- A request may pause: it holds its KV while batches run without it.
+- A prefill in chunks may be evicted halfway. What was cached is then lost.
 
 A schedule may also wait longer than it must. For every objective but TPOT the earliest starts are
-best. TPOT alone is best after the last arrival, without a pause; only TPOT behind other
-objectives needs chosen starts.
+best. For TPOT alone it is best to begin after the last arrival and to run without a pause. Only
+TPOT combined with other objectives needs chosen starts.
 
-Time runs from the first arrival. An objective is counted by its *level*, an integer or fraction in
-units of time: `Problem.level`.
+Time counts from the first arrival. The models count an objective by its *level*, which is an
+integer or a fraction in units of time (`Problem.level`).
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from optsched.problem.instance import Instance
 
 OBJECTIVES = ("makespan", "tel", "mean_ttft", "mean_tpot", "max_tpot", "tps")
 SPANS = ("mean_tpot", "max_tpot")
-"""Objectives that count from a request's first token to its last."""
+"""Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")
-"""Objectives that only the latest finish decides."""
+"""Objectives that depend on the latest finish alone."""
 LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
@@ -50,21 +52,21 @@ UNLIMITED = 2**40
 _LARGEST_UNITS = 2**52
 _FINEST = 10**7
 _ARRIVAL_S = Fraction(1, 10**12)
-"""What arrivals may be rounded down by where no short unit divides them."""
+"""By how much arrivals may be rounded down if no short unit divides them."""
 
 
 @dataclass(frozen=True)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    A method that writes coefficients out as terms of its own calls `refuse_unknown`.
+    A method whose model has a term for each coefficient calls `refuse_unknown`.
 
     Parameters
     ----------
     values : tuple of int
-        The coefficients at their places in `BatchCost.array`, whose first entry is not used.
+        The coefficients in the order of `BatchCost.array`, whose first entry is not used.
     unit_s : Fraction
-        Seconds of a unit.
+        The length of a unit in seconds.
     """
 
     values: tuple[int, ...]
@@ -72,7 +74,7 @@ class Costs:
 
     @classmethod
     def of(cls, model: BatchCost) -> Costs:
-        """Return a cost model exactly: in whole units of layers / 10^k milliseconds."""
+        """Return a cost model in exact integers, with a unit of layers / 10^k milliseconds."""
         parts = [Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS]
         whole = math.lcm(*(part.denominator for part in parts))
         ints = [int(part * whole) for part in parts]
@@ -85,19 +87,19 @@ class Costs:
         return self.values[1 + COEFFICIENTS.index(coefficient)]
 
     def decode(self, kv: int) -> int:
-        """Own work of decoding with ``kv`` tokens cached before."""
+        """Return the own work of decoding with ``kv`` tokens cached before."""
         work: int = decode_ms(self.values, kv)
         return work
 
     def prefill(self, tokens: int, kv: int = 0) -> int:
-        """Own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
+        """Return the own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
         work: int = prefill_ms(self.values, tokens, kv)
         return work
 
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
-        """Less than the own work of prefilling ``tokens`` in so many batches or more.
+        """Return a lower bound on the own work of a prefill in at least so many batches.
 
-        In chunks of one token the squares shrink to the tokens. Other terms are left out, as
+        In chunks of one token the squares shrink to the tokens. Other terms are left out, since
         coefficients are not negative.
         """
         each, request = self._in_chunks
@@ -109,40 +111,47 @@ class Costs:
         return each, self["prefill_request"]
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
-        """Cost of a batch whatever its requests."""
+        """Return the cost of a batch that does not depend on its requests."""
         cost: int = fixed_ms(self.values, decodes, prefills)
         return cost
 
     def refuse_unknown(self, known: Collection[str], method: str) -> None:
-        """Refuse a coefficient for which a method has no term.
+        """Check that a method has a term for every coefficient.
+
+        Parameters
+        ----------
+        known : collection of str
+            The coefficients for which the method has a term.
+        method : str
+            The method's name.
 
         Raises
         ------
         UsageError
-            A coefficient that is not 0 and not among those known.
+            A coefficient is not 0 and is not known.
         """
         for name, value in zip(COEFFICIENTS, self.values[1:], strict=True):
             if value and name not in known:
-                raise UsageError(f"method: {method} has no term for {name} of the cost model")
+                raise UsageError(f"method: found {name} in the cost model; expected 0 for {method}")
 
     def finer(self, factor: int) -> Costs:
-        """Return the costs in a unit ``factor`` times as short."""
+        """Return the costs in a unit that is 1 / ``factor`` of the present one."""
         return Costs(tuple(value * factor for value in self.values), self.unit_s / factor)
 
     def coarser(self, factor: int) -> Costs:
-        """Return the costs in a unit ``factor`` times as long, rounded down."""
+        """Return the costs, rounded down, in a unit that is ``factor`` times the present one."""
         return Costs(tuple(value // factor for value in self.values), self.unit_s * factor)
 
 
 class Batch(NamedTuple):
-    """One batch of a plan: (request, tokens) processed, and requests evicted before it."""
+    """One batch of a plan: the (request, tokens) it processes, and the requests evicted first."""
 
     entries: tuple[tuple[int, int], ...]
     evicted: tuple[int, ...] = ()
 
 
 class Times(NamedTuple):
-    """First token and finish of every request, in exact units."""
+    """The times of every request's first token and of its finish, in exact units."""
 
     first: Sequence[Fraction]
     finish: Sequence[Fraction]
@@ -150,17 +159,20 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An instance, its exact costs and what is asked, checked.
+    """An instance with its exact costs and the objectives, checked by `problem`.
 
     Parameters
     ----------
     instance : Instance
+        In seconds.
     model : BatchCost
     objectives : tuple of str
+        Names of metrics, the most important first.
     eviction_free : bool
+        Whether evictions are forbidden.
     below : Fraction, optional
-        Only schedules whose first objective is better than this value (in the instance's
-        units) count.
+        If given, only schedules count whose first objective is better than this value, in the
+        units of the instance.
     """
 
     instance: Instance
@@ -206,7 +218,7 @@ class Problem:
 
     @property
     def prefill_tokens(self) -> int:
-        """min(P, C): tokens that prefills process in one batch."""
+        """min(P, C), the max number of tokens that prefills process in one batch."""
         return min(self.instance.limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
 
     @property
@@ -216,7 +228,7 @@ class Problem:
 
     @property
     def hybrid(self) -> bool:
-        """Whether a batch may hold both phases."""
+        """Whether a batch may hold prefills and decodes."""
         return self.instance.hybrid_batching is not False
 
     @property
@@ -226,7 +238,7 @@ class Problem:
 
     @cached_property
     def classes(self) -> list[list[int]]:
-        """Requests by equal (s, o, arrival), each list rising."""
+        """The requests grouped by equal (s, o, arrival), each group in increasing order."""
         groups: dict[tuple[int, int, float], list[int]] = {}
         arrivals = self.instance.arrival.tolist()
         for i, key in enumerate(zip(self.prompt, self.output, arrivals, strict=True)):
@@ -237,15 +249,16 @@ class Problem:
 
     @cached_property
     def first_arrival(self) -> Fraction:
-        """The first arrival in seconds, where the models' time begins."""
+        """The first arrival in seconds. The time of the models begins there."""
         return Fraction(self.instance.first_arrival)
 
     @cached_property
     def since_first(self) -> list[Fraction]:
-        """Arrivals in seconds since the first: the judge's floats as short decimals.
+        """Arrivals in seconds since the first one: the judge's floats as short decimals.
 
-        0.3 s after 0.1 s is 0.2 s, although the floats differ by 0.19999999999999998. Where the
-        decimals' difference is another moment (time stamps with too few digits), the float is it.
+        For example, 0.3 s is 0.2 s after 0.1 s, although the floats differ by 0.19999999999999998.
+        If the difference of the decimals is another float than the judge's (time stamps with too
+        few digits), the judge's float counts.
         """
         first = _decimal(self.instance.first_arrival)
         found = []
@@ -257,7 +270,7 @@ class Problem:
 
     @cached_property
     def exact(self) -> Costs:
-        """The costs, exactly; in a unit that divides the arrivals, or nearly."""
+        """The exact costs, in a unit that divides the arrivals exactly or nearly."""
         costs = Costs.of(self.model)
         parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
@@ -267,7 +280,7 @@ class Problem:
 
     @cached_property
     def shrink(self) -> int:
-        """Factor between `exact` and the unit of `costs`; 1 unless integers would overflow."""
+        """The unit of `costs` over that of `exact`. It is 1 unless integers would overflow."""
         c, total = self.exact, 0
         for s, o in self.sizes:
             most = s + o
@@ -283,7 +296,7 @@ class Problem:
 
     @cached_property
     def exact_arrival(self) -> list[Fraction]:
-        """Arrivals since the first in exact units, as the judge has them."""
+        """Arrivals since the first one, in exact units, as the judge has them."""
         return [Fraction(float(a)) / self.exact.unit_s for a in self.instance.release]
 
     @cached_property
@@ -293,13 +306,13 @@ class Problem:
 
     @property
     def rounded(self) -> int:
-        """Units by which the models' integers may differ from an exact level: n, or none."""
+        """By how many units the models' integers may differ from an exact level: n or 0."""
         return self.n if self.shrink > 1 or any(self.since_first) else 0
 
     # Work that no schedule avoids
 
     def own_work(self, s: int, k: int) -> int:
-        """Least own work of producing token k + 1 of a request with s prompt tokens."""
+        """Return the min own work of producing token k + 1 of a request with s prompt tokens."""
         c, size = self.costs, s + k
         refill = c.prefill(size)
         if self.chunked:
@@ -308,13 +321,13 @@ class Problem:
 
     @cached_property
     def total_work(self) -> int:
-        """Least own work of all requests."""
+        """The min own work of all requests together."""
         return sum(self.own_work(s, k) for s, o in self.sizes for k in range(o))
 
     def least_span(self, s: int, k: int) -> int:
-        """Least time of the batches that lead from token k to token k + 1 of a request.
+        """Return the min time of the batches that lead from token k to token k + 1 of a request.
 
-        A decode's batch, or those of a refill, all of which come after token k.
+        These are the batch of a decode, or the batches of a refill, which all come after token k.
         """
         c, size = self.costs, s + k
         batches = -(-size // min(self.prefill_tokens, self.capacity))
@@ -328,19 +341,19 @@ class Problem:
 
     @cached_property
     def least_latency(self) -> list[int]:
-        """Least time from start to finish of each request alone."""
+        """The min time from start to finish of each request alone."""
         return [sum(self.least_span(s, k) for k in range(o)) for s, o in self.sizes]
 
     # Objectives
 
     @cached_property
     def rate_unit(self) -> int:
-        """Least common multiple of all o - 1."""
+        """The least common multiple of all o - 1."""
         return math.lcm(1, *(o - 1 for o in self.output if o > 1))
 
     @cached_property
     def cutoff(self) -> Fraction | None:
-        """``below`` as a level in the models' unit (exclusive), or None."""
+        """``below`` as a level in the models' unit, which must not be reached. None without it."""
         if self.below is None:
             return None
         name, value = self.objectives[0], self.below
@@ -363,9 +376,11 @@ class Problem:
     def level(self, name: str, times: Times) -> Fraction:
         """Return the quantity that stands for an objective, in exact units.
 
-        Latest finish since the first arrival (makespan, tps), sum of latencies (tel), of first
-        tokens less arrivals (mean_ttft), of (finish - first) L / (o - 1) with L = `rate_unit`
-        (mean_tpot) or the largest of these (max_tpot).
+        - makespan, tps: the latest finish since the first arrival.
+        - tel: the sum of latencies.
+        - mean_ttft: the sum of (first token - arrival).
+        - mean_tpot: the sum of (finish - first token) L / (o - 1), with L = `rate_unit`.
+        - max_tpot: the max of the same terms.
         """
         if name in ENDS:
             return max(times.finish)
@@ -384,7 +399,7 @@ class Problem:
         return tuple(self.level(name, times) for name in self.objectives)
 
     def value(self, name: str, level: Fraction | int, *, exact: bool = False) -> float:
-        """Return an objective's value for a level in the models' (or the exact) unit."""
+        """Return an objective's value for a level in the models' unit, or in the exact unit."""
         value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
         if name == "tps":
             return float(sum(self.output) / value)
@@ -399,43 +414,53 @@ class Problem:
 
 
 def _decimal(arrival: float) -> Fraction:
-    """Return an arrival in seconds as its shortest decimal, less than 1e-15 of it away."""
+    """Return an arrival in seconds as its shortest decimal, within 1e-15 of it relatively."""
     return Fraction(repr(float(arrival)))
 
 
 def problem(task: Task) -> Problem:
-    """Return what a task asks, checked.
+    """Return the problem of a task, after checking it.
+
+    Parameters
+    ----------
+    task : Task
+
+    Returns
+    -------
+    Problem
 
     Raises
     ------
     UsageError
-        A TPOT where no request has a second token; no cost model.
+        There is no cost model of batches, or a TPOT is asked for although no request has a second
+        token.
     InfeasibleError
-        A request that a limit rules out, with the limit.
+        A limit rules out a request. The message names both.
     InputError
-        A ``below`` that is not a number > 0.
+        ``below`` is not a number > 0.
     """
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
-        raise UsageError("formulation: infermax needs a cost model of batches")
+        raise UsageError("formulation: found no cost model of batches; infermax expected one")
     objectives = task.names or ("makespan",)
     for name in objectives:
         if name in SPANS and not (instance.output_tokens > 1).any():
             raise UsageError(
-                f"objective: {name} has no value, as no request has more than one output token"
+                f"objective: found {name} for requests of one output token each; expected a "
+                "request with more than one"
             )
     below = task.extras.get("below")
     if below is not None and not 0 < float(below) < math.inf:
-        raise InputError(f"below: {below!r} is not a number > 0")
+        raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:
         for name in ("max_batch_tokens", "max_prefill_tokens"):
             limit = getattr(instance.limits, name)
             if limit is not None and (instance.prompt_tokens > limit).any():
                 i = int(np.argmax(instance.prompt_tokens > limit))
                 raise InfeasibleError(
-                    f"limits.{name}: request {i}: prompt_tokens {instance.prompt_tokens[i]} "
-                    f"exceeds {limit} and prefills are not chunked; chunked_prefill = true, or "
-                    "a larger limit, is right"
+                    f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
+                    f"{instance.prompt_tokens[i]}, without chunked prefill; expected a larger "
+                    "limit, or chunked_prefill = true"
                 )
     return Problem(
         instance,

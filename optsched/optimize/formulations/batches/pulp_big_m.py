@@ -1,15 +1,20 @@
-"""The program of Kim et al. 2024, section 3.3, by PuLP: to be read, and exported as LP or MPS.
+"""The program of Kim et al. 2024, section 3.3, in PuLP: to be read, and exported as LP or MPS.
 
-For request i and batch j = 1..J (I, m, c integers, the others binary): I_ij input size, m_ij
-cached after the batch, c_ij tokens, d_ij [decode phase before j], e_ij [evicted], g_ij [produces a
-token], cz_ij = [c > 0], mz_ij = [m > 0], ed = e d, f_ij [finished before j], and dg_ij = d (1 - e)
-cz, which is what family (5) of the paper subtracts. u_j, hd_j, hp_j: batch j is used, decodes,
-prefills. An eviction and its refill may share a batch
-(`optsched.optimize.formulations.batches.problem` says why and what it changes): then d no longer
-binds c, and I is already the new input.
+The variables of request i and batch j = 1..J are as follows. I, m and c are integers; the others
+are binary.
 
-**Big-M constants.** With S = s + o - 1: s <= I <= S, 0 <= m <= S, m - I <= o - 1 (m is S at most,
-and I at least s; while I = s + k, k tokens are in I already), 0 <= c <= K = min(S, C, M - offset).
+- I_ij is the input size, m_ij the KV cached after the batch, and c_ij the tokens processed.
+- d_ij: i is in its decode phase before j. e_ij: i is evicted. g_ij: i produces a token. f_ij: i has
+  finished before j.
+- cz_ij = [c > 0], mz_ij = [m > 0], and ed = e d.
+- dg_ij = d (1 - e) cz, which is what family (5) of the paper subtracts.
+- u_j, hd_j and hp_j: batch j is used, decodes, prefills.
+
+An eviction and its refill may share a batch. Then d no longer limits c, and I is already the new
+input. `optsched.optimize.formulations.batches.problem` gives the reason and the effect.
+
+**Big-M constants.** Let S = s + o - 1. Then s <= I <= S, 0 <= m <= S, and
+0 <= c <= K = min(S, C, M - offset). Also m - I <= o - 1, since m is at most S and I is at least s.
 
 - d = 1: m_{j-1} >= I_{j-1}, relaxed by S (I - m <= S); d = 0: m_{j-1} <= I_{j-1} - 1, relaxed by
   o (m - I + 1 <= o).
@@ -19,11 +24,12 @@ and I at least s; while I = s + k, k tokens are in I already), 0 <= c <= K = min
   by S. Not decoding: m_j <= I_j, relaxed by o - 1.
 - (4) decoding: c <= 1, relaxed by K - 1.
 - g = 1: m_j >= I_j, relaxed by S; processed without a token: m_j <= I_j - 1, relaxed by o.
-- w_ij >= m_{j-1} - S (1 - dg), the KV read by a decode, at least s dg.
-- q_ij >= (2 a + 1) c - a (a + 1) on prefills, the tangents of c^2, exact at every whole c; without
-  chunks c is s..S there, so a is s..S - 1 (and q >= s^2).
+- w_ij >= m_{j-1} - S (1 - dg) is the KV read by a decode. It is at least s dg.
+- q_ij >= (2 a + 1) c - a (a + 1) on prefills. These are tangents of c^2, exact at every integer c.
+  Without chunks c is in s..S there, so a is in s..S - 1 (and q >= s^2).
 
-Symmetry: equal requests are ordered by sum_j (J - j) g_ij, any one number being a valid order.
+**Symmetry.** Equal requests are ordered by sum_j (J - j) g_ij. Ordering them by any one number is
+valid.
 """
 
 from __future__ import annotations
@@ -64,7 +70,8 @@ _TERMS = {
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square", "prefill_kv",
     "prefill_token", "prefill_request", "prefill_base", "prefill_cross",
 }  # fmt: skip
-"""Coefficients that the program knows; `prefill_cross` is 0 without chunks, and refused with."""
+"""The coefficients that the program has terms for. `prefill_cross` has no effect without chunks,
+and is refused with chunks."""
 
 Rows = Iterator[tuple[str, Any]]
 """Constraints with their names."""
@@ -81,8 +88,8 @@ class Program:
         prob.costs.refuse_unknown(_TERMS, "pulp-bigm")
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
-                "method: pulp-bigm cannot do chunks under a cost model with prefill_cross, a "
-                "product of two decisions; cpsat can"
+                "method: found prefill_cross in the cost model, a product of two decisions with "
+                "chunks; expected 0 for pulp-bigm (or the method cpsat)"
             )
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
@@ -167,13 +174,13 @@ class Program:
         yield "tokens", self.sum(self["g", i, j] for j in self.steps) == self.prob.output[i]
 
     def _finished(self, i: int, j: int) -> Rows:
-        """f says that all tokens were produced before."""
+        """f is 1 iff all tokens were produced before."""
         o, before = self.prob.output[i], self.sum(self["g", i, k] for k in range(1, j))
         yield "finished", o * self["f", i, j] <= before
         yield "unfinished", before <= o - 1 + self["f", i, j]
 
     def _phase(self, i: int, j: int) -> Rows:
-        """d: the input is cached. ed = e and d. Evictions free something."""
+        """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV."""
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)
@@ -185,7 +192,7 @@ class Program:
             yield "eviction_free", e == 0
 
     def _input_size(self, i: int, j: int) -> Rows:
-        """(2) Evicted in decode phase, the input grows by what was generated."""
+        """(2) The input of a request evicted in its decode phase grows by the tokens generated."""
         _, o, top, _ = self._sizes(i)
         now, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
         ed = self["ed", i, j]
@@ -195,7 +202,7 @@ class Program:
         yield "input_exact", now <= m + 1 + (top - 1) * (1 - ed)
 
     def _memory(self, i: int, j: int) -> Rows:
-        """(3) KV after the batch."""
+        """(3) The KV cached after the batch."""
         _, o, top, _ = self._sizes(i)
         m, before, c = self["m", i, j], self["m", i, j - 1], self["c", i, j]
         gone = self["e", i, j] + self["f", i, j]
@@ -209,7 +216,7 @@ class Program:
         yield "holds_not", self["mz", i, j] <= m
 
     def _processed(self, i: int, j: int) -> Rows:
-        """(4) Tokens processed, and whether one is produced."""
+        """(4) The tokens processed, and whether one is produced."""
         _, o, top, most = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
@@ -226,7 +233,7 @@ class Program:
             yield "whole", g >= cz
 
     def _costs(self, i: int, j: int) -> Rows:
-        """KV read by decodes (w) and prefills (z), squares of prefills (q)."""
+        """The KV read by decodes (w) and prefills (z), and the squares of prefills (q)."""
         s, _, top, most = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
@@ -241,15 +248,15 @@ class Program:
         points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
-                f"method: pulp-bigm has no more than {_MAX_TANGENTS} tangents of a square; "
-                f"request {i} needs {len(points)}; cpsat has no such limit"
+                f"method: found {len(points)} tangents of a square for request {i}; expected at "
+                f"most {_MAX_TANGENTS} for pulp-bigm (cpsat has no such limit)"
             )
         part = self["c", i, j] - dg
         for a in points:
             yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * part - a * (a + 1) * prefills
 
     def _valid(self, i: int, j: int) -> Rows:
-        """Valid without chunks: what is cached is s + k - 1, k tokens being produced so far."""
+        """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far."""
         s, o, top, _ = self._sizes(i)
         before = self.sum(self["g", i, k] for k in range(1, j))
         produced = before + self["g", i, j]
@@ -267,7 +274,7 @@ class Program:
         yield "refill_least", self["c", i, j] >= s * prefills + before - o * (1 - prefills)
 
     def _limits(self, j: int) -> Rows:
-        """(5) C, P, M and R_max."""
+        """(5) The limits C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
         if prob.batch_tokens < UNLIMITED:
             yield "batch_tokens", self.sum(self["c", i, j] for i in requests) <= prob.batch_tokens
@@ -280,7 +287,7 @@ class Program:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
     def _batch(self, j: int) -> Rows:
-        """Batches in use come first; what they hold."""
+        """Batches in use come first, and decode or prefill what they hold."""
         requests = range(self.prob.n)
         used, decodes, prefills = self["u", j], self["hd", j], self["hp", j]
         for i in requests:
@@ -306,7 +313,7 @@ class Program:
                 yield f"order_{i}_{other}", early >= late
 
     def _needed(self) -> Rows:
-        """Valid: the batches that bin packing and the KV volume prove, and so the makespan."""
+        """Valid: the min number of batches by bin packing and KV volume, and the makespan of it."""
         needed, prefills = outline(self.prob).batch_bound()
         least = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
         yield "least_makespan", self.problem.objective >= least * (1 - 1e-9)
@@ -314,7 +321,7 @@ class Program:
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
     def start_values(self, plan: Plan) -> list[tuple[Any, int]]:
-        """Return the variables' values of a list of batches (those left out are 0)."""
+        """Return the values of the variables for a list of batches. Those left out are 0."""
         prob, out = self.prob, dict.fromkeys(self.var, 0)
         now, size = Requests(prob), list(prob.prompt)
         for j in self.steps:
@@ -344,7 +351,7 @@ class Program:
         return [(self.var[key], value) for key, value in out.items()]
 
     def plan(self) -> Plan:
-        """Return the batches of the problem's present values."""
+        """Return the batches that the problem's present values mean."""
         out, requests = [], range(self.prob.n)
         for j in self.steps:
             tokens = [round(self["c", i, j].varValue) for i in requests]
@@ -363,17 +370,26 @@ def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
 
 
 def export(task: Task, format_name: str, path: str | Path) -> None:
-    """Write the program of a task as ``"lp"`` or ``"mps"``.
+    """Write the program of a task to a file.
+
+    Parameters
+    ----------
+    task : Task
+    format_name : {"lp", "mps"}
+    path : path
 
     Raises
     ------
-    UsageError, InfeasibleError, InputError
+    UsageError
+        The requests arrive at different times; see also
+        `optsched.optimize.formulations.batches.greedy.begun`.
+    InfeasibleError, InputError
         See `optsched.optimize.formulations.batches.greedy.begun`.
     """
     if (task.instance.arrival > task.instance.arrival.min()).any():
         raise UsageError(
-            "export: the program has no arrivals, and these requests arrive at different times; "
-            "solve --method cpsat can"
+            "export: found requests that arrive at different times; expected all together, as the "
+            "program has no arrivals (solve --method cpsat has them)"
         )
     prob, _, times = begun(task, SolveOptions())
     program = Program(prob, max_batches(prob, times))
@@ -384,14 +400,25 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Solve the paper's program by PuLP's HiGHS, or by another of its solvers.
 
-    ``extras["solver"]`` names another solver of PuLP; then neither its bound before a proof nor
-    progress is known, and it starts from nothing.
+    ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
+    bound before a proof, and gets no schedule to start from.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
-    UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.greedy.begun`; a solver that PuLP does not
-        have here.
+    UsageError
+        PuLP does not have the solver here; see also
+        `optsched.optimize.formulations.batches.greedy.begun`.
+    InfeasibleError, InputError
+        See `optsched.optimize.formulations.batches.greedy.begun`.
     SolverError
         The solver failed.
     """
@@ -442,7 +469,8 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     available = pulp.listSolvers(onlyAvailable=True)
     if name not in available:
         raise UsageError(
-            f"solver: PuLP has no {name!r} here; it has {', '.join(sorted(available))}"
+            f"solver: found {name!r}; expected one that PuLP has here: "
+            f"{', '.join(sorted(available))}"
         )
     begin = time.perf_counter()
     problem = program.problem

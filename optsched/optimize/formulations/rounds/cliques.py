@@ -1,19 +1,20 @@
 """The integer program of the round model with lifted clique rows.
 
-P_i is request i's KV in its last round, c_i its completion, b_j = P_j - o_j, one token less than
-request j holds in its first round. Let P'_i = min(P_i, M - max_j b_j) and w_i = 2 P'_i - M.
+P_i is request i's KV in its last round, and c_i is its completion. b_j = P_j - o_j is one token
+less than request j holds in its first round. Let P'_i = min(P_i, M - max_j b_j) and
+w_i = 2 P'_i - M.
 
-*Windows of large requests are disjoint.* Let c_i <= c_j. In the last round of i, request j holds
-P_j - (c_j - c_i) if it runs, that is if c_j - c_i < o_j; then P_i + P_j - (c_j - c_i) <= M. So
+*Windows of large requests are disjoint.* Let c_i <= c_j. Request j runs in the last round of i if
+c_j - c_i < o_j. It then holds P_j - (c_j - c_i), so P_i + P_j - (c_j - c_i) <= M. Hence
 
     c_j - c_i >= min(o_j, P_i + P_j - M) >= P'_i + P'_j - M = (w_i + w_j) / 2,
 
-the second since P'_i + P'_j - M <= M - b_j + P_j - M = o_j and P' <= P. For requests with w > 0 the
-windows [c_i - w_i / 2, c_i + w_i / 2) therefore do not meet.
+The second inequality holds since P'_i + P'_j - M <= M - b_j + P_j - M = o_j and P' <= P. So the
+windows [c_i - w_i / 2, c_i + w_i / 2) of requests with w > 0 are disjoint.
 
-*Rows.* All w have M's parity, so the windows consist of whole cells of one round, shifted by half a
-round where M is odd. In every cell, the starts whose windows contain it sum to at most 1. Equal
-completions are among them; the rows hold for every feasible choice, so the optimum stays.
+*Rows.* All w have the parity of M. So the windows consist of whole cells of one round, which are
+shifted by half a round if M is odd. In every cell, the starts whose windows contain it sum to at
+most 1. The rows hold for every feasible choice of starts, so they keep the optimum.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from optsched.problem.errors import UsageError
 
 
 def widths(prog: Program) -> NDArray[np.int64]:
-    """Return w_i of the module's text, at least 0, shape (n,)."""
+    """Return max(0, w_i) of the module's text, shape (n,)."""
     data = prog.data
     before_first = data.first_kv - 1
     peak = before_first + data.output
@@ -42,10 +43,20 @@ def widths(prog: Program) -> NDArray[np.int64]:
 def with_cliques(prog: Program, model: LinearModel) -> LinearModel:
     """Return the integer program with a row for every cell that two windows can share.
 
+    Parameters
+    ----------
+    prog : Program
+    model : LinearModel
+        The integer program.
+
+    Returns
+    -------
+    LinearModel
+
     Raises
     ------
     UsageError
-        More than `MAX_ENTRIES` nonzeros in these rows.
+        These rows have more than `MAX_ENTRIES` nonzeros.
     """
     data, width = prog.data, widths(prog)
     parity = data.instance.kv_capacity % 2
@@ -53,8 +64,8 @@ def with_cliques(prog: Program, model: LinearModel) -> LinearModel:
     entries = int((width * counts).sum())
     if entries > MAX_ENTRIES:
         raise UsageError(
-            f"method: the clique rows have {entries:.2g} nonzeros, more than {MAX_ENTRIES:.2g}; "
-            "highs does without them"
+            f"method: found {entries:.2g} nonzeros in the clique rows; expected at most "
+            f"{MAX_ENTRIES:.2g} (highs has no such rows)"
         )
     before = prog.columns_before
     columns, cells = [], []
@@ -67,7 +78,7 @@ def with_cliques(prog: Program, model: LinearModel) -> LinearModel:
         return model
     cell, column = np.concatenate(cells), np.concatenate(columns)
     cell -= cell.min()
-    # A cell that only one request's windows reach says what its row "once" says.
+    # A cell in the windows of one request only repeats the request's row "once".
     request = np.searchsorted(before, column, side="right") - 1
     most, least = np.full(cell.max() + 1, -1), np.full(cell.max() + 1, data.instance.n)
     np.maximum.at(most, cell, request)

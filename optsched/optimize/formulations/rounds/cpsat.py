@@ -1,8 +1,8 @@
 """The hindsight program for CP-SAT: one start per request and a staircase of intervals.
 
-A request that starts at k holds first + d tokens of KV in round k + 1 + d, d = 0 .. o - 1. As a
-cumulative constraint: the whole run [k, k + o) demands first = s + offset, and each [k + d, k + o),
-d = 1 .. o - 1, one more.
+A request that starts at k holds first + d tokens of KV in round k + 1 + d, for d = 0 .. o - 1. In
+the cumulative constraint, the whole run [k, k + o) demands first = s + offset tokens. Each of the
+intervals [k + d, k + o), for d = 1 .. o - 1, demands one token more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,27 @@ from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 
 MAX_INTERVALS = 2_000_000
-"""Output tokens up to which the model is built; each takes about a kilobyte."""
+"""The max number of output tokens of a model. Each takes about a kilobyte."""
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    """Solve by CP-SAT.
+    """Solve the hindsight program by CP-SAT.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
-    UsageError, InfeasibleError
-        See `program`; or more than `MAX_INTERVALS` tokens.
+    UsageError
+        There are more than `MAX_INTERVALS` output tokens; see also `program`.
+    InfeasibleError
+        See `program`.
     """
     from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
 
@@ -37,8 +48,8 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     tokens = int(task.instance.output_tokens.sum())
     if tokens > MAX_INTERVALS:
         raise UsageError(
-            f"method: the CP-SAT model has an interval per output token, here {tokens:.2g}, more "
-            f"than {MAX_INTERVALS:.2g}; placement can, or take fewer requests or smaller outputs"
+            f"method: found {tokens:.2g} output tokens, an interval each in the CP-SAT model; "
+            f"expected at most {MAX_INTERVALS:.2g} (placement has no such limit)"
         )
     prog = program(task.instance, warm_start=options.warm_start)
     try:
@@ -53,12 +64,24 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 
 def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[Any]]:
-    """Return the CP-SAT model and its start variables, the schedule at hand as hint.
+    """Return the CP-SAT model and its start variables. The schedule at hand is the hint.
+
+    Parameters
+    ----------
+    prog : Program
+    deadline : float
+        A time of `time.perf_counter`.
+
+    Returns
+    -------
+    model : ortools.sat.python.cp_model.CpModel
+    start : list of variables
+        One per request, in the model's time.
 
     Raises
     ------
     TimeoutError
-        The deadline, of `time.perf_counter`, came before the model was complete.
+        The deadline came before the model was complete.
     """
     from ortools.sat.python import cp_model as cp
 
@@ -100,13 +123,16 @@ def _memory(model: Any, prog: Program, start: list[Any], deadline: float) -> Non
 
 
 def _separation(model: Any, prog: Program, start: list[Any], deadline: float) -> None:
-    """Keep the completions of two requests apart that cannot be at their peaks together.
+    """Separate the completions of two requests whose peaks exceed the capacity together.
 
-    With c the completion and p the peak, s + o in generated and s + o - 1 in cached accounting:
-    if c_i <= c_j then c_j - c_i >= min(o_j, p_i + p_j - M). For either j starts at c_i or later,
-    and c_j - c_i >= o_j; or j runs in round c_i, in which i holds p_i and j holds
-    p_j - (c_j - c_i), since a run gains one token per round up to its peak: together at most M.
-    The argument only uses KV rows, so further limits do not touch it.
+    Let c be the completion and p the peak, which is s + o in generated and s + o - 1 in cached
+    accounting. Claim: if c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M).
+
+    Proof. Either j starts at c_i or later; then c_j - c_i >= o_j. Or j runs in round c_i. In that
+    round i holds p_i, and j holds p_j - (c_j - c_i), since a run gains one token per round up to
+    its peak. Together they hold at most M.
+
+    The argument only uses the capacity, so it stays valid under further limits.
     """
     data = prog.data
     peak, output = data.instance.peak_tokens, data.output
@@ -126,11 +152,11 @@ def _separation(model: Any, prog: Program, start: list[Any], deadline: float) ->
 
 
 def _twins(model: Any, prog: Program, start: list[Any]) -> None:
-    """Order the starts of requests with equal prompt and output by arrival, then index.
+    """Order the starts of requests with equal prompt and output by arrival, then by index.
 
-    Nothing is lost: if i arrives no later than j but starts after it, the two can exchange their
-    starts, since a_i <= a_j <= start_j and a_j <= start_j < start_i. What runs in every round
-    stays the same but for names, and so does the total latency.
+    No optimum is lost. Suppose that i arrives no later than j but starts after it. Then the two can
+    exchange their starts, since a_i <= a_j <= start_j and a_j <= start_j < start_i. Every round
+    runs the same requests up to their names, and the total latency stays the same.
     """
     data = prog.data
     order = np.lexsort((np.arange(len(start)), data.arrival, data.output, data.prompt)).tolist()
@@ -161,7 +187,7 @@ def _limits(model: Any, prog: Program, start: list[Any]) -> None:
 
 
 def _phases(model: Any, prog: Program, start: list[Any]) -> None:
-    """Let j start no later than i, or not before i has ended: i decodes in between."""
+    """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
     data = prog.data
     for i, k in enumerate(start):
         if data.output[i] == 1:

@@ -39,7 +39,7 @@ _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
 _CPSAT_PROVES = 10
 RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
-"""Requests and KV tokens up to which the ramp relaxation has few enough states to be of use."""
+"""The max requests and KV tokens for which the ramp relaxation has few enough states."""
 _SEARCH_ROUNDS = 1 << 27
 
 
@@ -48,9 +48,19 @@ def solve_by_highs(
     options: SolveOptions,
     strengthened: Callable[[Program, LinearModel], LinearModel] | None = None,
 ) -> Answer:
-    """Solve the integer program by HiGHS, handed over as arrays.
+    """Solve the integer program by HiGHS, which receives it as arrays.
 
-    ``strengthened`` may add rows that every feasible choice of starts satisfies.
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+    strengthened : callable, optional
+        ``strengthened(prog, model)`` returns the model with further rows. Every feasible choice of
+        starts must satisfy them.
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
@@ -75,9 +85,18 @@ def solve_by_highs(
 
 
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
-    """Take the placement of `serial_schedule` and the bound of `volume_bound`, without a search.
+    """Return the placement of `serial_schedule` and the bound of `volume_bound`, without a search.
 
-    What ``auto`` falls back on where an exact model would not fit into memory.
+    ``auto`` falls back on it if an exact model would not fit into memory.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
@@ -100,13 +119,13 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
 
 
 def _choose(task: Task) -> str:
-    """Return what proves most in the time: CP-SAT, the ramp relaxation, or the search.
+    """Return the method with the best bound in the time: CP-SAT, the ramp relaxation or the search.
 
-    Up to 10 requests CP-SAT proves the optimum at once. From there to 100 requests with little
-    KV, as in the paper's synthetic models, the ramp relaxation has by far the better bound
-    (`docs/lab/small-scale.md`). Without it CP-SAT is better up to 32 requests, then the dual and
-    the large-neighbourhood search (`docs/lab/trace-scale.md`). Only CP-SAT and HiGHS know limits
-    on batches.
+    With up to 10 requests, CP-SAT proves the optimum at once. With up to 100 requests and little
+    KV, as in the synthetic models of Jaillet et al. 2025, the ramp relaxation has by far the better
+    bound (`docs/lab/small-scale.md`). With more KV, CP-SAT is better up to 32 requests; beyond
+    that, the dual and the large-neighbourhood search are (`docs/lab/trace-scale.md`). Only CP-SAT
+    and HiGHS honour limits on batches.
     """
     data = round_data(task.instance)
     if not demands(task.instance) & SWITCHES:
@@ -140,7 +159,7 @@ def _export(task: Task, format_name: str, path: str | Path) -> None:
 
 FORMULATION = Formulation(
     name="hindsight",
-    summary="hindsight-optimal integer program of uninterrupted runs in rounds (002, section 3)",
+    summary="hindsight-optimal program of uninterrupted runs in rounds (Jaillet et al. 2025)",
     time_unit="round",
     default_objective="tel",
     methods={

@@ -1,7 +1,7 @@
 """How far in time an exact model of the round model has to reach, with proofs.
 
-Also a feasible schedule that is always at hand, which gives the upper bound that the windows of
-start times rest on.
+The module also has a quick feasible schedule. Its value is the upper bound that the windows of
+start times need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SRPT_LIMIT = 300
 
 @dataclass(frozen=True, eq=False)
 class RoundData:
-    """An instance of rounds as exact models need it, long idle gaps between arrivals cut out.
+    """An instance in rounds as exact models need it, without the long gaps between arrivals.
 
     Parameters
     ----------
@@ -30,13 +30,13 @@ class RoundData:
     arrival : ndarray of int64, shape (n,)
         Arrival minus `shift`, in rounds.
     shift : ndarray of int64, shape (n,)
-        To be added to a start of the model for a start of the instance (see `round_data`).
+        A start of the model plus the shift is a start of the instance (see `round_data`).
     block : ndarray of int64, shape (n,)
-        Which of the separate busy periods a request belongs to, from 0 in order of time.
+        The number of the request's busy period, from 0 in order of time.
     deadline : ndarray of int64, shape (n,)
-        Round by which the request's block has ended in every optimal schedule.
+        The round by which the request's block has ended in every optimal schedule.
     first_kv : ndarray of int64, shape (n,)
-        KV tokens held while the first token is produced; one more in each later round.
+        KV tokens held while the first token is produced. A run holds one more in each later round.
     """
 
     instance: Instance
@@ -76,42 +76,54 @@ class RoundData:
 
 
 def round_data(instance: Instance) -> RoundData:
-    """Return what exact models read, after checking that the instance is one of theirs.
+    """Return what exact models read, after checking that they can model the instance.
 
     The gaps between the blocks of `optsched.bounds.blocks` are cut out of time. Let A be the round
     by which the earlier requests can have run one after another.
 
-    **Every optimal schedule has finished the earlier requests by A**, with the gap and without
-    it. By induction the blocks before the latest one have ended by its first arrival. Suppose
-    that a schedule has not finished that block by A. What it does with the requests so far has
-    at most (sum of the block's outputs) rounds in use after the block's last arrival and ends
-    after A, so some round between is idle; moving what starts behind that round forward by one
-    is feasible and cheaper (see `start_windows`). So it costs more than the best schedule of the
-    requests so far alone, which has ended by A and can take its place without meeting the later
-    requests, who start at A or later: a contradiction. Schedules in which each block has ended
-    before the next begins cost the same with the gaps and without them, and are feasible with
-    them if without.
+    **Claim.** Every optimal schedule has finished the earlier requests by A, with the gap and
+    without it.
+
+    **Proof.** By induction, the blocks before the latest one have ended by its first arrival.
+    Suppose that a schedule has not finished the latest block by A. Consider what the schedule does
+    with the requests so far. After the block's last arrival it uses at most (sum of the block's
+    outputs) rounds, and it ends after A. So some round between is idle. Everything that starts
+    after that round can start one round earlier, which is feasible and cheaper (see
+    `start_windows`). So this part costs more than the best schedule of the requests so far alone.
+    That schedule has ended by A and can replace this part. It does not meet the later requests,
+    since they start at A or later. This contradicts optimality.
+
+    If each block has ended before the next one begins, a schedule costs the same with the gaps and
+    without them. If such a schedule is feasible without the gaps, it is feasible with them.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    RoundData
 
     Raises
     ------
     UsageError
         The instance is in seconds.
     InfeasibleError
-        A prompt exceeds C or P: it is processed in one round in this model.
+        A prompt exceeds C or P. This model processes a prompt in one round.
     """
     if not instance.in_rounds:
         raise UsageError(
-            "formulation: hindsight is for instances in rounds, this one is in seconds; "
-            "`optsched import --rounds SECONDS` makes one in rounds, or use infermax"
+            "formulation: found hindsight for an instance in seconds; expected infermax, or an "
+            "instance in rounds (`optsched import --rounds SECONDS` makes one)"
         )
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
             i = int(np.argmax(instance.prompt_tokens > limit))
             raise InfeasibleError(
-                f"limits.{name}: request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds "
-                f"{limit}; hindsight processes a prompt in one round, so {name} must be at least "
-                "the largest prompt"
+                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
+                f"{instance.prompt_tokens[i]}; expected at least the largest prompt, as hindsight "
+                "processes a prompt in one round"
             )
     blocks = blocks_of(instance)
     return RoundData(
@@ -127,9 +139,17 @@ def round_data(instance: Instance) -> RoundData:
 def serial_schedule(instance: Instance) -> Schedule:
     """Return a feasible schedule: each request in turn at its earliest feasible start.
 
-    Of three orders (arrival; output, then arrival; KV volume, then arrival) the one with the
-    least total latency. Always feasible, whatever the limits: a request alone on the machine
-    breaks none that `round_data` has let through.
+    Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
+    schedule of min total latency is returned. It is feasible under all limits, since a request
+    alone on the machine breaks no limit that `round_data` accepts.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    Schedule
 
     Raises
     ------
@@ -150,8 +170,8 @@ def serial_schedule(instance: Instance) -> Schedule:
 def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
     """Start each request at its earliest feasible start, block by block in the given order.
 
-    Each block ends by its deadline: a request never starts later than the end of what is placed
-    and its arrival.
+    Each block ends by its deadline, since a request starts no later than its arrival or the end of
+    the requests placed before it, whichever is later.
 
     Parameters
     ----------
@@ -167,15 +187,15 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
     Raises
     ------
     UsageError
-        A time axis that is too long for an array of rounds.
+        The time axis is too long for an array of rounds.
     """
     from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
 
     end = data.end + int(data.output.max()) + 2
     if end > MAX_ROUNDS:
         raise UsageError(
-            f"formulation: hindsight looks at up to {end:.2g} rounds, more than {MAX_ROUNDS:.2g}; "
-            "take fewer requests or smaller outputs"
+            f"formulation: found up to {end:.2g} rounds in hindsight; expected at most "
+            f"{MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
         )
     starts = np.empty(data.instance.n, dtype=np.int64)
     order = np.asarray(order)
@@ -194,7 +214,7 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
 
 
 class _Machine:
-    """What the placed requests use in every round, and the earliest start under limits."""
+    """What the placed requests use in every round; it finds earliest starts under limits."""
 
     def __init__(self, data: RoundData, end: int) -> None:
         self.data = data
@@ -214,8 +234,8 @@ class _Machine:
     def earliest(self, i: int, start: int) -> int:
         """Return the first feasible start from ``start`` on.
 
-        A round t in which the request does not fit rules out every start before
-        t - max(room, 0), room being how many of the request's rounds fit into it.
+        Let room be the number of the request's rounds that fit into round t. If the request does
+        not fit in t, every start before t - max(room, 0) is ruled out.
         """
         output, first_kv = int(self.data.output[i]), int(self.data.first_kv[i])
         grown = first_kv + np.arange(output)
@@ -232,7 +252,7 @@ class _Machine:
             start = later
 
     def _past_limits(self, i: int, start: int, output: int) -> int:
-        """Return the least start that the rounds of a run from ``start`` leave possible."""
+        """Return the earliest start that the rounds of a run from ``start`` do not rule out."""
         limits = self.data.instance.limits
         rounds = slice(start + 1, start + 1 + output)
         running, prefill, prefills = (
@@ -265,8 +285,8 @@ class _Machine:
 def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the starts with the idle rounds after the last arrival cut out.
 
-    Feasible if the given ones are, and no later: whole rounds move, and nothing that starts
-    after the last arrival starts before it afterwards.
+    If the given starts are feasible, so are the returned ones, and none is later. The reason is
+    that whole rounds move, and what starts after the last arrival does not move before it.
     """
     moved = starts.copy()
     busy_until, cut = int(data.arrival.max()), 0
@@ -280,11 +300,19 @@ def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64
 def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     """Return a lower bound on the total latency of the requests, or of all but one, in rounds.
 
-    The larger of the sum of outputs and the volume bound (FORMULATIONS, section 2): a schedule
-    uses at most M tokens of KV per round, so run on one machine that does M token-rounds per
-    round, each request as a preemptive job of length vol_i released at its arrival, every
-    request completes no later than in the schedule; and shortest remaining work first minimizes
-    the sum of completion times there. Computed in integers, time in units of 1/M rounds.
+    The bound is the larger one of the sum of outputs and the volume bound (`docs/formulations.md`).
+
+    **The volume bound.** A schedule uses at most M tokens of KV per round. Take a machine that does
+    M token-rounds per round, and make each request a preemptive job of length vol_i, released at
+    its arrival. On that machine every request can complete no later than in the schedule. Shortest
+    remaining work first minimizes the sum of completion times there (Schrage 1968). The bound is
+    computed in integers, with time in units of 1/M rounds.
+
+    Parameters
+    ----------
+    data : RoundData
+    leave_out : int, optional
+        A request to leave out.
     """
     capacity = data.instance.kv_capacity
     release = [a * capacity for a in data.arrival.tolist()]
@@ -301,43 +329,42 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
 def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np.int64]:
     """Return the last start of each request that an optimal schedule can need.
 
-    **Claim.** Every schedule of least total latency starts each request i at or before
+    **Claim.** Every schedule of min total latency starts each request i at or before
     last_i = min(F_i, U_i), where
 
-    - F_i = D_i - o_i (the unconditional one), D_i the deadline of the block of i, which is
-      max_j a_j + sum_j o_j over the requests j of its block (`round_data`);
-    - U_i = a_i - o_i + UB - LB_i, with UB the total latency of some feasible schedule and LB_i a
+    - F_i = D_i - o_i holds unconditionally. D_i is the deadline of the block of i, which is
+      max_j a_j + sum_j o_j over the requests j of the block (`round_data`).
+    - U_i = a_i - o_i + UB - LB_i. UB is the total latency of some feasible schedule, and LB_i is a
       lower bound on the total latency of the other requests.
 
-    **Proof of F_i.** Let the last block be that of i, since by `round_data` later blocks do not
-    matter, and T the last arrival. An optimal schedule has no idle round t > T before its end:
-    the requests that start at t or later could all start one round earlier
-    (their starts stay >= T, at or after their arrivals; whole rounds move, so KV, token and
-    request limits and the separation of phases hold as before; those that started before t have
-    ended before it), which would lower the total latency. So every round after T up to the end
-    runs a request of the block, since the earlier blocks have ended; there are at most sum_j o_j
-    such rounds, and i, which ends by T + sum_j o_j = D_i, starts by F_i.
+    **Proof of F_i.** By `round_data` later blocks do not matter, so let the block of i be the last
+    one. Let T be the last arrival. An optimal schedule has no idle round t > T before its end.
+    Suppose that it had one. The requests that started before t have ended before t. All others
+    could start one round earlier. Their starts would stay >= T, so at or after their arrivals.
+    Whole rounds would move, so the limits on KV, tokens and requests and the separation of phases
+    would hold as before. The total latency would fall, a contradiction. So every round after T up
+    to the end runs a request. It is one of the block, since the earlier blocks have ended. There
+    are at most sum_j o_j such rounds. So i ends by T + sum_j o_j = D_i and starts by F_i.
 
-    **Proof of U_i.** Leaving i out of a feasible schedule leaves a feasible one of the others,
-    so their latencies sum to at least LB_i. If i starts at k, the total is at least
-    k + o_i - a_i + LB_i, which exceeds UB once k > U_i; an optimal schedule costs at most UB.
+    **Proof of U_i.** A feasible schedule without i is a feasible schedule of the other requests, so
+    their latencies sum to at least LB_i. If i starts at k, the total is at least
+    k + o_i - a_i + LB_i. This exceeds UB if k > U_i, but an optimal schedule costs at most UB.
 
-    LB_i is `volume_bound` without i (for more than 300 requests the sum of their outputs, which
-    is O(n)). The makespan of a greedy schedule would *not* be safe: an optimal schedule may well
-    end later than it. Both parts hold for schedules that are only *as good as* an optimal one;
-    symmetry breaking that permutes equal requests keeps every window, since totals and idle
-    rounds stay what they were.
+    LB_i is `volume_bound` without i. For more than 300 requests it is the sum of the others'
+    outputs, which takes O(n). The makespan of a greedy schedule would *not* be safe, since an
+    optimal schedule may end later than a greedy one. Symmetry breaking that permutes equal requests
+    keeps every window, since it changes neither totals nor idle rounds.
 
     Parameters
     ----------
     data : RoundData
     upper_bound : int, optional
-        UB, in rounds; without one only F_i is used.
+        UB, in rounds. Without it only F_i is used.
 
     Returns
     -------
     ndarray of int64, shape (n,)
-        In the model's time; at least the arrivals.
+        The last starts, in the model's time. None lies before the arrival.
     """
     last = data.deadline - data.output
     if upper_bound is not None:

@@ -1,4 +1,6 @@
-"""The hindsight-optimal integer program of the round model (002, sections 2-3), by arrays.
+"""The hindsight-optimal integer program of the round model, as arrays.
+
+The program is that of Jaillet et al. 2025, sections 2 and 3.
 
 Symbols of the paper: a_i ``arrival``, s_i ``prompt``, o_i ``output``, M ``kv_capacity``, and
 x_it = 1 if request i starts in round t::
@@ -7,12 +9,13 @@ x_it = 1 if request i starts in round t::
     s.t. sum_t x_it = 1                                                        for all i   (once)
          sum_i sum_{k = t - o_i}^{t-1} (s_i + t - k + offset - 1) x_ik <= M    for all t   (memory)
 
-with t from a_i to the last start that an optimal schedule can need (`start_windows`), offset 1
-for "generated" and 0 for "cached" KV. An instance's own limits add, for every round t,
+with t from a_i to the last start that an optimal schedule can need (`start_windows`). The offset is
+1 for "generated" and 0 for "cached" KV. An instance's own limits add, for every round t,
 
-- running: the requests that run in t number at most R_max;
-- batch: those whose first round is t count s_i, other running ones 1, together at most C;
-- prefill: those whose first round is t count s_i, together at most P;
+- running: at most R_max requests run in t;
+- batch: the requests whose first round is t count s_i each, other running requests count 1 each,
+  and the sum is at most C;
+- prefill: the requests whose first round is t count s_i each, and the sum is at most P;
 - phase (hybrid batching off): a column y_t in [0, 1] with x_{i,t-1} <= y_t for every i and
   sum_{k = t - o_i}^{t-2} x_ik <= 1 - y_t for every i: a prefill in t rules out decodes in t.
 
@@ -41,12 +44,12 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
 MAX_ENTRIES = 40_000_000
-"""Nonzeros up to which the integer program is built (about 16 bytes each, and as many in HiGHS)."""
+"""The max number of nonzeros. Each takes about 16 bytes here and as many again in HiGHS."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What every method starts from: data, windows of starts, and a schedule at hand.
+    """What every method starts from: the data, the windows of starts, and a feasible schedule.
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ class Program:
 
     @property
     def columns_before(self) -> NDArray[np.int64]:
-        """Number of start columns before each request's first, shape (n + 1,)."""
+        """The number of start columns before each request's first one, shape (n + 1,)."""
         return np.concatenate([[0], np.cumsum(self.last - self.data.arrival + 1)])
 
 
@@ -77,9 +80,14 @@ def program(
     instance : Instance
         In rounds.
     warm_start : Schedule of starts, optional
-        A feasible schedule; the placement of `serial_schedule` competes with it.
+        A feasible schedule. The better one of it and `serial_schedule` is used.
     windows : bool
-        False: only the unconditional horizon.
+        Whether to use the schedule's value for shorter windows. If not, only the unconditional
+        horizon counts.
+
+    Returns
+    -------
+    Program
 
     Raises
     ------
@@ -100,7 +108,7 @@ def program(
 
 
 def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Exchange the starts of equal requests so that they rise with arrival and index."""
+    """Exchange the starts of equal requests so that they increase with arrival and index."""
     by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, data.output, data.prompt))
     by_start = np.lexsort((starts, data.output, data.prompt))
     ordered = np.empty_like(starts)
@@ -111,27 +119,35 @@ def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int
 def linear_model(prog: Program) -> LinearModel:
     """Return the integer program as arrays.
 
-    Columns: x_it by request, then start; then y_t by round where hybrid batching is off. Rows:
-    once by request; then the families of the module's head that are needed, by round.
+    The columns are x_it by request and start, then y_t by round if hybrid batching is off. The rows
+    are "once" by request, then by round the families of the module's text that are needed.
+
+    Parameters
+    ----------
+    prog : Program
+
+    Returns
+    -------
+    LinearModel
 
     Raises
     ------
     UsageError
-        More than `MAX_ENTRIES` nonzeros.
+        There are more than `MAX_ENTRIES` nonzeros.
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
     entries = entries_at_most(data, last)
     if entries > MAX_ENTRIES:
         raise UsageError(
-            f"method: the integer program of {n} requests has up to {entries:.2g} nonzeros, more "
-            f"than {MAX_ENTRIES:.2g}; placement can, or take fewer requests"
+            f"method: found up to {entries:.2g} nonzeros in the integer program of {n} requests; "
+            f"expected at most {MAX_ENTRIES:.2g} (placement has no such limit)"
         )
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])
     lengths = np.repeat(families.entries_per_start, last - data.arrival + 1)
-    # Rows that are not needed make columns shorter; count exactly while filling.
+    # Rows that are left out make columns shorter. The exact number is counted while filling.
     index = np.empty(int(lengths.sum()), dtype=np.int32)
     value = np.empty(len(index), dtype=np.float64)
     cost = np.empty(columns, dtype=np.float64)
@@ -168,7 +184,7 @@ def linear_model(prog: Program) -> LinearModel:
 
 
 def entries_at_most(data: RoundData, last: NDArray[np.int64]) -> float:
-    """Return a bound on the nonzeros of the start columns, given the last starts."""
+    """Return an upper bound on the nonzeros of the start columns, given the last starts."""
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
     return float((starts * (data.output * families + 1)).sum())
@@ -228,7 +244,7 @@ class _Families:
         first = int(starts[0]) + 1
         for name, row_of in self.row_of.items():
             width = 1 if name == "prefill" else output
-            # Start k uses rounds k + 1 .. k + width: a sliding window over the rows.
+            # A start k uses rounds k + 1 .. k + width, which is a sliding window over the rows.
             window = row_of[first : first + len(starts) + width - 1]
             rows[:, at : at + width] = np.lib.stride_tricks.sliding_window_view(window, width)
             if name == "memory":
@@ -260,10 +276,10 @@ class _Families:
 
 
 def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
-    """Return what all requests together can use at most in rounds 0..end, one by one.
+    """Return the max that all requests together can use in each of the rounds 0..end.
 
-    KV, running requests, tokens, prefill tokens; each shape (end + 1,). A row whose largest use
-    is within its limit can be left out.
+    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. A row whose
+    max use is within its limit can be left out.
     """
     data = prog.data
     kv = np.zeros(end + 1, dtype=np.int64)
@@ -282,7 +298,7 @@ def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
-    """Return the columns' values of the program's schedule at hand, shape (columns,)."""
+    """Return the values of the columns for `Program.warm`, shape (columns,)."""
     values = np.zeros(model.columns)
     before = prog.columns_before
     values[before[:-1] + prog.warm - prog.data.arrival] = 1.0
@@ -292,18 +308,28 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
 
 
 def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the starts in the model's time that the columns' values mean, shape (n,).
+    """Return the starts that the values of the columns mean.
+
+    Parameters
+    ----------
+    prog : Program
+    values : ndarray of float64, shape (columns,)
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        In the model's time.
 
     Raises
     ------
     SolverError
-        A request without exactly one start.
+        A request does not have exactly one start.
     """
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
     if not np.array_equal(request, np.arange(prog.data.instance.n)):
-        raise SolverError("solver: its answer does not start every request exactly once")
+        raise SolverError("solver: found a request without exactly one start; expected one each")
     return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
 
 

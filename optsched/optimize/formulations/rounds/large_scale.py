@@ -1,6 +1,7 @@
-"""Hindsight at any scale: Lagrangian dual for the bound, large-neighbourhood search for the rest.
+"""Hindsight at any scale, without a model.
 
-No model is built. See `optsched.optimize.search.anytime`.
+The Lagrangian dual gives the bound, and a large-neighbourhood search the schedule. See
+`optsched.optimize.search.anytime`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from optsched.problem.budget import Budget
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found, the bound proved and its certificate.
 
-    Without a time limit the search ends after 8,000 steps per request and 20,000; with one it
-    goes on until the limit, or until bound and schedule meet.
+    With a time limit the search goes on until the limit, or until bound and schedule meet. Without
+    one it ends after 20,000 steps and another 8,000 per request.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
     UsageError
-        A time axis that is too long for an array of rounds.
+        The time axis is too long for an array of rounds, or the instance has limits on batches.
     """
     from optsched.optimize.search.anytime import Found, explore
     from optsched.optimize.search.placement import room_of

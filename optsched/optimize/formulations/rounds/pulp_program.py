@@ -1,4 +1,4 @@
-"""The hindsight program as the paper writes it, by PuLP: readable, and exported as LP and MPS."""
+"""The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def pulp_problem(
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
-    Every family of the head of `optsched.optimize.formulations.rounds.integer_program` is one loop,
-    and every row is there (also those that cannot be violated). Rows are named ``once_i``,
+    Every family of rows in `optsched.optimize.formulations.rounds.integer_program` is one loop
+    here. Every row is present, even if it cannot be violated. The rows' names are ``once_i``,
     ``memory_t``, ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and
     ``phase_decode_i_t``.
-    ``check`` is called again and again; its exceptions end the work.
+
+    Parameters
+    ----------
+    prog : Program
+    check : callable
+        Called repeatedly. It raises an exception to end the work.
     """
     import pulp
 
@@ -67,7 +72,7 @@ def _problem(
         problem += pulp.lpSum(x[i].values()) == 1, f"once_{i}"
 
     def running(i: int, t: int, first: int = 1) -> list[tuple[int, Any]]:
-        """Starts k (and variables) with which i is in its first-th or a later round in t."""
+        """Return the starts k, with variables, for which t is i's first-th or a later round."""
         return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
 
     for t in rounds:
@@ -103,7 +108,12 @@ def _problem(
 
 
 def write_lp(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an LP file, starts within their windows.
+    """Write the integer program of an instance as an LP file, with starts within their windows.
+
+    Parameters
+    ----------
+    instance : Instance
+    path : path
 
     Raises
     ------
@@ -121,7 +131,16 @@ def write_mps(instance: Instance, path: str | Path) -> None:
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
-    """Solve the readable program by PuLP and HiGHS.
+    """Build the readable program in PuLP, and solve it by HiGHS.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
@@ -159,7 +178,7 @@ def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64
 
 
 def _settled(native: RawOutcome, problem: Any) -> RawOutcome:
-    """Return the outcome with PuLP's objective, and a status that does not rest on PuLP's."""
+    """Return the outcome with PuLP's objective, and a status that does not depend on PuLP's."""
     import pulp
 
     objective = None if native.values is None else float(pulp.value(problem.objective))

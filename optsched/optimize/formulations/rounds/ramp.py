@@ -16,16 +16,27 @@ from optsched.problem.schedule import from_starts
 
 
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
-    """Solve by bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate.
+    """Solve by the bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate.
+
+    Parameters
+    ----------
+    task : Task
+    options : SolveOptions
+
+    Returns
+    -------
+    Answer
 
     Raises
     ------
     UsageError
-        An instance in seconds.
+        The instance is in seconds.
     """
     instance = task.instance
     if not instance.in_rounds:
-        raise UsageError("formulation: hindsight is for instances in rounds")
+        raise UsageError(
+            "formulation: found hindsight for an instance in seconds; expected one in rounds"
+        )
     begin = time.perf_counter()
     from optsched.optimize.ramp.prove import prove_all
 
