@@ -220,7 +220,8 @@ def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
     answer = run(many, "search", "tel", limit=0.5)
     assert answer.status == Status.FEASIBLE
     assert 0 < answer.bound < answer.objective < 1.5 * answer.bound
-    with pytest.raises(UsageError, match=r"900 requests with 27000 output tokens.*the method search"):
+    words = r"900 requests with 27000 output tokens.*the method search"
+    with pytest.raises(UsageError, match=words):
         run(fixed(900, 20, 30), "cpsat", "tel")
 
 
