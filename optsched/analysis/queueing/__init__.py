@@ -1,14 +1,15 @@
 """Queueing theory of TRAIL (Shahout et al. 2024): SPRPT with limited preemption in an M/G/1 queue.
 
-Jobs of the second kind refine their predictions while they are served.
+Jobs of the second kind refine their predictions while they are served. The formulas are exact up
+to the error of quadrature. `simulate_queue` and `simulate_refined` simulate the same queues event
+by event.
 
+Examples
+--------
 >>> from optsched import queueing
 >>> jobs = queueing.perfect(queueing.exponential())
 >>> round(queueing.mean_response_time(jobs, rate=0.8, c=1.0), 4)  # SRPT
 2.3528
-
-The formulas are exact up to the error of quadrature. `simulate_queue` and `simulate_refined`
-simulate the same queues event by event.
 """
 
 from optsched.analysis.queueing.jobs import (

@@ -1,5 +1,7 @@
 """Competitive ratios of online policies: measure them, look for bad cases, explain the gap.
 
+Examples
+--------
 >>> from optsched import generate
 >>> from optsched.analysis.ratio import competitive_ratio
 >>> instances = [generate("uniform", seed=k, n=5, output_max=4) for k in range(3)]
