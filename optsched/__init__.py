@@ -94,9 +94,11 @@ __all__ = [*sorted(_HOMES), "queueing"]
 
 _MOVED = {
     "cost": "costs.cost",
+    "data": "workloads.datasets",
     "errors": "problem.errors",
     "fit": "costs.fit",
     "forecast": "problem.forecast",
+    "formulations": "optimize.formulations",
     "hardware": "costs.hardware",
     "instance": "problem.instance",
     "io": "files.read_write",
@@ -107,9 +109,14 @@ _MOVED = {
     "queueing": "analysis.queueing",
     "ratio": "analysis.ratio",
     "report": "show.report",
+    "roofline": "costs.roofline",
     "schedule": "problem.schedule",
+    "search": "optimize.search",
+    "solvers": "optimize.solvers",
     "theory": "analysis.theory",
+    "trace": "show.perfetto",
     "traces": "workloads.traces",
+    "validity": "judge.validity",
 }
 """Modules of version 0.1.0 that its documentation named, and their places now.
 

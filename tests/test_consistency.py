@@ -65,7 +65,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, command, "seconds.json", "--cost-model", "plain.toml",
-         "--time-limit", "2"],
+         "--time-limit", "30"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 1

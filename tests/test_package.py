@@ -94,9 +94,12 @@ def test_no_function_hides_the_module_that_it_is_in() -> None:
     ("old", "new"),
     [
         ("errors", "problem.errors"),
+        ("formulations.base", "optimize.formulations.base"),
+        ("roofline", "costs.roofline"),
         ("plot.prices", "show.plot.prices"),
         ("ratio", "analysis.ratio"),
         ("theory", "analysis.theory"),
+        ("trace", "show.perfetto"),
     ],
 )
 def test_modules_keep_the_names_that_users_import(old: str, new: str) -> None:
