@@ -133,5 +133,5 @@ def test_a_schedule_that_breaks_the_capacity_and_a_search_without_end_are_refuse
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="feasible"):
         improve(jobs, np.array([0, 0]), rng=rng, rounds=1)
-    with pytest.raises(ValueError, match="would not end"):
+    with pytest.raises(ValueError, match="expected one that ends the search"):
         improve(jobs, np.array([0, 2]), rng=rng)
