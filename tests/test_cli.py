@@ -500,7 +500,10 @@ def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     wrong = run("simulate", instance, "--policy", f"{mine}:BY_PROMPT:order=prompt")
     assert wrong.exit_code == 2
     assert "'order' is unknown" in wrong.stderr
-    for name, words in (("nothing", "found None; expected Rules"), ("gone", "and no Rules or Windows")):
+    for name, words in (
+        ("nothing", "found None; expected Rules"),
+        ("gone", "and no Rules or Windows"),
+    ):
         result = run("simulate", instance, "--policy", f"{mine}:{name}", "--json", "-")
         assert result.exit_code == 2
         assert words in result.stderr

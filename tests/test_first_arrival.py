@@ -223,7 +223,9 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
     schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
     makespan = evaluate(two, schedule, squares).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
-    with pytest.raises(InputError, match=r"squared prefills of one batch that may sum to 138350580"):
+    with pytest.raises(
+        InputError, match=r"squared prefills of one batch that may sum to 138350580"
+    ):
         prompts(3)
     # Where the KV capacity keeps them apart, or nothing is squared, they may come.
     assert prompts(3, kv_capacity=2 * longest).n == 3
