@@ -20,6 +20,9 @@ from optsched.problem.schedule import Schedule
 
 Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
 
+MAX_STALLED_BATCHES = 1_000_000
+"""More batches than this without a completion, plus the longest output, are an endless loop."""
+
 
 @dataclass(frozen=True, eq=False)
 class Job:

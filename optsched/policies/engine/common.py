@@ -14,7 +14,7 @@ from numba import njit
 from optsched.judge import life
 from optsched.judge.life import UNLIMITED, Ints, record
 from optsched.judge.replay import Limits, read_start
-from optsched.policies.runner import Job, endless
+from optsched.policies.runner import MAX_STALLED_BATCHES, Job, endless
 from optsched.problem import forecast
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
@@ -24,9 +24,6 @@ DONE = 0
 STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
-
-MAX_STALLED_BATCHES = 1_000_000
-"""More batches than this without a completion, plus the longest output, are an endless loop."""
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""

@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.runner import Job, Runner, endless, waiting_rank
+from optsched.policies.runner import MAX_STALLED_BATCHES, Job, Runner, endless, waiting_rank
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
 from optsched.workloads.predict import estimates, forecast_of
-
-MAX_STALLED_BATCHES = 1_000_000
-"""More batches than this without a completion, plus the longest output, are an endless loop."""
 
 
 class Online(Runner):

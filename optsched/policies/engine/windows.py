@@ -26,7 +26,6 @@ from optsched.judge.replay import Limits
 from optsched.policies.engine.common import (
     DONE,
     FIELDS,
-    MAX_STALLED_BATCHES,
     STALLED,
     STUCK,
     Columns,
@@ -38,6 +37,7 @@ from optsched.policies.engine.common import (
     tokens_left,
     with_room,
 )
+from optsched.policies.runner import MAX_STALLED_BATCHES
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
