@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from operator import add
 
-OBJECTIVES = ("tel", "makespan")
+OBJECTIVES: dict[str, tuple[Callable[[int, int, int], int], Callable[[int, int], int]]] = {
+    "tel": (lambda arrival, output, start: start + output - arrival, add),
+    "makespan": (lambda arrival, output, start: start + output, max),
+    "mean_ttft": (lambda arrival, output, start: start + 1 - arrival, add),
+}
+"""What a request counts that starts at a time, and how requests join. Means are sums until the end.
+
+A further objective of this kind is one more line.
+"""
 
 
-def brute_force_tel(instance) -> tuple[int, list[int]]:
+def brute_force_tel(instance) -> tuple[float, list[int]]:
     """Return the least total latency of an instance in rounds and starts that reach it."""
     return brute_force(instance, "tel")
 
 
-def brute_force(instance, objective: str) -> tuple[int, list[int]]:
+def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     """Return the least value of an objective of `OBJECTIVES` and starts that reach it.
 
     Every start of every request from its arrival up to max(arrival) + sum(outputs) is tried, in
-    order of index, dropping a partial choice once a round breaks a rule or the value so far (for
-    the total latency with the outputs still to come) reaches the best known.
+    order of index, dropping a partial choice once a round breaks a rule, or once the value so far
+    joined with the least of the requests to come reaches the best known.
     """
+    counted, joined = OBJECTIVES[objective]
     arrival = [int(v) for v in instance.arrival]
     prompt = [int(v) for v in instance.prompt_tokens]
     output = [int(v) for v in instance.output_tokens]
@@ -32,13 +43,10 @@ def brute_force(instance, objective: str) -> tuple[int, list[int]]:
     prefills = [0] * (end + 2)
     prefill_tokens = [0] * (end + 2)
     starts = [0] * n
-    best: list = [sum(output) * n + sum(end - a for a in arrival) + max(arrival) + 1, []]
-
-    def value(i: int, start: int, so_far: int) -> int:
-        """Return the objective of requests 0..i, of which the last starts now."""
-        if objective == "tel":
-            return so_far + start + output[i] - arrival[i]
-        return max(so_far, start + output[i])  # the makespan
+    best: list = [math.inf, []]
+    to_come = [0] * (n + 1)  # the least that requests i.. count
+    for i in reversed(range(n)):
+        to_come[i] = joined(to_come[i + 1], counted(arrival[i], output[i], arrival[i]))
 
     def change(i: int, start: int, sign: int) -> None:
         for j in range(1, output[i] + 1):
@@ -67,23 +75,24 @@ def brute_force(instance, objective: str) -> tuple[int, list[int]]:
                 return False
         return True
 
-    def choices(i: int, so_far: int) -> Iterator[int]:
-        to_come = sum(output[i + 1 :]) if objective == "tel" else 0
+    def choices(i: int, so_far: int) -> Iterator[tuple[int, int]]:
         for start in range(arrival[i], end - output[i] + 1):
-            if value(i, start, so_far) + to_come >= best[0]:
+            value = joined(so_far, counted(arrival[i], output[i], start))
+            if joined(value, to_come[i + 1]) >= best[0]:
                 return
-            yield start
+            yield start, value
 
     def search(i: int, so_far: int) -> None:
         if i == n:
             best[0], best[1] = so_far, starts[:]
             return
-        for start in choices(i, so_far):
+        for start, value in choices(i, so_far):
             change(i, start, 1)
             if allowed(i, start):
                 starts[i] = start
-                search(i + 1, value(i, start, so_far))
+                search(i + 1, value)
             change(i, start, -1)
 
     search(0, 0)
-    return best[0], best[1]
+    least, found = best
+    return least / n if objective.startswith("mean_") else least, found

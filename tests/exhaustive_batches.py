@@ -35,6 +35,8 @@ class Exhaustive:
         self.mixed = instance.hybrid_batching is not False
         self.split = instance.chunked_prefill is True
         self.evicts = not eviction_free
+        unknown = set(cost_model.coefficients).difference(NAMES)
+        assert not unknown, f"price {unknown} in tests/exhaustive_batches.py"
         self.price = {}
         for name in NAMES:
             value = Fraction(str(cost_model.coefficients.get(name, "0"))) * SCALE

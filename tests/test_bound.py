@@ -126,7 +126,7 @@ def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -
 
 
 def test_no_bound_is_known_for_what_none_is_proved_for() -> None:
-    found = bound(TINY, objective="mean_ttft", time_limit_s=1)
+    found = bound(TINY, objective="peak_kv", time_limit_s=1)
     assert (found.value, found.name, found.gap) == (None, None, None)
     assert found.objective is not None
 

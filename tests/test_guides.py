@@ -17,6 +17,8 @@ COPIED = ("optsched", "tests", "docs", "models", "instances", "mkdocs.yml", "pyp
           "README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # fmt: skip
 RUN = {"optsched": ["-m", "optsched"], "python": [], "ruff": ["-m", "ruff"]}
 """Commands that are run, and how; the others are for people."""
+STYLE = ("ruff check", "ruff format --check", "python -m pytest -q -n 0 tests/test_docstrings.py")
+"""What `make test` asks of code and docstrings, and the guides' tests do not."""
 
 
 def copy_of_the_checkout(folder: Path) -> None:
@@ -69,6 +71,16 @@ def test_a_guide_can_be_followed(page: Path, tmp_path: Path) -> None:
     settings = {"PYTHONPATH": str(tmp_path), "NUMBA_DISABLE_JIT": "1", "COLUMNS": "200"}
     environment = os.environ | settings
     ran = []
+
+    def run(program: str, words: list[str], status: int) -> str:
+        result = subprocess.run(
+            [sys.executable, *RUN[program], *words],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        output = result.stdout + result.stderr
+        assert result.returncode == status, f"{program} {words} printed\n{output}"
+        return output
+
     for block in blocks(page):
         if block.title is not None:
             write(block, tmp_path)
@@ -76,16 +88,14 @@ def test_a_guide_can_be_followed(page: Path, tmp_path: Path) -> None:
         for (program, *words), status, printed in commands(block.text):
             if program not in RUN:
                 continue
-            result = subprocess.run(
-                [sys.executable, *RUN[program], *words],
-                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
-            )  # fmt: skip
-            output = result.stdout + result.stderr
-            assert result.returncode == status, f"{program} {words} printed\n{output}"
+            output = run(program, words, status)
             line = missing_line(printed, output)
             assert line is None, f"{name(page)} shows {line!r}; {words} printed\n{output}"
             ran.append(" ".join([program, *words[:2]]))
     assert "python -m pytest" in ran
+    for command in STYLE:
+        program, *words = command.split()
+        run(program, words, 0)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)

@@ -110,6 +110,14 @@ def test_those_in_line_are_admitted_up_to_the_first_that_does_not_fit() -> None:
     assert decodes == {0: 1, 1: 1}
 
 
+def test_a_limit_of_the_policys_own_counts_those_that_run_or_begin() -> None:
+    # Three run and 3 begins: four. One is evicted, and 4 joins as the fourth.
+    assert admit(view(20), {}, WAITING, max_running=3) == {}
+    assert admit(view(20), {}, WAITING, max_running=4) == {3: 2}
+    assert admit(view(20), {3: 2}, [4], [2], max_running=4) == {3: 2, 4: 6}
+    assert admit(view(20), {3: 2}, [4], max_running=4) == {3: 2}
+
+
 def test_kv_to_the_end_is_largest_where_a_request_produces_its_last_token() -> None:
     # Inputs of 6, 4 and 2 tokens, 1, 3 and 4 left: after batch 1 they hold 6 + 4 + 2 = 12, after
     # batch 3 (4 + 2) + (2 + 2) = 10, after batch 4 2 + 3 = 5.
@@ -132,6 +140,14 @@ class FirstCome:
         tokens, evicted = evict_until_fits(view, decode_all(view))
         line = sorted(view.waiting, key=lambda i: (view.arrival[i], i))
         return Batch(admit(view, tokens, line, evicted), evicted)
+
+
+def test_an_input_that_no_batch_may_hold_is_named() -> None:
+    # Request 1 stands behind request 0, whose 5 tokens are more than a batch of 4 may have.
+    instance = Instance([0, 0], [5, 2], [1, 1], kv_capacity=9, limits=Limits(max_batch_tokens=4))
+    for policy in (FirstCome(), "fcfs"):
+        with pytest.raises(LoopError, match="request 0: its input of 5 tokens exceeds max_batch_"):
+            simulate(instance, policy)
 
 
 def test_three_lines_are_fcfs_in_seconds() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched import Instance, Limits, evaluate, from_starts
+from optsched import BatchCost, Instance, Limits, evaluate, from_starts
+from optsched.bounds.base import ANY_INSTANCE
 from optsched.optimize.formulations import (
     Answer,
     Formulation,
@@ -413,6 +414,22 @@ def test_a_method_that_cannot_do_a_switch_names_one_that_can():
     both = replace(task, objective=("tel", "makespan"))
     with pytest.raises(UsageError, match="no method of toy can"):
         check_method(formulation, "able", both)
+
+
+def test_a_term_of_the_cost_model_that_a_method_lacks_is_refused_by_name():
+    plain, able = (
+        Method("", None, ("tel",), features=ANY_INSTANCE | terms)
+        for terms in ({"cost.token"}, {"cost.token", "cost.base"})
+    )
+    model = Formulation(
+        "toy", "", "second", "tel", {"plain": plain, "able": able}, choose=lambda task: "plain"
+    )
+    instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
+    for terms, usual in (({"token": "1"}, "plain"), ({"token": "1", "base": "2"}, "able")):
+        task = Task(instance, BatchCost("toy", 1, terms), ("tel",))
+        assert automatic(model, task) == usual
+    with pytest.raises(UsageError, match=r"plain, which cannot do cost\.base; expected able"):
+        check_method(model, "plain", task)
 
 
 def test_demands_are_what_an_instance_forbids_or_limits():

@@ -14,10 +14,10 @@ that the judge, the schedulers' engines, the searches and the interpreter share 
 last ones price a single request from the same coefficients, in floats, exact integers or whole
 columns.
 
-A further term of the cost model is edited in this file alone: its line in `TERMS`, a field of
-`Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`, and in `decode_ms` and
-`alone_ms` or `prefill_ms` and `alone_ms`. Bounds whose proofs read coefficients by name refuse
-the new one until it is added to their features.
+A further term of the cost model is edited in this file alone: the formula above, its line in
+`TERMS`, a field of `Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`, and its
+part in `decode_ms`, `prefill_ms` or (of a batch) `fixed_ms`, and in `alone_ms`. Bounds and exact
+methods refuse the new one by name until it is added to their features.
 """
 
 from __future__ import annotations

@@ -77,14 +77,18 @@ def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> 
     limits = view.limits
     decodes = [i for i in tokens if view.decoding[i] and i not in evicted]
     prefilled = sum(tokens.values()) - len(decodes)
-    holding = {*view.running, *tokens}.difference(set(evicted).difference(tokens))
     return (
         kv_after(view, tokens, evicted) <= view.kv_capacity
         and sum(tokens.values()) <= (limits.max_batch_tokens or math.inf)
         and prefilled <= (limits.max_prefill_tokens or math.inf)
-        and len(holding) <= (limits.max_running or math.inf)
+        and _holding(view, tokens, evicted) <= (limits.max_running or math.inf)
         and (view.hybrid or not decodes or not prefilled)
     )
+
+
+def _holding(view: View, tokens: Mapping[int, int], evicted: Sequence[int]) -> int:
+    """Return how many requests hold KV after a batch."""
+    return len({*view.running, *tokens}.difference(set(evicted).difference(tokens)))
 
 
 def evict_until_fits(
@@ -117,7 +121,12 @@ def evict_until_fits(
 
 
 def admit(
-    view: View, tokens: Mapping[int, int], line: Iterable[int], evicted: Sequence[int] = ()
+    view: View,
+    tokens: Mapping[int, int],
+    line: Iterable[int],
+    evicted: Sequence[int] = (),
+    *,
+    max_running: int | None = None,
 ) -> dict[int, int]:
     """Add whole prefills of waiting requests to a batch, up to the first that does not fit.
 
@@ -130,17 +139,20 @@ def admit(
         Waiting requests in the order of admission: ``view.waiting``, or a sorted copy.
     evicted : sequence of int
         Running requests that are evicted before.
+    max_running : int, optional
+        The policy's own limit on requests that hold KV, beside the instance's.
 
     Returns
     -------
     dict of int to int
         Tokens to process, by request.
     """
-    joined = dict(tokens)
+    joined, most = dict(tokens), math.inf if max_running is None else max_running
     for i in line:
-        if not fits(view, {**joined, i: view.rest(i)}, evicted):
+        wider = {**joined, i: view.rest(i)}
+        if _holding(view, wider, evicted) > most or not fits(view, wider, evicted):
             break
-        joined[i] = view.rest(i)
+        joined = wider
     return joined
 
 

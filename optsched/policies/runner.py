@@ -173,6 +173,26 @@ def endless(job: Job, request: int, batch: int, now: float, reason: str) -> Loop
     return LoopError(f"policy {job.name!r}: endless loop at {where}{about}: {reason}")
 
 
+def beyond_limits(instance: Instance, size: int) -> str | None:
+    """Return which limit on a batch's tokens an input exceeds that is not split.
+
+    Parameters
+    ----------
+    instance : Instance
+    size : int
+        Tokens of the input.
+
+    Returns
+    -------
+    str or None
+        A reason for `endless`; None if the limits allow the input.
+    """
+    for limit, value in instance.limits.as_dict().items():
+        if limit != "max_running" and size > value:
+            return f"its input of {size} tokens exceeds {limit} {value}, and is not split"
+    return None
+
+
 def too_long(instance: Instance) -> str | None:
     """Return which request's prompt is longer than a batch's limit allows without a split.
 

@@ -99,8 +99,9 @@ class Method:
     extras : frozenset of str
         The names of `Task.extras` that it reads.
     features : frozenset of str
-        What an instance may have (`optsched.bounds.features_of`) for its answers and bounds to
-        hold. A feature that is added to instances later is refused until it is modelled.
+        What an instance and its cost model may have (`optsched.bounds.features_of`) for its
+        answers and bounds to hold. A feature that is added later, such as a term of the cost
+        model, is refused until it is modelled.
     """
 
     summary: str
@@ -239,6 +240,6 @@ def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
         lacks.append("several objectives")
     wanted = demands(task.instance) & formulation.switches
     lacks += sorted(wanted - method.switches)
-    lacks += sorted(features_of(task.instance) - method.features)
+    lacks += sorted(features_of(task.instance, task.cost_model) - method.features)
     given = {key for key, value in task.extras.items() if value not in (None, False)}
     return lacks + sorted(given - method.extras)

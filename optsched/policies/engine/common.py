@@ -14,7 +14,7 @@ from numba import njit
 from optsched.judge import life
 from optsched.judge.life import UNLIMITED, Ints, record
 from optsched.judge.replay import Limits, read_start
-from optsched.policies.runner import MAX_STALLED_BATCHES, Job, endless
+from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
@@ -149,9 +149,7 @@ def schedule_of(
         }[int(s.outcome)]
         if s.outcome == STUCK and not split:
             size = int(requests["prompt"][about] + requests["produced"][about])
-            for limit, value in problem.limits.as_dict().items():
-                if limit != "max_running" and size > value:
-                    reason = f"its input of {size} tokens exceeds {limit} {value}, and is not split"
+            reason = beyond_limits(problem, size) or reason
         raise endless(job, about, int(s.batches), float(s.now), reason)
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
     start = batches["start"]

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.runner import MAX_STALLED_BATCHES, Job, Runner, endless, waiting_rank
+from optsched.policies.runner import (
+    MAX_STALLED_BATCHES,
+    Job,
+    Runner,
+    beyond_limits,
+    endless,
+    waiting_rank,
+)
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
 from optsched.workloads.predict import estimates, forecast_of
@@ -133,8 +140,7 @@ class _Loop:
             elif self.arrived < instance.n:
                 self.now = float(self.arrival[self.by_arrival[self.arrived]])
             else:
-                reason = "nothing runs and it can never be admitted"
-                self.stop((self.waiting or self.running)[0], reason)
+                self.stuck()
         start = instance.at(self.start) if instance.in_rounds else self.start
         return from_batches(
             self.offsets,
@@ -147,6 +153,18 @@ class _Loop:
             evict_mode=self.mode,
             cost_model_sha256=self.job.cost.sha256,
         )
+
+    def stuck(self) -> None:
+        """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
+        about = (self.waiting or self.running)[0]
+        reason = "the policy processes nothing, and no further request arrives"
+        for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
+            size = int(self.job.instance.prompt_tokens[i] + self.generated[i])
+            found = beyond_limits(self.job.problem, size)
+            if found is not None:
+                about, reason = i, found
+                break
+        self.stop(about, reason)
 
     def stop(self, request: int, reason: str) -> None:
         raise endless(self.job, request, len(self.offsets) - 1, self.now, reason)

@@ -53,7 +53,7 @@ from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
 from optsched.optimize.formulations.batches.plans import Claim, Plan, answer
-from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, Problem
+from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
@@ -343,6 +343,7 @@ METHODS = {
             _OBJECTIVES,
             LIMITS | {"chunked_prefill"},
             extras=EXTRAS,
+            features=MODELLED,
         )
     }
 }

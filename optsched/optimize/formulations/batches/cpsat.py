@@ -17,7 +17,13 @@ from optsched.optimize.formulations.batches.plans import (
     exact_times,
     max_batches,
 )
-from optsched.optimize.formulations.batches.problem import EXTRAS, OBJECTIVES, SWITCHES, Problem
+from optsched.optimize.formulations.batches.problem import (
+    EXTRAS,
+    MODELLED,
+    OBJECTIVES,
+    SWITCHES,
+    Problem,
+)
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 
 _MARGIN_S = 1e-12
@@ -118,6 +124,7 @@ METHODS = {
             SWITCHES,
             lexicographic=True,
             extras=EXTRAS,
+            features=MODELLED,
         )
     }
 }

@@ -30,18 +30,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
 from optsched.optimize.formulations.batches.problem import ENDS, SPANS, UNLIMITED, Batch, Problem
 
 _CUTS = 5
-_TERMS = {
-    "token", "base", "prefill_square", "prefill_cross", "prefill_kv", "prefill_token",
-    "prefill_request", "prefill_base",
-    *(name for name in COEFFICIENTS if name.startswith("decode")),
-}  # fmt: skip
-"""The coefficients that a model with chunks has terms for. `Costs.decode` has all of a decode."""
 
 
 class Model:
@@ -198,7 +191,6 @@ class Model:
     def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
         """Return `Costs.prefill` as an expression. All terms are 0 without a prefill."""
         c = self.prob.costs
-        c.refuse_unknown(_TERMS, "cpsat with chunks")
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
         for factor, other in ((c["prefill_square"], tokens), (c["prefill_cross"], kv)):
             if factor:

@@ -54,7 +54,14 @@ from optsched.optimize.formulations.batches.plans import (
     answer,
     max_batches,
 )
-from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, UNLIMITED, Batch
+from optsched.optimize.formulations.batches.problem import (
+    ENDS,
+    EXTRAS,
+    LIMITS,
+    MODELLED,
+    UNLIMITED,
+    Batch,
+)
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
 from optsched.problem.errors import UsageError
@@ -328,6 +335,7 @@ METHODS = {
             ENDS,
             LIMITS,
             extras=EXTRAS,
+            features=MODELLED,
         ),
         "flow-cpsat": Method(
             "aggregated flow of requests through batches, by CP-SAT in exact integers",
@@ -335,6 +343,7 @@ METHODS = {
             ENDS,
             LIMITS,
             extras=EXTRAS,
+            features=MODELLED,
         ),
     }
 }

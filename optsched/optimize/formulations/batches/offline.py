@@ -10,6 +10,8 @@ import time
 import warnings
 from importlib.metadata import version
 
+from optsched.bounds.base import ANY_INSTANCE
+from optsched.costs.batch import COEFFICIENTS
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES, problem
@@ -110,6 +112,7 @@ METHODS = {
             ("makespan", "tel", "mean_ttft"),
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
+            features=ANY_INSTANCE | {f"cost.{name}" for name in COEFFICIENTS},  # the judge's prices
         )
     }
 }

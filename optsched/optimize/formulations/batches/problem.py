@@ -26,7 +26,7 @@ integer or a fraction in units of time (`Problem.level`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
@@ -48,6 +49,13 @@ ENDS = ("makespan", "tps")
 LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
+MODELLED = ANY_INSTANCE | {
+    "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
+    "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
+    "cost.prefill_request", "cost.prefill_base",
+}  # fmt: skip
+"""The features of the exact methods (`Method.features`). They read some coefficients by name. Add
+one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
 _LARGEST_UNITS = 2**52
 _FINEST = 10**7
@@ -58,8 +66,6 @@ _ARRIVAL_S = Fraction(1, 10**12)
 @dataclass(frozen=True)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
-
-    A method whose model has a term for each coefficient calls `refuse_unknown`.
 
     Parameters
     ----------
@@ -114,25 +120,6 @@ class Costs:
         """Return the cost of a batch that does not depend on its requests."""
         cost: int = fixed_ms(self.values, decodes, prefills)
         return cost
-
-    def refuse_unknown(self, known: Collection[str], method: str) -> None:
-        """Check that a method has a term for every coefficient.
-
-        Parameters
-        ----------
-        known : collection of str
-            The coefficients for which the method has a term.
-        method : str
-            The method's name.
-
-        Raises
-        ------
-        UsageError
-            A coefficient is not 0 and is not known.
-        """
-        for name, value in zip(COEFFICIENTS, self.values[1:], strict=True):
-            if value and name not in known:
-                raise UsageError(f"method: found {name} in the cost model; expected 0 for {method}")
 
     def finer(self, factor: int) -> Costs:
         """Return the costs in a unit that is 1 / ``factor`` of the present one."""

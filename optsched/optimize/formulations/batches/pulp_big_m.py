@@ -56,6 +56,7 @@ from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
     LIMITS,
+    MODELLED,
     UNLIMITED,
     Batch,
     Problem,
@@ -66,12 +67,6 @@ from optsched.problem.errors import UsageError
 _MAX_TANGENTS = 256
 _INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
-_TERMS = {
-    "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square", "prefill_kv",
-    "prefill_token", "prefill_request", "prefill_base", "prefill_cross",
-}  # fmt: skip
-"""The coefficients that the program has terms for. `prefill_cross` has no effect without chunks,
-and is refused with chunks."""
 
 Rows = Iterator[tuple[str, Any]]
 """Constraints with their names."""
@@ -85,7 +80,6 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
-        prob.costs.refuse_unknown(_TERMS, "pulp-bigm")
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "
@@ -381,8 +375,8 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     Raises
     ------
     UsageError
-        The requests arrive at different times; see also
-        `optsched.optimize.formulations.batches.greedy.begun`.
+        The requests arrive at different times, or the cost model has a term that the program
+        lacks; see also `optsched.optimize.formulations.batches.greedy.begun`.
     InfeasibleError, InputError
         See `optsched.optimize.formulations.batches.greedy.begun`.
     """
@@ -391,6 +385,9 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
             "export: found requests that arrive at different times; expected all together, as the "
             "program has no arrivals (solve --method cpsat has them)"
         )
+    from optsched.optimize.formulations import check_method, get
+
+    check_method(get("infermax"), "pulp-bigm", task)
     prob, _, times = begun(task, SolveOptions())
     program = Program(prob, max_batches(prob, times))
     write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
@@ -492,6 +489,7 @@ METHODS = {
             ENDS,
             LIMITS | {"chunked_prefill"},
             extras=EXTRAS | {"solver"},
+            features=MODELLED,
         )
     }
 }
