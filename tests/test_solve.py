@@ -114,7 +114,7 @@ def test_a_cost_model_on_rounds_is_refused():
     ("options", "message"),
     [
         ({"formulation": "hindsite"}, "known are hindsight"),
-        ({"method": "gurobi"}, "one of cpsat, highs"),
+        ({"method": "gurobi"}, "hindsight, one of .*cpsat, .*highs"),
         ({"objective": "makespan"}, "known are tel"),
         ({"objective": "tel,tel"}, "found 'tel' twice"),
         ({"eviction_free": True}, "cannot do eviction_free"),

@@ -384,7 +384,7 @@ def test_every_format_has_a_line_and_stands_in_the_help_and_in_the_documentation
     assert ", ".join(formats) in re.sub(r"[\s│|]+", " ", shown)
     text = (Path(__file__).resolve().parent.parent / "docs" / "traces.md").read_text("utf-8")
     table = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| ["))
-    assert sorted(re.findall(r"`(\w+)`", table)) == list(formats)
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == list(formats)
     assert all(formats.values())
 
 
