@@ -413,6 +413,8 @@ def test_a_method_that_cannot_do_a_switch_names_one_that_can():
     both = replace(task, objective=("tel", "makespan"))
     with pytest.raises(UsageError, match="no method of toy can"):
         check_method(formulation, "able", both)
+    # Of two that cannot, "auto" names the nearer one: plain lacks max_running, too.
+    assert automatic(formulation, both) == "able"
 
 
 def test_demands_are_what_an_instance_forbids_or_limits():
