@@ -307,7 +307,9 @@ def test_bound_takes_another_objective(run, seconds: Path) -> None:
 @pytest.mark.parametrize("objective", ["p99_latency", "slo_goodput:slo_ttft=1"])
 def test_bound_exits_4_where_no_bound_is_known(run, instance: Path, objective: str) -> None:
     result = run("bound", instance, "--objective", objective, "--time-limit", 0)
-    assert "no bound is known" in one_line_error(result, 4)
+    error = one_line_error(result, 4)
+    assert "no bound is known" in error
+    assert "tel" in error.partition("expected one of ")[2]
 
 
 def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_cost_model_on_rounds_is_refused():
     ("options", "message"),
     [
         ({"formulation": "hindsite"}, "known are hindsight"),
-        ({"method": "gurobi"}, "one of cpsat, highs"),
+        ({"method": "gurobi"}, "hindsight, one of .*cpsat, .*highs"),
         ({"objective": "makespan"}, "known are tel"),
         ({"objective": "tel,tel"}, "found 'tel' twice"),
         ({"eviction_free": True}, "cannot do eviction_free"),
@@ -414,6 +414,8 @@ def test_a_method_that_cannot_do_a_switch_names_one_that_can():
     both = replace(task, objective=("tel", "makespan"))
     with pytest.raises(UsageError, match="no method of toy can"):
         check_method(formulation, "able", both)
+    # Of two that cannot, "auto" names the nearer one: plain lacks max_running, too.
+    assert automatic(formulation, both) == "able"
 
 
 def test_a_term_of_the_cost_model_that_a_method_lacks_is_refused_by_name():

@@ -23,8 +23,10 @@ from optsched.optimize.solvers.base import (
     SolveOptions,
     Status,
     round_up_bound,
+    run_search,
     settle_status,
 )
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, SolverError
 
 TWO = SolveOptions(time_limit_s=30, threads=2)
@@ -438,3 +440,27 @@ def test_a_model_that_highs_refuses_is_an_error():
     object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))
     with pytest.raises(SolverError):
         solve_linear_model(model, TWO)
+
+
+def test_a_search_ends_by_its_time_by_stop_and_by_ctrl_c_and_keeps_its_answer() -> None:
+    def search(budget: Budget) -> str:
+        budget.tell(incumbent=7, bound=5)
+        while not budget.over:
+            time.sleep(0.01)
+        return "stopped" if budget.stopped else "late"
+
+    told, stop = [], threading.Event()
+    assert run_search(SolveOptions(time_limit_s=0.0, progress=told.append), search) == "late"
+    assert [(state.incumbent, state.bound) for state in told] == [(7, 5)]
+    stop.set()
+    assert run_search(SolveOptions(time_limit_s=None, stop=stop), search) == "stopped"
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert run_search(SolveOptions(time_limit_s=None), search) == "stopped"
+
+
+def test_an_error_of_a_search_is_raised() -> None:
+    def search(budget: Budget) -> int:
+        raise InputError("seed: found none; expected one")
+
+    with pytest.raises(InputError, match="seed: found none"):
+        run_search(SolveOptions(), search)

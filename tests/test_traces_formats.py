@@ -16,7 +16,11 @@ from trace_files import put, read, refused
 from typer.testing import CliRunner
 
 from optsched.cli import app
+from optsched.problem.errors import InputError
 from optsched.workloads.traces import trace_formats
+from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.delimited import read_delimited
+from optsched.workloads.traces.json_objects import read_objects
 
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
@@ -88,18 +92,18 @@ def test_mooncake_times_are_milliseconds(tmp_path):
         ),
         (
             '"input_length": 7',
-            '"input_length": "7"',
-            "line 2: input_length: found \"<'7'>\"; expected an",
+            '"input_length": "7 or so"',
+            "line 2: input_length: found '7 or so'; expected an",
         ),
         (
             '"input_length": 7',
             '"input_length": null',
-            "line 2: input_length: found ''; expected an integer",
+            "line 2: input_length: found 'null'; expected an integer",
         ),
         (
             '"input_length": 7',
             '"input_length": true',
-            "line 2: input_length: found '<True>'; expected an",
+            "line 2: input_length: found 'true'; expected an",
         ),
         (
             '"input_length": 7',
@@ -131,6 +135,64 @@ def test_mooncake_times_are_milliseconds(tmp_path):
 )
 def test_a_malformed_object_is_named_with_its_line(tmp_path, old, new, words):
     refused(words, "mooncake", put(tmp_path, MOONCAKE.replace(old, new), "m.jsonl"))
+
+
+NESTED = {"n": ("usage.prompt", "prompt"), "k": ("usage.answer",), "status": ("status",)}
+
+
+def rows_of(tmp_path, text, optional=("k",)):
+    (rows,) = read_objects(put(tmp_path, text), Window(0, None), NESTED, optional)
+    return rows
+
+
+def test_a_point_leads_into_an_object_and_everything_in_null_is_null(tmp_path):
+    # Inside; under its whole name; under another name; in null; with an answer that is missing.
+    rows = rows_of(
+        tmp_path,
+        """{"usage": {"prompt": 7, "answer": "3"}, "status": "ok"}
+        {"usage.prompt": 8, "usage": {"answer": 4.0}, "status": 200}
+        {"prompt": 9, "usage": {"answer": 5}, "status": [1]}
+        {"usage": null, "status": "\\ud800"}
+        {"usage": {"prompt": 10}, "status": false}""",
+    )
+    assert rows.columns["n"].tolist() == [b"7", b"8", b"9", b"null", b"10"]
+    assert rows.columns["k"].tolist() == [b"3", b"4.0", b"5", b"null", b"null"]
+    assert rows.columns["status"].tolist() == [b"ok", b"200", b"[...]", rb"\ud800", b"false"]
+    lost = rows.columns["k"] == b"null"
+    assert rows.whole_numbers("k", lost).tolist() == [3, 4, 5, 0, 0]
+    assert rows.seconds("k", "ms", lost).tolist() == [0.003, 0.004, 0.005, 0, 0]
+    with pytest.raises(
+        InputError, match=r"line 4: usage\.answer: found 'null'; expected an integer"
+    ):
+        rows.whole_numbers("k")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"status": 1, "use": {}}', "the field usage.prompt; found status, use"),
+        ('{"status": 1, "usage": {"in": 7, "out": 3}}', "the field usage.prompt; found in, out"),
+        ('{"status": 1, "usage": {}}', "the field usage.prompt; found nothing"),
+        ('{"status": 1, "usage": 12}', "the field usage.prompt; found 12"),
+    ],
+)
+def test_a_field_that_is_missing_inside_an_object_is_named(tmp_path, row, words):
+    with pytest.raises(InputError, match=f"line 1: expected {words}$"):
+        rows_of(tmp_path, row)
+
+
+def test_a_number_too_long_to_be_one_is_not_cut_into_one(tmp_path):
+    text = '{"usage": {"prompt": 5.' + "0" * 300 + '1, "answer": 1}, "status": 1}'
+    with pytest.raises(InputError, match=r"usage\.prompt: found '5\.000.*; expected an integer"):
+        rows_of(tmp_path, text).whole_numbers("n")
+
+
+def test_rows_of_a_csv_file_can_be_skipped(tmp_path):
+    path = put(tmp_path, "in;out\n7;\n8;3\n")
+    (rows,) = read_delimited(path, Window(0, None), {"output_tokens": ("out",)})
+    assert rows.whole_numbers("output_tokens", np.array([True, False])).tolist() == [0, 3]
+    (rows,) = read_delimited(path, Window(0, None), {"prompt_tokens": ("in",)})
+    assert rows.whole_numbers("prompt_tokens", np.array([True, False])).tolist() == [0, 8]
 
 
 def test_vidur_traces_have_either_name_of_arrivals(tmp_path):
@@ -384,7 +446,7 @@ def test_every_format_has_a_line_and_stands_in_the_help_and_in_the_documentation
     assert ", ".join(formats) in re.sub(r"[\s│|]+", " ", shown)
     text = (Path(__file__).resolve().parent.parent / "docs" / "traces.md").read_text("utf-8")
     table = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| ["))
-    assert sorted(re.findall(r"`(\w+)`", table)) == list(formats)
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == list(formats)
     assert all(formats.values())
 
 

@@ -202,7 +202,7 @@ def bound(
     ] = "auto",
     objective: Annotated[
         str,
-        typer.Option(metavar="NAME", help="The objective to bound: tel, makespan or mean_ttft."),
+        typer.Option(metavar="NAME", help="The objective to bound, for example makespan."),
     ] = TOTAL_LATENCY.name,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
@@ -219,6 +219,7 @@ def bound(
     instance = read_instance(instance_file)
     check_outputs(json_out, certificate_out)
     cost = cost_model_for(instance, cost_model)
+    from optsched.bounds import bounds
     from optsched.optimize.bound import bound as run
 
     if certificate_out is not None and not _certifies(instance, method):
@@ -251,7 +252,11 @@ def bound(
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
     if found.value is None:
-        raise NoIncumbentError(f"no bound is known yet for {words} in {instance.time_unit}s")
+        there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
+        raise NoIncumbentError(
+            f"no bound is known yet for {words} in {instance.time_unit}s; expected one of "
+            + ", ".join(sorted({name for one in there for name in one.objectives}))
+        )
     if json_out != "-":
         print(f"{words} of any schedule >= {number(found.value)} {times} ({found.name})")
         if found.objective is not None:

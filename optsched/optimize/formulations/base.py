@@ -190,14 +190,13 @@ def automatic(formulation: Formulation, task: Task) -> str:
     Returns
     -------
     str
-        The method's name. If no method can do the task, it is the formulation's choice.
+        The method's name. If no method can do the task, it is the one that lacks the least.
     """
-    chosen = formulation.choose(task)
     methods = formulation.methods
-    if not _lacks(formulation, methods[chosen], task):
-        return chosen
-    able = (name for name in sorted(methods) if not _lacks(formulation, methods[name], task))
-    return next(able, chosen)
+    return min(
+        [formulation.choose(task), *sorted(methods)],
+        key=lambda name: len(_lacks(formulation, methods[name], task)),
+    )
 
 
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:

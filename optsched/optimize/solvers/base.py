@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.budget import Progress
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import Schedule
+
+Found = TypeVar("Found")
 
 BOUND_TOLERANCE = 1e-6
 """By how much a floating-point bound may exceed the true one, relative to max(1, |bound|)."""
@@ -252,6 +255,34 @@ def run_interruptibly(
             cancel()
     if failure:
         raise failure[0]
+
+
+def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Found:
+    """Run a search that looks at its budget, and return what it returns.
+
+    Parameters
+    ----------
+    options : SolveOptions
+        The budget has their time limit and progress. It is stopped by their ``stop`` and by Ctrl-C
+        (`run_interruptibly`).
+    search : callable
+        ``search(budget)`` returns the best that it has found once `Budget.over` is true. Its
+        exceptions are raised here.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    KeyboardInterrupt
+        A second Ctrl-C came.
+    """
+    stop = threading.Event()
+    budget = Budget(options.time_limit_s, stop=stop, progress=options.progress)
+    found: list[Found] = []
+    run_interruptibly(lambda: found.append(search(budget)), cancel=stop.set, stop=options.stop)
+    return found[0]
 
 
 def round_up_bound(bound: float) -> int:

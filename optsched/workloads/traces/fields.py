@@ -79,18 +79,24 @@ class Fields:
         """
         encoded = {  # zero bytes are written as \0, since numpy drops them at the end of a text
             field: np.array(
-                [text.strip().replace("\0", r"\0").encode() for text in texts], dtype=np.bytes_
+                [
+                    text.strip().replace("\0", r"\0").encode(errors="backslashreplace")
+                    for text in texts
+                ],
+                dtype=np.bytes_,
             )
             for field, texts in columns.items()
         }
         return cls(path, np.asarray(line, dtype=np.int64), names, encoded)
 
-    def whole_numbers(self, field: str) -> NDArray[np.int64]:
+    def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
 
         Parameters
         ----------
         field : str
+        skip : ndarray of bool, shape (n,), optional
+            Rows that are not read and get 0, such as failed requests that have no such value.
 
         Returns
         -------
@@ -102,7 +108,7 @@ class Fields:
             A value is not an integer of at most `MAX_TOKENS` (``3.0`` is one). The error names
             line, column and value.
         """
-        value = column = self.columns[field]
+        value = column = self._read(field, skip)
         if column.dtype.kind == "S":
             plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
             value = np.where(plain, column, b"0").astype(np.int64)
@@ -117,7 +123,9 @@ class Fields:
             raise self._refuse(field, i, right, int(value[i]))
         return value
 
-    def nanoseconds(self, field: str, unit: str) -> NDArray[np.int64]:
+    def nanoseconds(
+        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int64]:
         """Return a field of times in nanoseconds, with halves rounded up.
 
         Parameters
@@ -125,6 +133,8 @@ class Fields:
         field : str
         unit : str
             Unit of the numbers in the file, one of `PLACES`.
+        skip : ndarray of bool, shape (n,), optional
+            See `whole_numbers`.
 
         Returns
         -------
@@ -136,7 +146,7 @@ class Fields:
             A value is not a finite number, or is beyond 64-bit nanoseconds. The error names line,
             column and value.
         """
-        column = self.columns[field]
+        column = self._read(field, skip)
         value, plain = _decimals(column, PLACES[unit])
         for i in np.flatnonzero(~plain).tolist():
             text = self._text(field, i)
@@ -151,12 +161,14 @@ class Fields:
             value[i] = exact
         return value
 
-    def seconds(self, field: str, unit: str) -> NDArray[np.float64]:
+    def seconds(
+        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
         """Return a field of durations in seconds.
 
         Parameters
         ----------
-        field, unit : str
+        field, unit, skip
             See `nanoseconds`.
 
         Returns
@@ -168,7 +180,7 @@ class Fields:
         InputError
             See `nanoseconds`.
         """
-        return np.asarray(self.nanoseconds(field, unit) / 1e9, dtype=np.float64)
+        return np.asarray(self.nanoseconds(field, unit, skip) / 1e9, dtype=np.float64)
 
     def timestamps(self, field: str) -> NDArray[np.int64]:
         """Return a field of dates and times in nanoseconds since 1970.
@@ -197,6 +209,12 @@ class Fields:
                 raise self._refuse(field, i, right)
             value[i] = exact
         return value
+
+    def _read(self, field: str, skip: NDArray[np.bool_] | None) -> NDArray[Any]:
+        column = self.columns[field]
+        if skip is None:
+            return column
+        return np.where(skip, b"0" if column.dtype.kind == "S" else 0, column)
 
     def _text(self, field: str, row: int) -> str:
         return str(self.columns[field][row].decode()).strip()

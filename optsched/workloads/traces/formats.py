@@ -12,7 +12,7 @@ from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
 from optsched.workloads.traces.delimited import find_columns, read_delimited
 from optsched.workloads.traces.fields import Fields
-from optsched.workloads.traces.json_objects import member, number_text, objects_in_blocks
+from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", "ttft", "latency")
@@ -134,12 +134,13 @@ def read_mooncake(source: Source) -> Iterator[Block]:
     InputError
         A missing field or a malformed row, with its line.
     """
-    names = dict(zip(FIELDS, ("timestamp", "input_length", "output_length"), strict=False))
-    for rows in objects_in_blocks(source.path, source.window):
-        columns = {field: [number_text(member(source.path, line, row, name)) for line, row in rows]
-                   for field, name in names.items()}  # fmt: skip
-        lines = [line for line, _ in rows]
-        yield _block(Fields.from_texts(source.path, lines, names, columns), "ms")
+    names = {
+        "arrival": ("timestamp",),
+        "prompt_tokens": ("input_length",),
+        "output_tokens": ("output_length",),
+    }
+    for rows in read_objects(source.path, source.window, names):
+        yield _block(rows, "ms")
 
 
 @trace_format("csv", "Any CSV or Parquet file with named columns", options=("columns", "unit"))

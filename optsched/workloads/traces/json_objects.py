@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import IO, Any, NoReturn
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Window
 from optsched.workloads.traces.delimited import open_bytes, without_mark
+from optsched.workloads.traces.fields import Fields
 
 _READ_BYTES = 1 << 20
 _MAX_CHARS = 1 << 28
+_MAX_FIELD = 200  # no field takes a longer text
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -157,7 +159,45 @@ class _Text:
         self.fail(self.at, f"found {word}; expected a finite number or null")
 
 
-def member(path: Path, line: int, row: dict[str, Any], *names: str) -> Any:
+def read_objects(
+    path: Path,
+    window: Window,
+    wanted: Mapping[str, Sequence[str]],
+    optional: Sequence[str] = (),
+) -> Iterator[Fields]:
+    """Yield the objects in a window of a file as rows.
+
+    Parameters
+    ----------
+    path : Path
+    window : Window
+    wanted : mapping of str to sequence of str
+        Names that each field may have; see `member`.
+    optional : sequence of str
+        Fields that an object may lack. They then read as null.
+
+    Yields
+    ------
+    Fields
+
+    Raises
+    ------
+    InputError
+        See `json_objects` and `member`.
+    """
+    names = {field: found[0] for field, found in wanted.items()}
+    for rows in objects_in_blocks(path, window):
+        columns = {
+            field: [
+                _as_text(member(path, line, row, *found, optional=field in optional))
+                for line, row in rows
+            ]
+            for field, found in wanted.items()
+        }
+        yield Fields.from_texts(path, [line for line, _ in rows], names, columns)
+
+
+def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
     """Return the value of the first of some names that an object has.
 
     Parameters
@@ -169,6 +209,10 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str) -> Any:
     row : dict
         The object.
     *names : str
+        A point leads into an object, as in ``usage.prompt_tokens``, unless the name as a whole is
+        there. Everything inside null is null.
+    optional : bool
+        Whether null stands for what is missing.
 
     Returns
     -------
@@ -179,26 +223,31 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str) -> Any:
     InputError
         The object has none of the names.
     """
+    ends = []
     for name in names:
-        if name in row:
-            return row[name]
+        value: Any = row
+        for part in [name] if name in row else name.split("."):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
+        else:
+            return value
+        if value is None:
+            return None
+        ends.append(value)
+    if optional:
+        return None
+    found = ", ".join(ends[0]) if isinstance(ends[0], dict) else _as_text(ends[0])
     raise InputError(
-        f"{path}: line {line}: expected the field {names[0]}; found {', '.join(row)[:200]}"
+        f"{path}: line {line}: expected the field {names[0]}; found {found[:200] or 'nothing'}"
     )
 
 
-def number_text(value: Any) -> str:
-    """Return a number of a JSON file as text for `Fields`.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    str
-        Empty for null. Anything else that is not a number becomes a text that no field accepts.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-        return "" if value is None else f"<{value!r}>"
-    return str(value)
+def _as_text(value: Any) -> str:
+    """Return a value as text for `Fields`. What is no number and no text suits no field."""
+    if isinstance(value, (dict, list)):
+        return "{...}" if isinstance(value, dict) else "[...]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = str(value)
+    return text if len(text) <= _MAX_FIELD else text[:_MAX_FIELD] + "..."

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import warnings
 from importlib.metadata import version
 
@@ -15,7 +13,7 @@ from optsched.costs.batch import COEFFICIENTS
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES, problem
-from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
+from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_search
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError
 
@@ -50,58 +48,48 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     from optsched.optimize.search.offline import improve
 
     problem(task)  # for its checks
-    begin = time.perf_counter()
     name, cost = task.names[0], task.cost_model
-    limit = options.time_limit_s
-    stop = threading.Event()
-    answers: list[Answer] = []
 
     def inside(evaluation: Evaluation) -> bool:
         if evaluation.split_prefill and task.instance.chunked_prefill is not True:
             return False
         return not (task.extras.get("eviction_free") and evaluation.evictions.any())
 
-    def work() -> None:
+    def search(budget: Budget) -> Answer:
+        limit = options.time_limit_s
         bound, origin = lower_bound(
-            task.instance, cost_model=cost, objective=name, stop=stop,
+            task.instance, cost_model=cost, objective=name, stop=budget.stop,
             time_limit_s=_PATIENT_S if limit is None else _BOUND_SHARE * limit,
         )  # fmt: skip
-        bound_s = time.perf_counter() - begin
+        bound_s = budget.spent_s
 
         def report(found: Progress) -> None:
-            if options.progress is not None:
-                elapsed_s = time.perf_counter() - begin
-                options.progress(Progress(elapsed_s, found.incumbent, bound))
+            budget.tell(incumbent=found.incumbent, bound=bound)
 
-        left_s = None if limit is None else max(0.0, limit - bound_s)
         try:
             schedule, found_by = improve(
-                task.instance, cost, Budget(left_s, stop=stop, progress=report), objective=name,
+                task.instance, cost, budget.part(1.0, report), objective=name,
                 admit=inside, seed=options.seed,
                 known=[] if options.warm_start is None else [options.warm_start],
             )  # fmt: skip
         except NoIncumbentError as error:
-            answers.append(Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error)))
-            return
+            return Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error))
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
             value = evaluate(task.instance, schedule, cost).metrics[name]
         assert value is not None
-        answers.append(
-            Answer(
-                Status.OPTIMAL if bound is not None and value <= bound else Status.FEASIBLE,
-                schedule=schedule,
-                objective=value,
-                bound=bound,
-                native_status=f"{found_by}; bound by {origin}",
-                build_s=bound_s,
-                solve_s=time.perf_counter() - begin - bound_s,
-                versions={"numba": version("numba")},
-            )
+        return Answer(
+            Status.OPTIMAL if bound is not None and value <= bound else Status.FEASIBLE,
+            schedule=schedule,
+            objective=value,
+            bound=bound,
+            native_status=f"{found_by}; bound by {origin}",
+            build_s=bound_s,
+            solve_s=budget.spent_s - bound_s,
+            versions={"numba": version("numba")},
         )
 
-    run_interruptibly(work, cancel=stop.set, stop=options.stop)
-    return answers[0]
+    return run_search(options, search)
 
 
 METHODS = {

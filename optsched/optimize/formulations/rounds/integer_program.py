@@ -55,7 +55,8 @@ class Program:
     ----------
     data : RoundData
     last : ndarray of int64, shape (n,)
-        Last start of each request, in the model's time.
+        Last start of each request that a schedule of min total latency can need, in the model's
+        time. Nothing is said about other objectives.
     warm : ndarray of int64, shape (n,)
         Starts of a feasible schedule within the windows, in the model's time.
     """

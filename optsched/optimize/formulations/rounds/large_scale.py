@@ -7,12 +7,10 @@ The Lagrangian dual gives the bound, and a large-neighbourhood search the schedu
 from __future__ import annotations
 
 import sys
-import threading
 from importlib.metadata import version
 
 from optsched.optimize.formulations.base import Answer, Method, Task
-from optsched.optimize.solvers.base import SolveOptions, Status, run_interruptibly
-from optsched.problem.budget import Budget
+from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 
 
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
@@ -35,27 +33,21 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     UsageError
         The time axis is too long for an array of rounds, or the instance has limits on batches.
     """
-    from optsched.optimize.search.anytime import Found, explore
+    from optsched.optimize.search.anytime import explore
     from optsched.optimize.search.placement import room_of
 
     room_of(task.instance)
-    stop = threading.Event()
-    answers: list[Found] = []
-
-    def work() -> None:
-        answers.append(
-            explore(
-                task.instance,
-                Budget(options.time_limit_s, stop=stop, progress=options.progress),
-                max_steps=None if options.time_limit_s is None else sys.maxsize,
-                gap=options.mip_rel_gap,
-                seed=options.seed,
-                warm_start=options.warm_start,
-            )
-        )
-
-    run_interruptibly(work, cancel=stop.set, stop=options.stop)
-    found = answers[0]
+    found = run_search(
+        options,
+        lambda budget: explore(
+            task.instance,
+            budget,
+            max_steps=None if options.time_limit_s is None else sys.maxsize,
+            gap=options.mip_rel_gap,
+            seed=options.seed,
+            warm_start=options.warm_start,
+        ),
+    )
     proved = found.objective is not None and found.objective <= found.bound
     return Answer(
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
