@@ -16,6 +16,8 @@ from optsched.cli.options import (
     ScheduleFile,
     ScheduleOut,
     Seed,
+    SloGap,
+    SloLatency,
     SloTpot,
     SloTtft,
     argument,
@@ -41,6 +43,8 @@ def simulate(
     seed: Seed = 0,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
     schedule_out: ScheduleOut = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
@@ -57,7 +61,10 @@ def simulate(
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
-    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    evaluation = judge(
+        instance, schedule, cost,
+        slo_ttft=slo_ttft, slo_tpot=slo_tpot, slo_gap=slo_gap, slo_latency=slo_latency,
+    )  # fmt: skip
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
@@ -92,6 +99,8 @@ def evaluate(
     cost_model: CostModelName = None,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
 ) -> None:
@@ -103,7 +112,10 @@ def evaluate(
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    evaluation = judge(
+        instance, schedule, cost,
+        slo_ttft=slo_ttft, slo_tpot=slo_tpot, slo_gap=slo_gap, slo_latency=slo_latency,
+    )  # fmt: skip
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,

@@ -23,6 +23,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Counts = SkipValidation[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]]]
 _Integers = SkipValidation[list[int]]
+_Limits = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
 
 
 class LimitsFile(BaseModel):
@@ -72,6 +73,10 @@ class RequestsFile(BaseModel):
         None, description="upper ends of these intervals"
     )
     forecast: ForecastFile | None = None
+    slo_ttft: _Limits = Field(None, description="max time to first token; null: no limit")
+    slo_tpot: _Limits = Field(None, description="max mean time per output token after the first")
+    slo_gap: _Limits = Field(None, description="max time between two output tokens in succession")
+    slo_latency: _Limits = Field(None, description="max time from arrival to last token")
     id: SkipValidation[list[str | int] | None] = Field(
         None, description="external names, unique", json_schema_extra={"uniqueItems": True}
     )

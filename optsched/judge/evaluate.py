@@ -15,6 +15,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.problem.service import check_slo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,9 +83,11 @@ class Evaluation:
         Number of batches, or of rounds in which something runs.
     split_prefill : bool
         Whether some prefill was processed in chunks.
-    slo_ttft, slo_tpot : float, optional
-        Service level objectives of `metrics`: the maximum TTFT and TPOT of a request that is
-        served well, in the instance's unit.
+    gap : ndarray of float64, shape (n,)
+        Largest time between two output tokens of each request in succession. Tokens that a restart
+        discards do not count. NaN for a single output token.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        SLOs of every request, in place of those of the instance (`evaluate`).
     """
 
     instance: Instance
@@ -97,9 +100,12 @@ class Evaluation:
     workers: int
     mean_kv: float
     busy_batches: int
+    gap: NDArray[np.float64]
     split_prefill: bool = False
     slo_ttft: float | None = None
     slo_tpot: float | None = None
+    slo_gap: float | None = None
+    slo_latency: float | None = None
 
     def __repr__(self) -> str:
         unit, metrics = f"{self.instance.time_unit}s", self.metrics
@@ -220,8 +226,8 @@ class Evaluation:
         ``tel`` is the sum of latencies and ``makespan`` the last completion. ``tps`` counts
         output tokens per time unit from the first arrival to the last completion.
         ``mean_waiting`` is the mean time in no batch: the queuing delay and later interruptions.
-        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests that
-        meet every given limit, and ``slo_goodput`` their number per time unit. Percentiles are
+        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests within
+        all their SLOs, and ``slo_goodput`` their number per time unit. Percentiles are
         interpolated linearly.
         """
         return derive(self)
@@ -249,6 +255,7 @@ class Evaluation:
                 "latency": self.latency,
                 "ttft": self.ttft,
                 "tpot": self.tpot,
+                "gap": self.gap,
                 "queuing_delay": self.queuing_delay,
                 "waiting": self.waiting,
                 "evictions": self.evictions,
@@ -264,6 +271,8 @@ def evaluate(
     *,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
+    slo_gap: float | None = None,
+    slo_latency: float | None = None,
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
@@ -287,9 +296,10 @@ def evaluate(
     cost_model : BatchCost, str or path, optional
         Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
         refuses it.
-    slo_ttft, slo_tpot : float, optional
-        Service level objectives, in the instance's time unit: the maximum TTFT and TPOT of a
-        request that is served well.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
+        gap between two output tokens, and latency of a request that is served well. Each that is
+        given replaces the instance's column of its name.
 
     Returns
     -------
@@ -307,7 +317,7 @@ def evaluate(
         value and limit.
     InputError
         Columns do not fit together, the schedule was made for another instance or cost model, or
-        a service level objective is not a time > 0.
+        an SLO is not a time > 0.
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
@@ -319,12 +329,14 @@ def evaluate(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
-    for name, slo in (("slo_ttft", slo_ttft), ("slo_tpot", slo_tpot)):
-        if slo is not None and not slo > 0:
-            raise InputError(f"{name}: found {slo!r}; expected a time > 0")
+    slos = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+    }  # fmt: skip
+    for name, slo in slos.items():
+        check_slo(name, slo)
     if schedule.kind == "starts":
-        return _judge_starts(instance, columns[0], slo_ttft, slo_tpot)
-    judged = _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
+        return _judge_starts(instance, columns[0], slos)
+    judged = _judge_batches(instance, schedule, columns, cost, slos)
     if isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
@@ -335,8 +347,7 @@ def evaluate(
 def _judge_starts(
     instance: Instance,
     starts: NDArray[np.int64],
-    slo_ttft: float | None,
-    slo_tpot: float | None,
+    slos: dict[str, Any],
 ) -> Evaluation:
     """Judge uninterrupted runs in O(n log n), however far apart the arrivals are.
 
@@ -434,8 +445,8 @@ def _judge_starts(
         workers=1,
         mean_kv=float(int(instance.volume.sum()) / rounds),
         busy_batches=rounds,
-        slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot,
+        gap=np.where(output > 1, 1.0, np.nan),
+        **slos,
     )
 
 
@@ -444,8 +455,7 @@ def _judge_batches(
     schedule: Schedule,
     columns: tuple[NDArray[np.int64], ...],
     cost: CostModel,
-    slo_ttft: float | None,
-    slo_tpot: float | None,
+    slos: dict[str, Any],
 ) -> Evaluation:
     from optsched.judge import replay as judge
     from optsched.judge.life import UNLIMITED
@@ -513,9 +523,9 @@ def _judge_batches(
         workers=workers,
         mean_kv=float((found["kv"] * length).sum() / length.sum()),
         busy_batches=batches,
+        gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(split),
-        slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot,
+        **slos,
     )
 
 

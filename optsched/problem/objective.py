@@ -29,8 +29,7 @@ class Objective:
     Raises
     ------
     UsageError
-        There is no such metric; the metric has no such parameter; a value is not a time > 0; or
-        the metric needs a parameter and none is given.
+        There is no such metric; the metric has no such parameter; or a value is not a time > 0.
     """
 
     name: str
@@ -50,11 +49,6 @@ class Objective:
                 raise UsageError(
                     f"objective: {self.name}: {key}: found {value!r}; expected a time > 0"
                 )
-        if known and not self.parameters:
-            raise UsageError(
-                f"objective: {self.name}: found no limit; expected {' or '.join(known)}, as in "
-                f"{self.name}:{known[0]}=1"
-            )
 
     def __str__(self) -> str:
         texts = (f"{k}={int(v) if float(v).is_integer() else v}" for k, v in self.parameters)
@@ -69,6 +63,25 @@ class Objective:
     def maximized(self) -> bool:
         """Whether more is better, so that a bound lies above every schedule's value."""
         return self.metric.sense == "max"
+
+    def check(self, instance: Instance) -> None:
+        """Check that the metric has the limits that it needs, its own or the instance's.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Raises
+        ------
+        UsageError
+            There is none.
+        """
+        known = self.metric.parameters
+        if known and not self.parameters and not instance.slos:
+            raise UsageError(
+                f"objective: {self.name}: found no limit; expected {' or '.join(known)}, as in "
+                f"{self.name}:{known[0]}=1, or as a column of the instance"
+            )
 
     def integral(self, instance: Instance) -> bool:
         """Whether the value is an integer for every schedule of an instance.
