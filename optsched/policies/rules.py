@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.policies.runner import Job, Order, Runner, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Order, Runner, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
@@ -195,8 +195,8 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. The loop is in `optsched.policies.engine.rules`."""
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
         from optsched.policies.engine import common, rules as loop
 
         instance = job.instance
@@ -208,8 +208,6 @@ class Rules(Runner):
         requests["peak"] = instance.prompt_tokens + predicted - 1 + instance.kv_offset
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
-        state = common.new_state(loop.STATE_FIELDS, instance)
-        state["cleared_at"] = -1
         limits = common.limits_of(instance, mode)
         groups = (*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP)
         settings = loop.Settings(
@@ -233,14 +231,23 @@ class Rules(Runner):
             rules.max_batch_tokens or common.UNLIMITED,
             rules.max_prefill_tokens or common.UNLIMITED,
         )
-        by_arrival = np.lexsort((np.arange(instance.n), instance.release))
         span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
-        generator = np.random.default_rng(job.seed)
-        columns = loop.run(
-            requests, state, settings, job.cost.array, by_arrival, span,
-            common.new_columns(instance), generator,
-        )  # fmt: skip
-        return common.schedule_of(job, mode, requests, state, columns, split=chunked)
+        seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+        usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
+
+        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
+            columns, usage[w] = loop.run(
+                requests, state, settings, job.cost.array, queue, span, columns,
+                generators[w], lines[w], usage[w], until,
+            )  # fmt: skip
+            return columns
+
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        for state in states:
+            state["cleared_at"] = -1
+        return common.Compiled(job, mode, requests, states, step, chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

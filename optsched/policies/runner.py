@@ -5,9 +5,10 @@ Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,48 @@ class Job:
     name: str = "policy"
 
 
+class Fleet(Protocol):
+    """Workers that run one scheduler each, in steps, while a router hands them requests.
+
+    Attributes
+    ----------
+    finish : ndarray of float64, shape (n,)
+        Time of each request's last token since the first arrival, infinite while it is unknown.
+    """
+
+    finish: NDArray[np.float64]
+
+    def assign(self, worker: int, request: int) -> None:
+        """Hand a request to a worker. Requests come in the order of their arrivals.
+
+        Parameters
+        ----------
+        worker, request : int
+        """
+
+    def advance(self, until: float) -> None:
+        """Let every worker decide about all batches that begin before a time.
+
+        Parameters
+        ----------
+        until : float
+            Time since the first arrival.
+        """
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of all workers, which have run to the end.
+
+        Returns
+        -------
+        Schedule
+
+        Raises
+        ------
+        LoopError
+            A scheduler would go on for ever, or cannot go on.
+        """
+
+
 class Runner:
     """A scheduler that knows how it is run: `Rules`, `Windows`, `Trail`, or an `Online` object.
 
@@ -78,7 +121,29 @@ class Runner:
         LoopError
             If the scheduler would go on for ever, or cannot go on.
         """
-        raise NotImplementedError
+        fleet = self.begin(job, 1)
+        if fleet is None:
+            raise NotImplementedError
+        for request in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
+            fleet.assign(0, request)
+        fleet.advance(math.inf)
+        return fleet.schedule()
+
+    def begin(self, job: Job, workers: int) -> Fleet | None:
+        """Return workers that run this scheduler in steps.
+
+        Parameters
+        ----------
+        job : Job
+        workers : int
+            Number of workers. Each has the instance's KV capacity and limits.
+
+        Returns
+        -------
+        Fleet or None
+            None if the scheduler runs only whole instances.
+        """
+        return None
 
     def warm_up(self) -> None:
         """Run a tiny instance, so that compiling and loading code count in no measured time."""

@@ -510,6 +510,7 @@ def _process(
         elif r.produced == r.output:
             finished += 1
             r.gone = True
+            r.finish = s.now
             freed += r.cached + offset
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
@@ -534,8 +535,11 @@ def run(
     span: int,
     columns: Columns,
     generator: Any,
-) -> Columns:
-    """Run a scheduler to the end.
+    lines: Ints,
+    usage: Ints,
+    until: float,
+) -> tuple[Columns, Ints]:
+    """Run a scheduler until every request has finished, or up to a time.
 
     Parameters
     ----------
@@ -543,23 +547,29 @@ def run(
         Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
     settings : Settings
     cost : ndarray of float64, shape (12,)
-    by_arrival : ndarray of int64, shape (n,)
+    by_arrival : ndarray of int64
+        The requests assigned so far. More may be when the loop is called again.
     span : int
         Number of batches that a projection may reach ahead.
     columns : Columns
     generator : numpy.random.Generator
+    lines : ndarray of int64, shape (2, n + 1)
+        Room for the queue, and for the running requests in ascending priority.
+    usage : ndarray of int64
+        Projected KV of batch b at cell b.
+    until : float
+        No batch is decided at this time or later.
 
     Returns
     -------
-    Columns
+    columns : Columns
+    usage : ndarray of int64
     """
-    n = requests.shape[0]
+    n = by_arrival.shape[0]
     s = state[0]
-    heap = np.empty(n + 1, dtype=np.int64)
-    running = np.empty(n, dtype=np.int64)  # ascending priority
-    usage = np.zeros(4 * span, dtype=np.int64)  # projected KV of batch b at cell b
+    heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
-    while s.done < n and s.outcome == DONE:
+    while s.done < n and s.outcome == DONE and s.now < until:
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _queue_drawn(requests, s, heap, i, settings, generator)
@@ -592,9 +602,11 @@ def run(
             _settle(requests, s, heap, running, evicted, settings)
         if sums.tokens == 0:
             if not idle(requests, s, by_arrival):
+                if until < np.inf:  # the next request may change that
+                    break
                 s.outcome = STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
             continue
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
-    return columns
+    return columns, usage
