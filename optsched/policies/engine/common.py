@@ -95,7 +95,6 @@ def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any
     """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
     requests["arrival"] = instance.release
-    requests["finish"] = np.inf
     return requests
 
 
@@ -202,6 +201,7 @@ class Compiled:
         self.job, self.mode, self.requests, self.split = job, mode, requests, split
         self.states, self.step = states, step
         self.finish = requests["finish"]
+        self.finish[:] = np.inf
         self.columns = [new_columns(job.instance) for _ in states]
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
