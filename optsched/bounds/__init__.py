@@ -163,7 +163,7 @@ def lower_bound(
 
     def take(name: str, proof: Proof) -> None:
         nonlocal best
-        if best[0] is None or proof.value > best[0]:
+        if best[0] is None or goal.signed(proof.value) > goal.signed(best[0]):
             best = proof.value, name
             if progress is not None:
                 progress(name, proof.value)
