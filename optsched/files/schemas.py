@@ -259,6 +259,28 @@ class ComparisonFile(BaseModel):
     policies: list[ComparedPolicy]
 
 
+class CapacityFile(BaseModel):
+    """What `capacity` writes; further fields may appear. Rates are multiples of the instance's."""
+
+    model_config = _OPEN
+    format: Literal["optsched-capacity"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
+    policies: list[dict[str, Any]]
+    best_rate_scale: float | None = None
+    best_origin: str | None = None
+    impossible_rate_scale: float | None = Field(
+        None, description="no schedule attains it at this rate or a larger one"
+    )
+    bound_origin: str | None = None
+    workers: dict[str, float | int | None] | None = Field(
+        None, description="workers given, or the fewest found and those proved too few"
+    )
+
+
 class CertificateFile(BaseModel):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
@@ -303,6 +325,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
+    "capacity": CapacityFile,
 }
 """The model of each file format."""
 
