@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.policies.runner import Fleet, Job, Order, Runner, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Order, Runner, latest_start, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
@@ -31,10 +31,11 @@ class Rules(Runner):
 
     Parameters
     ----------
-    order : {"arrival", "prompt", "output", "total", "volume", "work", "random"}
+    order : {"arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", ..}
         What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
         s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
-        ``"work"`` is `own_work`.
+        ``"work"`` is `own_work`. ``"deadline"`` is when the first token is due by ``slo_ttft``, and
+        ``"slack"`` the time until then that the prefill leaves.
     ties : {"arrival", "random"}
         How requests of equal predicted output are ordered. With ``"random"`` the order is by the
         present estimates, and ties are drawn anew each time that a request starts to wait.
@@ -75,6 +76,9 @@ class Rules(Runner):
     make_room : bool
         Whether the KV that completions free is kept for waiting requests. Running requests past
         their estimates then grow only as others of them leave. It needs ``"evict_shortest"``.
+    late_last : bool
+        Whether a waiting request that can no longer have its first token in time stands behind all
+        that can.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -107,6 +111,7 @@ class Rules(Runner):
     beta: float = 1.0
     promote: bool = False
     make_room: bool = False
+    late_last: bool = False
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -149,6 +154,10 @@ class Rules(Runner):
         if self.make_room and self.overflow != "evict_shortest":
             raise InputError(
                 f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'"
+            )
+        if self.late_last and (self.promote or "all" in self.groups or self.ties == "random"):
+            raise InputError(
+                "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
             )
         if self.order == "random" and self.ties != "random":
             raise InputError(
@@ -206,6 +215,7 @@ class Rules(Runner):
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["estimate"], requests["second"] = predicted, second
         requests["peak"] = instance.prompt_tokens + predicted - 1 + instance.kv_offset
+        requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
         limits = common.limits_of(instance, mode)
@@ -227,6 +237,7 @@ class Rules(Runner):
             rules.order == "output",
             rules.promote,
             rules.make_room,
+            rules.late_last,
             bool((predicted < instance.output_tokens).any()),
             rules.max_batch_tokens or common.UNLIMITED,
             rules.max_prefill_tokens or common.UNLIMITED,
@@ -255,6 +266,8 @@ class Rules(Runner):
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. A prompt may be too long unless prefills are split."""
+        if (self.late_last or self.order in ("deadline", "slack")) and instance.slo_ttft is None:
+            return "the instance has no slo_ttft, by which the policy decides"
         split = self.chunked and instance.chunked_prefill is not False
         return None if split else too_long(instance)
 

@@ -19,7 +19,9 @@ from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
-Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
+Order = Literal[
+    "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random"
+]  # fmt: skip
 
 MAX_STALLED_BATCHES = 1_000_000
 """More batches than this without a completion, plus the longest output, are an endless loop."""
@@ -307,6 +309,44 @@ def own_work(
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
+def first_deadline(instance: Instance) -> NDArray[np.float64]:
+    """Return when each request's first token is due by its SLO on TTFT.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Time since the first arrival; infinite without an SLO.
+    """
+    if instance.slo_ttft is None:
+        return np.full(instance.n, np.inf)
+    return np.asarray(instance.release + instance.slo_ttft)
+
+
+def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
+    """Return when the prefill of each request must start for its first token to be in time.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost : CostModel
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        `first_deadline` less the time of the whole prefill in a batch of its own.
+    """
+    alone = np.ones(instance.n)
+    if isinstance(cost, BatchCost) and not instance.in_rounds:
+        one = np.ones(instance.n)
+        prompt = instance.prompt_tokens.astype(np.float64)
+        alone = np.asarray(cost.layers * alone_ms(cost.array, prompt, one, fixed=True) / 1000.0)
+    return first_deadline(instance) - alone
+
+
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
@@ -338,6 +378,8 @@ def waiting_rank(
         "total": lambda: prompt + predicted,
         "volume": lambda: prompt * predicted + predicted * (predicted + 1) // 2,
         "work": lambda: own_work(prompt, predicted, cost),
+        "deadline": lambda: first_deadline(instance),
+        "slack": lambda: latest_start(instance, cost),
     }[order]()
     order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
     rank = np.empty(instance.n, dtype=np.int64)

@@ -68,6 +68,7 @@ REQUEST_FIELDS = (
     ("in_batch", np.int64),  # number of its latest batch, from 1
     ("tie", np.float64),
     ("promoted", np.bool_),
+    ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
 )
 
 STATE_FIELDS = (
@@ -100,6 +101,7 @@ class Settings(NamedTuple):
     by_estimate: bool
     promote: bool
     make_room: bool
+    late_last: bool
     short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
@@ -129,6 +131,19 @@ def _queue_drawn(
     r.place = int(generator.random() * TIES)
     s.counter += 1
     push(requests, heap, s, i)
+
+
+@njit(cache=True)
+def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
+    """Let those at the head that can no longer be in time stand behind all others."""
+    while s.waiting > 0:
+        i = heap[0]
+        r = requests[i]
+        if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
+            return
+        pop(requests, heap, s)
+        r.band = 1
+        push(requests, heap, s, i)
 
 
 @njit(cache=True)
@@ -377,6 +392,8 @@ def _admit(
     i = heap[0]
     r = requests[i]
     pop(requests, heap, s)
+    if settings.late_last:
+        _pass_late(requests, s, heap)
     running[s.running + s.admitted] = i
     s.admitted += 1
     needed = r.prompt + r.produced + settings.limits.kv_offset
@@ -596,6 +613,8 @@ def run(
             usage = wider
         if settings.admission == LOOKAHEAD and settings.short:
             _project_short(requests, s, running, usage, settings.limits)
+        if settings.late_last:
+            _pass_late(requests, s, heap)
         first = s.entries
         sums = _form(requests, s, heap, running, usage, entries, evicted, settings)
         if s.admitted + s.lost > 0:
