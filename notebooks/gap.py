@@ -92,14 +92,14 @@ assert min(ratios) > 1
 # ## The paper's size, proved intervals
 #
 # At 50 requests a proof takes longer than a notebook should. But the ratio can be enclosed. Any
-# schedule gives an upper limit for the optimum, and a certificate proves a lower one. We spend two
-# seconds on each of two instances. (A minute on a quiet machine closes the interval to about 2 %.)
+# schedule gives an upper limit for the optimum, and a certificate proves a lower one. We spend a
+# second and a half on each of two instances. (A minute on a quiet machine closes the interval to about 2 %.)
 
 # %%
 intervals = []
 for seed in (1, 2):
     instance = optsched.generate("jaillet-model-1", seed=seed)
-    answer = optsched.solve(instance, method="ramp", time_limit_s=2)
+    answer = optsched.solve(instance, method="ramp", time_limit_s=1.5)
     tel = optsched.evaluate(instance, optsched.simulate(instance, "mc-sf")).metrics["tel"]
     intervals.append((f"{instance.n} requests", tel / answer.objective, tel / answer.bound))
 
