@@ -93,7 +93,8 @@ assert min(ratios) > 1
 #
 # At 50 requests a proof takes longer than a notebook should. But the ratio can be enclosed. Any
 # schedule gives an upper limit for the optimum, and a certificate proves a lower one. We spend a
-# second and a half on each of two instances. (A minute on a quiet machine closes the interval to about 2 %.)
+# second and a half on each of two instances. (A minute on a quiet machine closes the interval to
+# about 2 %.)
 
 # %%
 intervals = []

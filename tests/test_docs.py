@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -120,9 +121,10 @@ def test_pages_that_code_and_texts_name_exist() -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"OPTSCHED_RUN_NOTEBOOKS": "false"}  # pytest runs them (nbmake)
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
@@ -157,3 +159,19 @@ def test_formulas_are_markup_and_not_source(site: Path) -> None:
     assert "arithmatex" not in text
     for formula in re.findall(r"<math .*?</math>", text, re.DOTALL):
         assert "\\" not in formula  # a command that the converter does not know
+
+
+def test_notebooks_are_pages_and_links_to_them_lead_there(site: Path) -> None:
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+        assert "This build has not run the notebook." in page
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    assert not [page for page, text in texts.items() if re.search(r'href="[^"]*\.ipynb"', text)]
+    assert 'href="../notebooks/gap.html"' in texts[site / "howto" / "gap.html"]
+
+
+def test_the_search_needs_no_server(site: Path) -> None:
+    """The index is also a script, which pages from the file system may load."""
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    assert "site/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
+    assert (site / "site" / "iframe-worker.js").is_file()
