@@ -90,6 +90,7 @@ def test_a_page_has_the_texts_the_code_and_what_it_shows(pages: ModuleType) -> N
         v4.new_output("stream", text="one\n"),
         v4.new_output("stream", text="two\n"),
         v4.new_output("display_data", {"image/png": picture, "text/plain": "<Figure>"}),
+        v4.new_output("display_data", {"text/markdown": "| a |", "text/plain": "<Markdown>"}),
         v4.new_output(
             "display_data",
             {"text/html": "<div>\n<style>p {}</style>\n\n<table border=1>\n</table></div>"},
@@ -104,7 +105,8 @@ def test_a_page_has_the_texts_the_code_and_what_it_shows(pages: ModuleType) -> N
     assert "[![Title](some-1.png)" in page
     assert pictures == {"some-1.png": b"PNG"}
     assert '<div class="output"><div><table></table></div></div>' in page  # one line, no style
-    assert "Figure" not in page
+    assert "\n\n| a |\n\n" in page
+    assert not re.search("Figure|<Markdown", page)
 
 
 def test_a_notebook_runs_once_and_without_the_readers_data(

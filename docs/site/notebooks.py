@@ -92,6 +92,8 @@ def as_page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
                 width = output.metadata.get("image/png", {}).get("width", 700)
                 picture = f'![{section}]({file}){{ .picture width="{width}" }}'
                 parts.append(f"[{picture}]({file})")
+            elif "text/markdown" in data:
+                parts.append(data["text/markdown"])
             elif "text/html" in data:
                 parts.append(as_table(data["text/html"]))
             elif "text/plain" in data:
