@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import FENCE, ROOT, TITLE, as_pattern, blocks, commands, missing_line, name
@@ -170,8 +171,18 @@ def test_notebooks_are_pages_and_links_to_them_lead_there(site: Path) -> None:
     assert 'href="../notebooks/gap.html"' in texts[site / "howto" / "gap.html"]
 
 
-def test_the_search_needs_no_server(site: Path) -> None:
-    """The index is also a script, which pages from the file system may load."""
-    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
-    assert "site/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
-    assert (site / "site" / "iframe-worker.js").is_file()
+def test_the_search_works_in_pages_from_the_file_system(site: Path, browser: Any) -> None:
+    from selenium.webdriver.support.expected_conditions import element_to_be_clickable
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "notebooks" / "gap.html").as_uri())
+    wait = WebDriverWait(browser, 60)
+    box = wait.until(element_to_be_clickable(("css selector", ".md-search__input")))
+    box.click()
+    box.send_keys("certificate")
+    links = "a.md-search-result__link[href*='howto/certificate.html']"
+    found = wait.until(lambda b: b.find_elements("css selector", links))
+    found[0].click()
+    wait.until(lambda b: "howto/certificate.html" in b.current_url)
+    assert browser.current_url.startswith(site.as_uri())
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

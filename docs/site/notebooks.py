@@ -50,9 +50,9 @@ def executed(path: Path) -> Any:
         notebook = nbformat.read(path, as_version=4)
         # A trace of the reader's own would change what the page shows.
         environment = {name: v for name, v in os.environ.items() if name != "OPTSCHED_DATA"}
-        sharp = ["--InlineBackend.figure_formats={'retina'}"]
+        settings = ["--InlineBackend.figure_formats={'retina'}", "--IPKernelApp.log_level=ERROR"]
         client = NotebookClient(
-            notebook, timeout=600, extra_arguments=sharp,
+            notebook, timeout=600, extra_arguments=settings,
             resources={"metadata": {"path": str(path.parent)}},
         )  # fmt: skip
         try:
