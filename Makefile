@@ -41,4 +41,4 @@ recompile:
 	find optsched tests \( -name '*.nbi' -o -name '*.nbc' \) -delete
 
 clean:
-	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .cache site .pytest_cache .mypy_cache .ruff_cache build dist
