@@ -67,11 +67,11 @@ class Readable:
         promoted = list(evicted)
         room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
         if (
-            rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > room
+            rules.overflow == "evict_shortest" and self._next(view, allocated) > room
         ):  # Chen, Ye and Zhou 2025, Algorithm 2
             line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
             for estimate, _, i in sorted(line):
-                needed = self._used(view, allocated) + len(allocated)
+                needed = self._next(view, allocated)
                 if needed <= room:
                     break
                 if needed > view.kv_capacity or generated[i] >= estimate:
@@ -91,9 +91,7 @@ class Readable:
             elif rules.ties == "random":
                 self._draw(view, i)
         waiting += evicted
-        if rules.overflow == "clear" and self._used(view, allocated) + len(running) > (
-            view.kv_capacity
-        ):
+        if rules.overflow == "clear" and self._next(view, allocated) > view.kv_capacity:
             cleared = [
                 i for i in running if rules.beta >= 1 or view.generator.random() < rules.beta
             ]
@@ -108,7 +106,7 @@ class Readable:
             waiting += cleared
             evicted += cleared
             allocated = {i: allocated[i] for i in running}
-            if self._used(view, allocated) + len(running) > view.kv_capacity:
+            if self._next(view, allocated) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
 
         tokens: dict[int, int] = {}
@@ -146,7 +144,8 @@ class Readable:
                 if decoding:
                     if total + 1 > min(hard_batch, own_batch):
                         break
-                    while self._used(view, allocated) + 1 > view.kv_capacity:
+                    more = allocated[i] + 1
+                    while self._used(view, {**allocated, i: more}) > view.kv_capacity:
                         others = [v for v in running if v != i and v not in tokens]
                         victim = others[-1] if others else i
                         running.remove(victim)
@@ -186,9 +185,7 @@ class Readable:
                 prefill.add(i)
                 alone = total + c > min(own_batch, own_prefill)
         if tokens:
-            self.after = {
-                i: int(view.prompt_tokens[i]) + generated[i] + view.kv_offset for i in tokens
-            }
+            self.after = {i: view.kv_of(int(view.prompt_tokens[i]) + generated[i]) for i in tokens}
         return Batch(tokens=tokens, evict=evicted)
 
     def _freed(self, view: View) -> int:
@@ -212,7 +209,11 @@ class Readable:
         return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])
 
     def _used(self, view: View, allocated: dict[int, int]) -> int:
-        return sum(allocated.values()) + view.kv_offset * len(allocated)
+        return sum(view.kv_of(tokens) for tokens in allocated.values())
+
+    def _next(self, view: View, allocated: dict[int, int]) -> int:
+        """Return the KV held if all of these requests decode."""
+        return sum(view.kv_of(tokens + 1) for tokens in allocated.values())
 
     def _fits(
         self,
@@ -224,22 +225,22 @@ class Readable:
         generated: dict[int, int],
     ) -> bool:
         """Return whether a waiting request may join those running or just admitted."""
-        capacity, offset = view.kv_capacity, view.kv_offset
-        used = self._used(view, allocated) + whole + offset
+        capacity = view.kv_capacity
+        used = self._used(view, {**allocated, i: whole})
         admission = self.rules.admission
         if used > capacity:
             return False
         if admission == "reserve":
             peaks = [view.prompt_tokens[k] + self.estimate(view, k) - 1 for k in [*joined, i]]
-            return int(sum(peaks)) + offset * len(peaks) <= capacity
+            return sum(view.kv_of(int(peak)) for peak in peaks) <= capacity
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
             return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
         if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
-            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 + offset for k in left}
+            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 for k in left}
             return len(left) <= hard_batch and all(
-                sum(base[k] + at for k in left if left[k] >= at) <= capacity
+                sum(view.kv_of(base[k] + at) for k in left if left[k] >= at) <= capacity
                 for at in set(left.values())
             )
         return True
