@@ -39,6 +39,13 @@ VALUES = {
     "keep": ["true"],
     "refine": ["false"],
     "max_batch_tokens": ["3"],
+    "max_num_seqs": ["2"],
+    "max_num_batched_tokens": ["3"],
+    "long_prefill_token_threshold": ["2"],
+    "watermark": ["0.1"],
+    "scheduler_reserve_full_isl": ["false"],
+    "prefill_schedule_interval": ["3"],
+    "policy": ["priority"],
 }
 """Values to try for parameters of this name, whichever policy has them."""
 
