@@ -61,8 +61,10 @@ def _model() -> ModelConfig:
         )
 
 
-def scheduler(instance: Instance, policy: VllmV1) -> Scheduler:
-    """Return vLLM's scheduler, set up as a policy is and with the KV of an instance."""
+def scheduler(
+    instance: Instance, policy: VllmV1, kind: type = Scheduler, more: dict | None = None
+) -> Scheduler:
+    """Return vLLM's scheduler, or one on it, set up as a policy is, with the KV of an instance."""
     block = instance.kv_block_tokens
     blocks = instance.kv_capacity // block + 1  # vLLM keeps one of them empty
     cache = CacheConfig(block_size=block, enable_prefix_caching=False)
@@ -79,11 +81,16 @@ def scheduler(instance: Instance, policy: VllmV1) -> Scheduler:
         max_model_len=MAX_MODEL_LEN,
         is_encoder_decoder=False,
     )
-    config = VllmConfig(model_config=_model(), cache_config=cache, scheduler_config=settings)
+    config = VllmConfig(
+        model_config=_model(),
+        cache_config=cache,
+        scheduler_config=settings,
+        additional_config=more or {},
+    )
     layers = FullAttentionSpec(block_size=block, num_kv_heads=4, head_size=64, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], layers)]
     kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-    return Scheduler(config, kv, StructuredOutputManager(config), block_size=block)
+    return kind(config, kv, StructuredOutputManager(config), block_size=block)
 
 
 class RealScheduler:
@@ -98,15 +105,24 @@ class RealScheduler:
         The parameters.
     rank : sequence of int, optional
         Priorities, for ``policy="priority"``.
+    kind, more : type, dict, optional
+        The scheduler's class, and the ``additional_config`` of vLLM's configuration.
     """
 
     clairvoyant = False
     hybrid = chunked = True
 
-    def __init__(self, instance: Instance, policy: VllmV1, rank: Any = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        policy: VllmV1,
+        rank: Any = None,
+        kind: type = Scheduler,
+        more: dict | None = None,
+    ) -> None:
         self.instance, self.rank = instance, rank
         self.interval = policy.prefill_schedule_interval
-        self.real = scheduler(instance, policy)
+        self.real = scheduler(instance, policy, kind, more)
         self.by_arrival = sorted(range(instance.n), key=lambda i: (instance.arrival[i], i))
         self.added = self.steps = 0
         self.last: Any = None
@@ -131,11 +147,18 @@ class RealScheduler:
         return Request(
             f"{i:08d}",
             [TOKEN] * int(self.instance.prompt_tokens[i]),
-            SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False),
+            SamplingParams(
+                max_tokens=output, ignore_eos=True, detokenize=False, extra_args=self._extra(i)
+            ),
             None,
             arrival_time=float(self.instance.arrival[i]),
             priority=0 if self.rank is None else int(self.rank[i]),
         )
+
+    def _extra(self, i: int) -> dict[str, float] | None:
+        """Return what a request says of its output."""
+        told = self.instance.predicted
+        return None if told is None else {"predicted_output_tokens": float(told[i])}
 
     def _sample(self) -> None:
         """Make up a token for each request whose whole input has been processed."""

@@ -1,7 +1,7 @@
 """`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
 
-Slow and short; the tests demand the same schedule from both. It runs through the open path as
-any user's policy does, and is a model of how to write one.
+Slow and short; the tests demand the same schedule from both. It is asked batch by batch as any
+user's policy is, so it also serves where nobody knows all requests in advance (`optsched.vllm`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.policies.base import Batch, Rules, View, waiting_rank
+from optsched.policies.base import Batch, View
+from optsched.policies.rules import Rules
+from optsched.policies.runner import waiting_rank
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -28,7 +30,6 @@ class Readable:
 
     def __init__(self, rules: Rules, instance: Instance) -> None:
         self.rules, self.evict_mode, self.hybrid, self.chunked = rules.on(instance)
-        self.instance = instance
         self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
         self.place: NDArray[np.int64] | None = None
         self.raised: dict[int, int] = {}  # estimates that have changed
@@ -36,21 +37,51 @@ class Readable:
         self.turn = 0
         self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
+        self.learn(instance)
+
+    def learn(self, instance: Instance) -> None:
+        """Take in an instance that has further requests at its end.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
+        self.instance = instance
+        self.rank = self.place = None
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
 
     def estimate(self, view: View, i: int) -> int:
-        """Return the predicted output tokens of a request."""
+        """Return the predicted output tokens of a request.
+
+        Parameters
+        ----------
+        view : View
+        i : int
+            The request.
+
+        Returns
+        -------
+        int
+        """
         return self.raised.get(i, int(self.predicted[i]))
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025)."""
+        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025).
+
+        Parameters
+        ----------
+        view : View
+
+        Returns
+        -------
+        Batch
+        """
         rules = self.rules
-        rank, place = self._ranks(view)
+        place = self._ranks(view)[1]
         running = sorted(view.running, key=place.__getitem__)
         waiting = list(view.waiting)
         evicted: list[int] = []
-        lost: set[int] = set()  # evicted for want of KV: not in this batch
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
         for i in waiting:
@@ -109,6 +140,20 @@ class Readable:
             if self._next(view, allocated) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
 
+        return self._form(view, running, waiting, evicted, generated, allocated)
+
+    def _form(
+        self,
+        view: View,
+        running: list[int],
+        waiting: list[int],
+        evicted: list[int],
+        generated: dict[int, int],
+        allocated: dict[int, int],
+    ) -> Batch:
+        """Form the batch group by group, after the evictions that precede it."""
+        rules, rank = self.rules, self._ranks(view)[0]
+        lost: set[int] = set()  # evicted for want of KV: not in this batch
         tokens: dict[int, int] = {}
         decode: set[int] = set()
         prefill: set[int] = set()
