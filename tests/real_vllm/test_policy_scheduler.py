@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 from dataclasses import replace
-from typing import ClassVar
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler is in this process
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from conformance import decisions
 from real_scheduler import LLAMA, RealScheduler
 from settings import COST
-from vllm import LLM, SamplingParams
 
 from optsched import Instance, evaluate, simulate
 from optsched.policies.vllm_v1 import VllmV1
@@ -93,48 +91,26 @@ def test_a_policy_that_cannot_be_asked_is_refused() -> None:
         RealScheduler(requests(4_000), OWN, kind=PolicyScheduler)
 
 
-class Recorded(PolicyScheduler):
-    """Notes what each step processes and preempts."""
-
-    steps: ClassVar[list[tuple[dict[int, int], list[int]]]] = []
-
-    def schedule(self, throttle_prefills: bool = False):
-        step = super().schedule(throttle_prefills)
-        tokens = {self._number[i]: c for i, c in step.num_scheduled_tokens.items()}
-        self.steps.append((tokens, sorted(self._number[i] for i in step.preempted_req_ids)))
-        return step
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory) -> LLM:
-    """Return the real engine on the CPU: a tiny model, 16 KV blocks of 32 tokens, and Sarathi."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
-    return LLM(
-        model=str(folder), load_format="dummy", skip_tokenizer_init=True, dtype="float32",
-        enforce_eager=True, enable_prefix_caching=False, async_scheduling=False, seed=0,
-        block_size=32, num_gpu_blocks_override=17, max_model_len=512, max_num_seqs=8,
-        max_num_batched_tokens=256, scheduler_cls=Recorded,
-        additional_config={"optsched": {"policy": "sarathi"}},
-    )  # fmt: skip
-
-
-def test_in_the_real_engine_the_batches_are_those_of_the_simulation(engine: LLM) -> None:
-    # All requests are there at 0, so the times of batches do not matter.
+def test_in_the_real_engine_the_batches_are_those_of_the_simulation(tmp_path) -> None:
+    # 16 KV blocks of 32 tokens. All requests are there at 0, so batch times do not matter.
     rng = np.random.default_rng(0)
     prompt, output = rng.integers(20, 150, 30), rng.integers(5, 60, 30)
-    prompts = [{"prompt_token_ids": rng.integers(3, 1000, n).tolist()} for n in prompt]
-    params = [
-        SamplingParams(max_tokens=int(o), temperature=0, ignore_eos=True, detokenize=False)
-        for o in output
-    ]
-    Recorded.steps.clear()
-    answers = [a.outputs[0].token_ids for a in engine.generate(prompts, params, use_tqdm=False)]
+    options = {"block_size": 32, "num_gpu_blocks_override": 17, "max_num_seqs": 8,
+               "max_num_batched_tokens": 256}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
+    wanted = {
+        "policy": "sarathi", "options": options, "outputs": output.tolist(),
+        "prompts": [rng.integers(3, 1000, n).tolist() for n in prompt],
+    }  # fmt: skip
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    script = Path(__file__).with_name("run_engine.py")
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=600)
+    done = json.loads((tmp_path / "done.json").read_text())
     steps, lost = [], []
-    for tokens, preempted in Recorded.steps:
+    for tokens, preempted in done["steps"]:
         lost += preempted
         if tokens:  # a step that only preempts belongs to the next
-            steps.append((tokens, sorted(lost)))
+            steps.append((dict(tokens), sorted(lost)))
             lost = []
     instance = Instance(
         [0.0] * 30, prompt, output, 16 * 32, "second", "cached", Limits(256, None, 8),
@@ -142,9 +118,8 @@ def test_in_the_real_engine_the_batches_are_those_of_the_simulation(engine: LLM)
     )  # fmt: skip
     expected = [(a, b) for a, b, _ in decisions(simulate(instance, "sarathi", COST))]
     assert steps == expected
-    assert sum(len(preempted) for _, preempted in steps) > 0
-    assert [len(tokens) for tokens in answers] == output.tolist()
-    # Who was preempted and computed again says what he says alone.
-    for i in {i for _, preempted in steps for i in preempted}:
-        alone = engine.generate([prompts[i]], [params[i]], use_tqdm=False)[0]
-        assert list(answers[i]) == list(alone.outputs[0].token_ids)
+    assert [len(tokens) for tokens in done["together"]] == output.tolist()
+    # Who was preempted and computed again says what it says alone.
+    assert len(done["alone"]) > 0
+    for i, tokens in done["alone"].items():
+        assert done["together"][int(i)] == tokens
