@@ -33,7 +33,7 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -44,7 +44,7 @@ _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
 
-PROVED_FOR = ANY_INSTANCE | {
+PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {
     "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
     "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
     "cost.prefill_request", "cost.prefill_base",

@@ -298,6 +298,16 @@ class _Table:
         return self.sums[piece] + m * p, self.moments[piece] + p * (m * b + pairs)
 
 
+def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
+    """Return the KV in whole blocks that requests hold at the end of round t."""
+    tokens = (
+        s + columns.offset - 1 + t - k
+        for s, o, k in zip(columns.prompt, columns.output, starts, strict=True)
+        if k < t <= k + o
+    )
+    return sum(-(-held // columns.block) * columns.block for held in tokens)
+
+
 def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
     """Return the total latency of a schedule of starts after checking every limit on it.
 
@@ -347,8 +357,11 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
         change = changes[at]
         count, base = count + change[0], base + change[1]
         decodes = count - change[3]
+        kv = base + until * count
+        if columns.block > 1:
+            kv = _kv_in_blocks(columns, starts, until)
         for name, use, limit in (
-            ("KV tokens", base + until * count, columns.capacity),
+            ("KV tokens", kv, columns.capacity),
             ("running requests", count, columns.running),
             ("tokens", change[2] + decodes, columns.batch),
             ("prefill tokens", change[2], columns.prefill),

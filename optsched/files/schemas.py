@@ -109,6 +109,9 @@ class InstanceFile(BaseModel):
     kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
         description="whether the KV of a running request's newest token counts"
     )
+    kv_block_tokens: SkipValidation[Annotated[int, Field(ge=1, le=MAX_TOKENS)]] = Field(
+        1, description="KV tokens of a block; a request holds whole blocks of kv_capacity"
+    )
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None

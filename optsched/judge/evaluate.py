@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.problem.errors import InputError, ViolationError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
@@ -386,6 +386,10 @@ def _judge_starts(
     count, base = count[:-1], base[:-1]
     shift = instance.kv_offset - 1
     kv_end = (base + (end + shift) * count).astype(np.int64)
+    volume = int(instance.volume.sum())
+    if instance.kv_block_tokens > 1:
+        kv_end = _blocks_held(instance, starts, end)
+        volume = _block_volume(instance)
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
@@ -432,11 +436,35 @@ def _judge_starts(
         pauses=zeros,
         batch_kv=kv_end[busy],
         workers=1,
-        mean_kv=float(int(instance.volume.sum()) / rounds),
+        mean_kv=float(volume / rounds),
         busy_batches=rounds,
         slo_ttft=slo_ttft,
         slo_tpot=slo_tpot,
     )
+
+
+def _blocks_held(
+    instance: Instance, starts: NDArray[np.int64], rounds: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the KV that runs from ``starts`` on hold in some rounds, in whole blocks."""
+    held = np.zeros(len(rounds), dtype=np.int64)
+    for j, t in enumerate(rounds):
+        on = (starts < t) & (t <= starts + instance.output_tokens)
+        tokens = instance.prompt_tokens[on] + (t - starts[on]) + (instance.kv_offset - 1)
+        held[j] = whole_blocks(tokens, instance.kv_block_tokens).sum()
+    return held
+
+
+def _block_volume(instance: Instance) -> int:
+    """Return the KV that uninterrupted runs hold, in whole blocks, summed over their rounds."""
+    block = instance.kv_block_tokens
+    before = instance.prompt_tokens + (instance.kv_offset - 1)
+
+    def up_to(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        full, rest = tokens // block, tokens % block
+        return np.asarray(block * (block * full * (full + 1) // 2 + rest * (full + 1)))
+
+    return int((up_to(before + instance.output_tokens) - up_to(before)).sum())
 
 
 def _judge_batches(
@@ -448,7 +476,6 @@ def _judge_batches(
     slo_tpot: float | None,
 ) -> Evaluation:
     from optsched.judge import replay as judge
-    from optsched.judge.life import UNLIMITED
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
@@ -463,7 +490,6 @@ def _judge_batches(
         elif instance.first_arrival and batches:
             blur = batches * float(np.spacing(np.abs(start).max()))
         start = start.astype(np.float64)
-    limits = instance.limits
     requests, machines = judge.new_state(
         instance.release,
         instance.prompt_tokens,
@@ -475,17 +501,7 @@ def _judge_batches(
     breach, at, split = judge.replay(
         requests,
         machines,
-        judge.Limits(
-            instance.kv_capacity,
-            instance.kv_offset,
-            limits.max_batch_tokens or UNLIMITED,
-            limits.max_prefill_tokens or UNLIMITED,
-            limits.max_running or UNLIMITED,
-            instance.hybrid_batching is not False,
-            instance.chunked_prefill is not False,
-            schedule.evict_mode == "restart" or not instance.in_rounds,
-            schedule.evict_mode == "restart",
-        ),
+        judge.limits_of(instance, schedule.evict_mode),
         cost.array,
         judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
         judge.Origin(instance.clock_origin, blur),

@@ -287,12 +287,13 @@ def _stronger(instance: Instance, names: set[str]) -> str | None:
         return "ramp" if "ramp" in names else None
     try:
         return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
-    except InfeasibleError:
-        return None  # bounds hold all the same, for schedules that split a prefill
+    except (InfeasibleError, UsageError):
+        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
 
 
 def _limited(instance: Instance) -> bool:
-    return bool(demands(instance) - {"arrivals", "chunked_prefill"})
+    limits = demands(instance) - {"arrivals", "chunked_prefill"}
+    return bool(limits) or instance.kv_block_tokens > 1
 
 
 def _run_exact(interval: Interval, seed: int) -> None:

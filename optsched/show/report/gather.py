@@ -194,9 +194,11 @@ def _section(
 def _facts(instance: Instance) -> list[tuple[str, str]]:
     unit = "rounds" if instance.in_rounds else "s"
     arrival = instance.arrival
+    block = instance.kv_block_tokens
+    blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [
         ("requests", f"{instance.n:,}"),
-        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting})"),
+        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting}{blocks})"),
         ("time", "rounds" if instance.in_rounds else "seconds"),
         ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
     ]
