@@ -45,15 +45,16 @@ where a token may come from a decode step or from a refill, the smaller value of
 
 *Prefills in chunks.* The chunks c of a prefill split its own work: w = sum w_c. Each satisfies
 C_i >= tau_c + T_c / 2 + (batches of later tokens) and F_i >= tau_c + T_c / 2, so the weight theta
-is split in proportion to w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the chunk's share). The cost is
-therefore a mean over chunks of the expression above. The same holds for a refill in chunks.
+is split in proportion to w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the
+chunk's share). The cost is therefore a mean over chunks of the expression above. The same holds for
+a refill in chunks.
 
-*Evictions.* Only the last run of a request that restarts counts, for the judge's F_i too. Work lost
-to evictions is left out, which only lowers what is paid. Where output tokens are kept, F_i may belong
-to an earlier run than C_i. Then token 1 is that of the earlier run, whose prefill is whole and
-ends at F_i, and later tokens come from refills and decode steps after F_i. So each token k >= 2
-still has a batch of its own after those of the prefill, which is all that is used. (For the same
-reason the bound would hold if a restarted request's first token of all counted.)
+*Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
+of a request that restarts counts, and the judge takes F_i from it. Where a request keeps its output
+tokens, F_i may belong to an earlier run than C_i. Then token 1 is that of the earlier run. Its
+prefill is whole and ends at F_i, and each later token comes from a refill or a decode step in a
+batch of its own after F_i. Nothing else is used above. (So the bound would also hold if a restarted
+request's first token of all counted: it has that prefill, and the steps of its last run.)
 
 *Chords.* theta is constant over decode steps, and w, sigma and Theta are concave in k (affine,
 or the smaller of two affine functions). sqrt(w Theta) is then concave as a geometric mean. So F_k
@@ -68,9 +69,9 @@ slope 1 / L_j while j runs, and it is continuous where j completes or another jo
 the end of a preempted piece it is the price at which j resumes plus (resume - end) / L_j. It is 0
 before idle time. Where a is more than the prefill's share of L_i, the request is two jobs, its
 prefill of weight a and its steps of weight 1 - a, and slopes are weight over length. (The prefill
-has the larger slope, so it comes first by itself.) This price is optimal where p2 = 0 and theta is proportional to w + sigma. Then
-p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on cells of time. Any
-prices are valid.
+has the larger slope, so it comes first by itself.) This price is optimal where p2 = 0 and theta is
+the one used. Then p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on
+cells of time. Any prices are valid.
 
 *Rounding.* Costs and the integral are sums of N <= 18 n + (cells) non-negative terms, each with a
 relative error below 1e-12; summation adds at most N 2^-53. Both sums are moved by the safe
@@ -447,7 +448,7 @@ def value_at(
 
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds (module's text).
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
     Parameters
     ----------

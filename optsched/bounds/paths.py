@@ -36,21 +36,22 @@ f. Only the last run of a request that restarts counts.
 
 *First tokens.* Where the end F of the prefill has a weight a and C the rest, as in that module, the
 path pays a (F - a_i) at the end of its prefill and (1 - a) (C - a_i) at its end. The payments above
-do not change, since they hold for any a <= F <= C. The path is that of the prefill which produces
-the first token, and of the batches of later tokens, which follow it even where the request loses its
-KV in between. A request of one token has F = C.
+do not change, since they hold for any a_i <= F <= C. The path is that of the prefill which produces
+the first token, and of the batches of later tokens. These follow it even where the request loses
+its KV in between. A request of one token has F = C.
 
 *Cells.* Prices are constant on cells. V(j) is a lower bound on what is paid up to a moment in
 cell j. The slope s(j) >= 0 is such that to finish x seconds before the cell's end costs at least
 V(j) + s(j) x. Both follow from the recursion: an earlier end has fewer starts to choose from and
 loses g x of the integral. The cost of an end in cell j, whose length is d, is then at least
 V(j) + max(chain, begin - a + min(1, s) d). Starts of the steps in cell j' enter with
-V(j') + int up to the cell's end, less [g(j') - s(j')]_+ d, which covers every moment of the cell. With a weight a the prefill's V(j) is
-larger by a (end of the cell - a_i) and its s(j) smaller by a. It may then be negative, so the cost
-of a prefill in cell j is at least V(j) - [-s(j)]_+ d, and steps that pay nothing begin after the
-cheapest prefill so far. There d is cut to the part of the cell that is after a_i plus the prefill's
-own time. The end of the steps counts with 1 - a: (1 - a) chain, or (1 - a) (begin - a_i) +
-min(1 - a, s) d.
+V(j') + int up to the cell's end, less [g(j') - s(j')]_+ d, which covers every moment of the cell.
+
+With a weight a, V(j) of the prefill is larger by a (end of the cell - a_i), and s(j) is smaller by
+a. It may then be negative, so a prefill in cell j costs at least V(j) - [-s(j)]_+ d, and steps that
+pay nothing begin after the cheapest prefill so far. There d is cut to the part of the cell that is
+later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
+max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
 *Prices used.* The first prices come from a schedule: they are proportional to N^1.5, with N the
 number of requests in the system. They are then improved by ascent. Where the best paths use more

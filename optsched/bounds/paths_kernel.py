@@ -312,7 +312,9 @@ def costs_of_paths(
         mean = max(mean / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
-            nus[1, k] = rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
+            nus[1, k] = (
+                rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
+            )
         while True:
             low = np.inf
             for j in range(span):

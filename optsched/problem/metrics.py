@@ -243,7 +243,7 @@ _ROWS = (
            _TPOT, _tpot(lambda known: np.percentile(known, 99))),
     Metric("max_tpot", "max TPOT", "time/token", "", _TPOT, _tpot(lambda known: known.max())),
     Metric("latency_and_ttft", "latency and TTFT", "time",
-           "the mean of TTFT with the weight ttft_weight, from 0 to 1, and of latency with the rest",
+           "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
            ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
     Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
            _QUEUED, _mean("queuing_delay")),
@@ -278,6 +278,7 @@ TABLE: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
 
 METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
+
 
 def check_parameter(name: str, value: float) -> str | None:
     """Return what is expected of a parameter of a metric, or None if the value is that.

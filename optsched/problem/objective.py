@@ -171,6 +171,30 @@ def parse_objectives(
     return tuple(found)
 
 
+def parse_objective(given: str | Objective) -> Objective:
+    """Return one objective from its text.
+
+    Parameters
+    ----------
+    given : str or Objective
+
+    Returns
+    -------
+    Objective
+
+    Raises
+    ------
+    UsageError
+        Several objectives are given; or see `parse_objectives`.
+    InputError
+        A parameter is not a number.
+    """
+    found = parse_objectives(given)
+    if len(found) > 1:
+        raise UsageError(f"objective: found several in {given!r}; expected one")
+    return found[0]
+
+
 def first_metric(text: object) -> Metric | None:
     """Return the metric of the first objective in a file's text.
 
