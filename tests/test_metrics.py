@@ -102,11 +102,8 @@ def test_units_follow_the_unit_of_time(name: str, rounds: str, seconds: str) -> 
 
 
 def test_the_command_line_shows_words_and_units_of_the_table() -> None:
-    result = CliRunner().invoke(
-        app,
-        ["simulate", "tiny", "--policy", "mc-sf", "--slo-ttft", "5", "--ttft-weight", "0.5"],
-        env={"COLUMNS": "120"},
-    )
+    words = ["simulate", "tiny", "--policy", "mc-sf", "--slo-ttft", "5", "--ttft-weight", "0.5"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     lines = [line.strip() for line in result.stdout.splitlines()]
     for metric in TABLE.values():

@@ -53,9 +53,10 @@ pay nothing begin after the cheapest prefill so far. There d is cut to the part 
 later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
 max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
-*Prices used.* The first prices come from a schedule: they are proportional to N^1.5, with N the
-number of requests in the system. They are then improved by ascent. Where the best paths use more
-machine time than there is, the price rises, and where they use less it falls. Any prices are valid.
+*Prices used.* The first prices come from a schedule: they are proportional to (1 - a) N^1.5, with
+N the number of requests in the system. They are then improved by ascent. Where the best paths use
+more machine time than there is, the price rises, and where they use less it falls. Any prices are
+valid.
 
 *Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
 is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
@@ -88,6 +89,8 @@ _LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 _FINE_LEVELS = np.array([0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.2, 3.5, 6.0, 10.0, 20.0, 40.0])
 _CELLS_PER_CHAIN = 75
 _MOST_CELLS = 2_000_000
+_LEAST_SCALE = 0.03
+"""The first prices are in proportion to the weight of latency, but at least this."""
 _MOST_IN_SYSTEM = 40.0
 """Mean number of requests in the system beyond which prices are not searched for."""
 
@@ -191,8 +194,9 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         finished, moments, "right"
     )
     steady = float(tokens.work.mean()) / max(tokens.decode, 1e-12)
-    start = 1.2 * min(steady, 1.0) * number**1.5
-    floor = np.where(number > 0, 0.1 * min(steady, 1.0), 0.0)
+    steady = min(steady, 1.0) * max(1 - weight, _LEAST_SCALE)
+    start = 1.2 * steady * number**1.5
+    floor = np.where(number > 0, 0.1 * steady, 0.0)
     use = np.zeros(len(start))
     spent = 0.0
 

@@ -325,19 +325,20 @@ def evaluate(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
-    parameters = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
-    for name, value in parameters.items():
+    given = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    for name, value in given.items():
         expected = None if value is None else check_parameter(name, value)
         if expected is not None:
             raise InputError(f"{name}: found {value!r}; expected {expected}")
     if schedule.kind == "starts":
-        return replace(_judge_starts(instance, columns[0]), **parameters)
-    judged = replace(_judge_batches(instance, schedule, columns, cost), **parameters)
-    if isinstance(cost, BatchCost) and cost.valid:
+        judged = _judge_starts(instance, columns[0])
+    else:
+        judged = _judge_batches(instance, schedule, columns, cost)
+    if schedule.kind != "starts" and isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
-    return judged
+    return replace(judged, slo_ttft=slo_ttft, slo_tpot=slo_tpot, ttft_weight=ttft_weight)
 
 
 def _judge_starts(

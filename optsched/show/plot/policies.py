@@ -172,12 +172,10 @@ def plot_tradeoff(
         np.geomspace(max(x, low_x), max(z, low_x), 50)
         for (x, _), (z, _) in pairwise([*curve, (right, curve[-1][1])])
     ])  # fmt: skip
-    ys = np.interp(xs, *zip(*curve, strict=True))
-    xs, ys = np.append(xs[0], xs), np.append(top, ys)
-    impossible = {"color": GREY, "alpha": 0.45, "lw": 0}
-    ax.fill_between(xs, low_y, np.maximum(ys, low_y), label="no schedule", **impossible)
-    ax.axvspan(low_x, xs[0], **impossible)
-    ax.plot(xs, ys, color=BLACK, lw=1.2)
+    ys: Any = np.interp(xs, [x for x, _ in curve], [y for _, y in curve])
+    xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
+    ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
+    ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
     for k, (name, x, y) in enumerate(ranked):
         if k < _NAMED:
             style = series_style(k)
