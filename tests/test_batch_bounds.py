@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,7 @@ from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
+from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
@@ -255,6 +257,29 @@ def test_no_joint_bound_exceeds_the_optimum() -> None:
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_no_joint_bound_exceeds_the_optimum_of_thousands(seed: int) -> None:
     check_joint(seed, 400)
+
+
+def test_no_policy_beats_a_joint_bound_in_either_mode_of_eviction() -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    evicted = {"restart": 0, "recompute": 0}
+    for seed in range(4):
+        small = replace(poisson(30.0, n=40, seed=seed), kv_capacity=6000)
+        instance = predict(small, "noisy:mae=60")
+        for weight in (0.3, 0.9):
+            objective = f"latency_and_ttft:ttft_weight={weight}"
+            bound, _ = lower_bound(instance, cost_model=cost, objective=objective, time_limit_s=2.0)
+            assert bound is not None
+            for policy in allowed_policies(instance):
+                try:
+                    schedule = simulate(instance, policy, cost)
+                except OptschedError:
+                    continue
+                judged = evaluate(instance, schedule, cost, ttft_weight=weight)
+                if judged.workers == 1:
+                    assert bound <= (judged.metrics["latency_and_ttft"] or 0), policy
+                if schedule.evict_mode is not None:
+                    evicted[schedule.evict_mode] += int(judged.evictions.sum())
+    assert min(evicted.values()) > 0
 
 
 # --- the bounds that search ---------------------------------------------------------------------

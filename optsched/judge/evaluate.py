@@ -334,7 +334,7 @@ def evaluate(
         judged = _judge_starts(instance, columns[0])
     else:
         judged = _judge_batches(instance, schedule, columns, cost)
-    if schedule.kind != "starts" and isinstance(cost, BatchCost) and cost.valid:
+    if isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)

@@ -21,11 +21,18 @@ from optsched.bounds import raise_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.results import cost_model_reference, head
+from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.strategies import allowed_policies, outside_reason, run_policy
 from optsched.policies.engine.simulate import quick_to_simulate
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, LoopError, PolicyError, UsageError
+from optsched.problem.errors import (
+    InputError,
+    LoopError,
+    NoIncumbentError,
+    PolicyError,
+    UsageError,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.markup import table
 from optsched.problem.objective import Objective
@@ -34,6 +41,8 @@ WEIGHTS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """The weights of TTFT that are tried."""
 _POLICY_SHARE = 0.4
 """The share of the time limit after which no further policy starts."""
+_SEARCH_SHARE = 0.15
+"""The share of the rest of the time for the offline search."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class TradeoffPoint:
     Parameters
     ----------
     policy : str
-        The policy's specification.
+        The policy's specification, or ``"offline search"``.
     mean_latency, mean_ttft : float
         As judged, in seconds.
     """
@@ -113,7 +122,7 @@ class Tradeoff:
         if any(mean_latency < one.value for one in self.bounds if one.weight == 0):
             return None
         values = ((b.value - (1 - b.weight) * mean_latency, b.weight) for b in self.bounds)
-        return max(0.0, *(value / weight for value, weight in values if weight > 0))
+        return max([0.0, *(value / weight for value, weight in values if weight > 0)])
 
     def curve(self) -> list[tuple[float, float]]:
         """Return the corners of the curve that no schedule crosses.
@@ -206,7 +215,7 @@ def tradeoff(
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Tradeoff:
-    """Bound mean latency and mean TTFT together, and run policies.
+    """Bound mean latency and mean TTFT together, and run policies and the offline search.
 
     The bounds that take no search come first, for every weight. Those that search share the rest of
     the time.
@@ -217,7 +226,7 @@ def tradeoff(
         In seconds.
     policies : iterable of str, optional
         Specifications of policies. By default all run that the instance allows, unless it is so
-        large that one could take very long.
+        large that one could take very long, and the search for a small total latency.
     cost_model : BatchCost, str or path
     weights : sequence of float
         The weights of TTFT that are tried, from 0 to 1.
@@ -261,6 +270,9 @@ def tradeoff(
     tell = progress or (lambda text: None)
     budget = Budget(time_limit_s, stop=stop)
     points = _run(instance, policies, cost, budget, seed, tell)
+    if policies is None and not budget.over:
+        tell("offline search")
+        points += _search(instance, cost, budget.part(_SEARCH_SHARE), seed)
     found: dict[float, WeightedBound] = {}
 
     def prove(goal: Objective, budget: Budget) -> None:
@@ -318,10 +330,24 @@ def _run(
                 raise
             continue
         if outside_reason(evaluation) is None:
-            metrics = evaluation.metrics
-            latency, ttft = metrics["mean_latency"], metrics["mean_ttft"]
-            points.append(TradeoffPoint(spec, float(latency or 0.0), float(ttft or 0.0)))
+            points.append(_point(spec, evaluation))
     return points
+
+
+def _search(instance: Instance, cost: CostModel, budget: Budget, seed: int) -> list[TradeoffPoint]:
+    """Return what the offline search for a small latency reaches, if it finds a schedule."""
+    from optsched.optimize.search.offline import improve
+
+    try:
+        schedule, _ = improve(instance, cost, budget, seed=seed)
+    except NoIncumbentError:
+        return []
+    return [_point("offline search", evaluate(instance, schedule, cost))]
+
+
+def _point(name: str, evaluation: Evaluation) -> TradeoffPoint:
+    latency, ttft = evaluation.metrics["mean_latency"], evaluation.metrics["mean_ttft"]
+    return TradeoffPoint(name, float(latency or 0.0), float(ttft or 0.0))
 
 
 def _checked(
