@@ -323,10 +323,11 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
         kv_accounting="cached",
     )  # fmt: skip
     cost = load_cost_model("llama2-7b-a100-infermax")
-    chains = unavoidable_work(instance, cost).chain.sum()
+    work = unavoidable_work(instance, cost)
     for limit in (0.0, 0.1):
-        value, _ = lower_bound(instance, cost_model=cost, method="paths", time_limit_s=limit)
-        assert value == pytest.approx(chains, rel=1e-6)
+        assert value_of("paths", instance, cost, limit) == pytest.approx(work.chain.sum(), rel=1e-6)
+        half = value_of("paths", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
+        assert half == pytest.approx((work.chain + work.first).mean() / 2, rel=1e-6)
 
 
 def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
