@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from optsched.judge.evaluate import Evaluation
 
 _POINTS = 2000
-_NAMED = 7
-"""Policies that have a marker of their own in `plot_tradeoff`."""
+_NAMED = 8
+"""Max number of policies that have a marker of their own in `plot_tradeoff`."""
 
 
 def plot_distribution(
@@ -153,7 +153,8 @@ def plot_tradeoff(
         Corners of the region's edge: mean latency and mean TTFT in seconds, as
         `optsched.optimize.tradeoff.Tradeoff.curve` returns them.
     policies : sequence of (name, mean latency, mean TTFT)
-        Those of the smallest latencies have a marker and a name of their own.
+        Those of the smallest latencies have a marker and a name of their own, if no such marker
+        is there already.
     ax : Axes, optional
         The axes to draw on. By default new ones are made.
 
@@ -176,12 +177,17 @@ def plot_tradeoff(
     xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
     ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
     ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
-    for k, (name, x, y) in enumerate(ranked):
-        if k < _NAMED:
-            style = series_style(k)
-            ax.plot(x, y, style["marker"], color=style["color"], ms=7, label=plain(name))
-        else:
-            ax.plot(x, y, ".", color=BLUE, ms=7, label=None if k > _NAMED else "other policies")
+    named: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+    for name, x, y in ranked:
+        if len(named) == _NAMED or any(np.allclose((x, y), one, rtol=0.02) for one in named):
+            others.append((x, y))
+            continue
+        style = series_style(len(named))
+        ax.plot(x, y, style["marker"], color=style["color"], ms=7, ls="", label=plain(name))
+        named.append((x, y))
+    if others:
+        ax.plot(*zip(*others, strict=True), ".", color=BLUE, ms=4, label="other policies")
     ax.set(xscale="log", yscale="log", xlim=(low_x, right), ylim=(low_y, top))
     ax.set(xlabel="mean latency [s]", ylabel="mean TTFT [s]")
     plain_ticks(ax.xaxis)
