@@ -307,15 +307,16 @@ def tradeoff(
         return
     show_table(
         ("TTFT weight", "bound\n[s]", "by"),
-        [(f"{one.weight:g}", one.value, one.name) for one in found.bounds],
+        [(f"{one.weight:g}", f"{one.value:.4g}", one.name) for one in found.bounds],
         text_columns=(0, 2),
     )
     print()
     show_table(
         ("policy", "mean latency\n[s]", "mean TTFT\n[s]", "any schedule so fast:\nTTFT >= [s]"),
         [
-            (point.policy, point.mean_latency, point.mean_ttft, found.ttft_at(point.mean_latency))
-            for point in found.points
+            (p.policy, f"{p.mean_latency:.4g}", f"{p.mean_ttft:.4g}", f"{floor:.4g}")
+            for p in found.points
+            if (floor := found.ttft_at(p.mean_latency)) is not None
         ],
     )
 
