@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from exhaustive_batches import Exhaustive
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, busy_time as busy, lower_bound, paths as paths_module
 from optsched.bounds.batch import unavoidable_work
-from optsched.bounds.busy_time import schedule_prices, tokens_of
+from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
+from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
@@ -29,9 +32,19 @@ OBJECTIVE = {name: one.objectives[0] for name, one in bounds().items() if one.ti
 """Every bound in seconds, and the metric that it bounds."""
 
 
-def value_of(name: str, instance: Instance, cost: BatchCost, time_limit_s: float = 0.0) -> float:
+JOINT = ("work", "busy-time", "paths")
+"""The bounds on a weighted sum of mean latency and mean TTFT."""
+
+
+def value_of(
+    name: str,
+    instance: Instance,
+    cost: BatchCost,
+    time_limit_s: float = 0.0,
+    objective: str | None = None,
+) -> float:
     value, origin = lower_bound(
-        instance, method=name, cost_model=cost, objective=OBJECTIVE[name],
+        instance, method=name, cost_model=cost, objective=objective or OBJECTIVE[name],
         time_limit_s=time_limit_s,
     )  # fmt: skip
     assert origin == name
@@ -207,6 +220,68 @@ def test_the_same_by_the_thousand(seed: int) -> None:
     check_tiny(seed, 400)
 
 
+def check_joint(seed: int, count: int) -> None:
+    """Check the bounds on (1 - a) latency + a TTFT against all schedules that one a makes best."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        instance, cost = tiny(generator)
+        n, schedules = instance.n, Exhaustive(instance, cost).values("tel", "mean_ttft")
+        tokens = tokens_of(instance, cost)
+        about = f"{instance.to_dict()} {dict(cost.coefficients)}"
+        for a in (generator.choice([0.0, 0.05, 0.5, 0.95, 1.0]), generator.random()):
+            weight = {"ttft_weight": float(a)}
+            best = min(float(tel + Fraction(a) * (n * ttft - tel)) for tel, ttft in schedules)
+            most = best * (1 + 1e-12)
+            for name in JOINT:
+                text = f"latency_and_ttft:ttft_weight={a}"
+                limit = 1.0 if name == "busy-time" else 0.02
+                bound = n * value_of(name, instance, cost, limit, text)
+                assert bound <= most, f"{name} {a} {bound} > {best}: {about}"
+            wild = list(prices(generator, instance, cost))
+            chosen, end = prices_of(tokens, 50, float(a))
+            part = np.minimum(chosen, generator.random() * 3)
+            wild += [(end, chosen - part, part), (end, 0 * part, part)]
+            for width, p1, p2 in wild:
+                assert busy.value_at(tokens, width, p1, p2, **weight) <= most, f"{a}: {about}"
+                if not p1.any():
+                    levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
+                    found = paths_module.value_at(tokens, width, p2, levels, **weight)
+                    assert found <= most, f"{a}: {about}"
+
+
+def test_no_joint_bound_exceeds_the_optimum() -> None:
+    check_joint(1, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_no_joint_bound_exceeds_the_optimum_of_thousands(seed: int) -> None:
+    check_joint(seed, 400)
+
+
+def test_no_policy_beats_a_joint_bound_in_either_mode_of_eviction() -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    evicted = {"restart": 0, "recompute": 0}
+    for seed in range(4):
+        small = replace(poisson(30.0, n=40, seed=seed), kv_capacity=6000)
+        instance = predict(small, "noisy:mae=60")
+        for weight in (0.3, 0.9):
+            objective = f"latency_and_ttft:ttft_weight={weight}"
+            bound, _ = lower_bound(instance, cost_model=cost, objective=objective, time_limit_s=2.0)
+            assert bound is not None
+            for policy in allowed_policies(instance):
+                try:
+                    schedule = simulate(instance, policy, cost)
+                except OptschedError:
+                    continue
+                judged = evaluate(instance, schedule, cost, ttft_weight=weight)
+                if judged.workers == 1:
+                    assert bound <= (judged.metrics["latency_and_ttft"] or 0), policy
+                if schedule.evict_mode is not None:
+                    evicted[schedule.evict_mode] += int(judged.evictions.sum())
+    assert min(evicted.values()) > 0
+
+
 # --- the bounds that search ---------------------------------------------------------------------
 
 
@@ -248,10 +323,11 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
         kv_accounting="cached",
     )  # fmt: skip
     cost = load_cost_model("llama2-7b-a100-infermax")
-    chains = unavoidable_work(instance, cost).chain.sum()
+    work = unavoidable_work(instance, cost)
     for limit in (0.0, 0.1):
-        value, _ = lower_bound(instance, cost_model=cost, method="paths", time_limit_s=limit)
-        assert value == pytest.approx(chains, rel=1e-6)
+        assert value_of("paths", instance, cost, limit) == pytest.approx(work.chain.sum(), rel=1e-6)
+        half = value_of("paths", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
+        assert half == pytest.approx((work.chain + work.first).mean() / 2, rel=1e-6)
 
 
 def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:

@@ -39,6 +39,7 @@ from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
@@ -183,8 +184,25 @@ def _on_one_machine(
     return total / _TICKS
 
 
+def scale_of(task: BoundTask) -> int:
+    """Return by how much a sum over requests is larger than the task's objective.
+
+    Parameters
+    ----------
+    task : BoundTask
+
+    Returns
+    -------
+    int
+        The number of requests for a mean, and 1 for total latency.
+    """
+    return 1 if task.objective == TOTAL_LATENCY else task.instance.n
+
+
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
+
+    With a weight of first tokens it is the weighted sum of this bound and of that on TTFT.
 
     Parameters
     ----------
@@ -198,9 +216,12 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in seconds.
     """
-    work = unavoidable_work(task.instance, task.batch_cost)
-    total = _on_one_machine(task.instance, work.total, work.chain)
-    return Proof(max(total, float(work.chain.sum())))
+    weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
+    total = max(_on_one_machine(task.instance, work.total, work.chain), float(work.chain.sum()))
+    if weight > 0:
+        firsts = work_ttft(task, budget).value * task.instance.n
+        total = (1 - weight) * total + weight * firsts
+    return Proof(total / scale_of(task))
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
@@ -252,8 +273,8 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 
 
 WORK_TEL = Bound(
-    "work", "unavoidable GPU work on one preemptive machine", "second", ("tel",), work_tel,
-    PROVED_FOR,
+    "work", "unavoidable GPU work on one preemptive machine", "second",
+    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR,
 )  # fmt: skip
 WORK_TTFT = Bound(
     "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,

@@ -159,6 +159,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 app.command("solve")(solving.solve)
 app.command("compare")(comparing.compare)
 app.command("bound")(solving.bound)
+app.command("tradeoff")(solving.tradeoff)
 app.command("simulate")(judging.simulate)
 app.command("evaluate")(judging.evaluate)
 app.command("verify")(judging.verify)

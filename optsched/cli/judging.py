@@ -18,6 +18,7 @@ from optsched.cli.options import (
     Seed,
     SloTpot,
     SloTtft,
+    TtftWeight,
     argument,
     check_requests_out,
     read_checked,
@@ -41,6 +42,7 @@ def simulate(
     seed: Seed = 0,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    ttft_weight: TtftWeight = None,
     schedule_out: ScheduleOut = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
@@ -57,7 +59,8 @@ def simulate(
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
-    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    evaluation = judge(instance, schedule, cost, **limits)
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
@@ -92,6 +95,7 @@ def evaluate(
     cost_model: CostModelName = None,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    ttft_weight: TtftWeight = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
 ) -> None:
@@ -103,7 +107,8 @@ def evaluate(
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, cost, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    evaluation = judge(instance, schedule, cost, **limits)
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,

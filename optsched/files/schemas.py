@@ -257,6 +257,47 @@ class ComparisonFile(BaseModel):
     policies: list[ComparedPolicy]
 
 
+class TradeoffBound(BaseModel):
+    """A bound on the weighted sum of mean latency and mean TTFT."""
+
+    model_config = _OPEN
+    ttft_weight: Annotated[float, Field(ge=0, le=1)]
+    bound: float
+    bound_origin: str
+
+
+class TradeoffCurve(BaseModel):
+    """Corners of the curve that no schedule crosses, as columns of equal length."""
+
+    model_config = _OPEN
+    mean_latency: list[float]
+    mean_ttft: list[float]
+
+
+class TradeoffPolicy(BaseModel):
+    """What a policy reaches, and the bound on TTFT at its latency."""
+
+    model_config = _OPEN
+    policy: str
+    mean_latency: float
+    mean_ttft: float
+    mean_ttft_bound: float | None = None
+
+
+class TradeoffFile(BaseModel):
+    """What `tradeoff` writes, in seconds; further fields may appear."""
+
+    model_config = _OPEN
+    format: Literal["optsched-tradeoff"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    bounds: list[TradeoffBound]
+    curve: TradeoffCurve
+    policies: list[TradeoffPolicy]
+
+
 class CertificateFile(BaseModel):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
@@ -301,6 +342,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
+    "tradeoff": TradeoffFile,
 }
 """The model of each file format."""
 

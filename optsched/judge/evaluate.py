@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import derive, time_words
+from optsched.problem.metrics import check_parameter, derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Evaluation:
     slo_ttft, slo_tpot : float, optional
         Service level objectives of `metrics`: the maximum TTFT and TPOT of a request that is
         served well, in the instance's unit.
+    ttft_weight : float, optional
+        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
     """
 
     instance: Instance
@@ -100,6 +102,7 @@ class Evaluation:
     split_prefill: bool = False
     slo_ttft: float | None = None
     slo_tpot: float | None = None
+    ttft_weight: float | None = None
 
     def __repr__(self) -> str:
         unit, metrics = f"{self.instance.time_unit}s", self.metrics
@@ -264,6 +267,7 @@ def evaluate(
     *,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
+    ttft_weight: float | None = None,
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
@@ -290,6 +294,8 @@ def evaluate(
     slo_ttft, slo_tpot : float, optional
         Service level objectives, in the instance's time unit: the maximum TTFT and TPOT of a
         request that is served well.
+    ttft_weight : float, optional
+        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
 
     Returns
     -------
@@ -307,7 +313,7 @@ def evaluate(
         value and limit.
     InputError
         Columns do not fit together, the schedule was made for another instance or cost model, or
-        a service level objective is not a time > 0.
+        a service level objective is not a time > 0, or the weight is not in its range.
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
@@ -319,24 +325,25 @@ def evaluate(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
-    for name, slo in (("slo_ttft", slo_ttft), ("slo_tpot", slo_tpot)):
-        if slo is not None and not slo > 0:
-            raise InputError(f"{name}: found {slo!r}; expected a time > 0")
+    given = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    for name, value in given.items():
+        expected = None if value is None else check_parameter(name, value)
+        if expected is not None:
+            raise InputError(f"{name}: found {value!r}; expected {expected}")
     if schedule.kind == "starts":
-        return _judge_starts(instance, columns[0], slo_ttft, slo_tpot)
-    judged = _judge_batches(instance, schedule, columns, cost, slo_ttft, slo_tpot)
+        judged = _judge_starts(instance, columns[0])
+    else:
+        judged = _judge_batches(instance, schedule, columns, cost)
     if isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
-    return judged
+    return replace(judged, slo_ttft=slo_ttft, slo_tpot=slo_tpot, ttft_weight=ttft_weight)
 
 
 def _judge_starts(
     instance: Instance,
     starts: NDArray[np.int64],
-    slo_ttft: float | None,
-    slo_tpot: float | None,
 ) -> Evaluation:
     """Judge uninterrupted runs in O(n log n), however far apart the arrivals are.
 
@@ -438,8 +445,6 @@ def _judge_starts(
         workers=1,
         mean_kv=float(volume / rounds),
         busy_batches=rounds,
-        slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot,
     )
 
 
@@ -472,8 +477,6 @@ def _judge_batches(
     schedule: Schedule,
     columns: tuple[NDArray[np.int64], ...],
     cost: CostModel,
-    slo_ttft: float | None,
-    slo_tpot: float | None,
 ) -> Evaluation:
     from optsched.judge import replay as judge
 
@@ -530,8 +533,6 @@ def _judge_batches(
         mean_kv=float((found["kv"] * length).sum() / length.sum()),
         busy_batches=batches,
         split_prefill=bool(split),
-        slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot,
     )
 
 

@@ -19,11 +19,11 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
+from optsched.problem.errors import InfeasibleError, InputError, OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
-from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objective
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -203,10 +203,7 @@ def bound(
     """
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
-    goals = parse_objectives([objective])
-    if len(goals) > 1:
-        raise UsageError(f"objective: found several in {objective!r}; expected one for a bound")
-    (goal,) = goals
+    goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,))
     queue = usable(BoundTask(instance, task.cost_model, goal), method)
     budget = Budget(time_limit_s, stop=stop, progress=progress)

@@ -201,7 +201,7 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     try:
         schedule, _ = improve(
             task.instance, task.cost_model, told, seed=seed, known=known,
-            policies=() if known else POLICIES, objective=interval.goal.name,
+            policies=() if known else POLICIES, objective=interval.goal,
         )  # fmt: skip
     except NoIncumbentError:
         return  # no policy finds a schedule

@@ -63,7 +63,7 @@ class Metric:
     whole : {"never", "rounds", "always"}
         Where every value is an integer: nowhere, in instances in rounds, or everywhere.
     parameters : tuple of str
-        Limits that the value depends on, by the names of the parameters of `optsched.evaluate`.
+        Parameters that the value depends on, by the names of those of `optsched.evaluate`.
     """
 
     name: str
@@ -157,6 +157,8 @@ class Times:
         Time per output token after the first; NaN for requests of one output token.
     slo_ttft, slo_tpot : float, optional
         Service level objectives: the maximum TTFT and TPOT of a request that is served well.
+    ttft_weight : float, optional
+        The weight of TTFT beside latency, from 0 to 1.
     """
 
     instance: Instance
@@ -165,6 +167,7 @@ class Times:
     tpot: NDArray[np.float64] | None = None
     slo_ttft: float | None = None
     slo_tpot: float | None = None
+    ttft_weight: float | None = None
 
     @property
     def span(self) -> Any:
@@ -212,6 +215,13 @@ def _goodput(judged: Any) -> float | None:
     return None if good is None else good.sum() / float(judged.span)
 
 
+def _latency_and_ttft(judged: Any) -> float | None:
+    weight = judged.ttft_weight
+    if weight is None:
+        return None
+    return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
+
+
 _LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
 _SLO = ("slo_ttft", "slo_tpot")
 
@@ -232,6 +242,9 @@ _ROWS = (
     Metric("p99_tpot", "p99 TPOT", "time/token", "",
            _TPOT, _tpot(lambda known: np.percentile(known, 99))),
     Metric("max_tpot", "max TPOT", "time/token", "", _TPOT, _tpot(lambda known: known.max())),
+    Metric("latency_and_ttft", "latency and TTFT", "time",
+           "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
+           ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
     Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
            _QUEUED, _mean("queuing_delay")),
     Metric("p99_queuing_delay", "p99 queuing delay", "time", "",
@@ -265,6 +278,25 @@ TABLE: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
 
 METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
+
+
+def check_parameter(name: str, value: float) -> str | None:
+    """Return what is expected of a parameter of a metric, or None if the value is that.
+
+    Parameters
+    ----------
+    name : str
+        For example ``"slo_ttft"``.
+    value : float
+
+    Returns
+    -------
+    str or None
+    """
+    if name == "ttft_weight":
+        return None if 0 <= value <= 1 else "a weight from 0 to 1"
+    return None if 0 < value < float("inf") else "a time > 0"
+
 
 COMPARED = (
     "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",
