@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
-from test_batch_bounds import PLAIN, tiny
+from test_batch_bounds import PLAIN, poisson, prices, tiny
 from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
 import optsched.bounds.checker_parts as checker_parts
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import lower_bound
+from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
+    busy_time_leaf,
     certify,
     parts,
     verify_certificate,
     work_leaf,
 )
 from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_kernel import least_costs
 from optsched.bounds.checker_parts import Rejected
 from optsched.bounds.checker_seconds import _completions
 from optsched.bounds.machine import srpt_completions
@@ -62,6 +64,17 @@ def trees(
     """Trees of every kind, with prices near those of a schedule and wild ones."""
     yield work_leaf()
     yield parts(objective, [(i, j, work_leaf()) for i, j in cuts(rng, instance.n)])
+    if objective != "tel":
+        return
+    for width, p1, p2 in prices(rng, instance, cost):
+        yield busy_time_leaf(width, p1, p2)
+    order = np.argsort(instance.arrival, kind="stable")
+    some = []
+    for i, j in cuts(rng, instance.n):
+        piece = instance.subset(order[i : j + 1])
+        width, p1, p2 = next(prices(rng, piece, cost))
+        some.append((i, j, busy_time_leaf(width, p1, p2) if rng.random() < 0.7 else work_leaf()))
+    yield parts(objective, some)
 
 
 def check_tiny(seed: int, count: int) -> None:
@@ -129,6 +142,37 @@ def test_the_checkers_machine_is_that_of_the_bounds() -> None:
         arrival = np.sort(rng.integers(0, 50, n)).tolist()
         length = rng.integers(0, 12, n).tolist()
         assert _completions(arrival, length) == list(srpt_completions(arrival, length))
+
+
+def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        cells = int(rng.integers(1, 20))
+        p1, p2, root = rng.integers(0, 2**20, (3, cells))
+        top = 2 ** int(rng.integers(0, 38))
+        lead, every, l1, l2, r = rng.integers(0, top, (5, 30))
+        cell = rng.integers(0, cells + 3, 30)
+        rows = np.stack([cell, lead * 2**20, every * 2**20, l1, l2, r], axis=1)
+        for row, found in zip(rows.tolist(), least_costs(rows, p1, p2, root), strict=True):
+            c, first, step, *pays = row
+            waits = [0, *(first + k * step for k in range(cells - c))]
+            paid = [
+                sum(pay * int(price[j]) for pay, price in zip(pays, (p1, p2, root), strict=True))
+                for j in range(c, cells)
+            ] + [0]
+            assert found == (min(map(sum, zip(waits, paid, strict=True))) if c < cells else 0)
+
+
+@pytest.mark.parametrize("rate", [0.5, 4.0, 30.0])
+def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
+    cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
+    tokens = busy.tokens_of(instance, cost)
+    price, width = busy.schedule_prices(tokens.arrival, tokens.machine, 500)
+    for cap in (0.0, 3.0, np.inf):
+        p2 = np.minimum(price, cap)
+        value = busy.value_at(tokens, width, price - p2, p2)
+        proved = certify(instance, cost, "tel", busy_time_leaf(width, price - p2, p2))
+        assert float(exact(instance, proved)) == pytest.approx(value, rel=1e-6)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -238,6 +282,26 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             certify(instance, PLAIN, "tel", tree)
+    busy_leaf = busy_time_leaf(0.1, np.ones(3), np.ones(3))
+    for change, words in (
+        ({"width": 0}, "width or denominator"),
+        ({"denominator": 0}, "width or denominator"),
+        ({"width": 0.5}, "width: found 0.5; expected an integer"),
+        ({"p1": [1]}, "other lengths"),
+        ({"p1": [], "p2": []}, "other lengths"),
+        ({"p1": [-1, 0, 0]}, "below 0"),
+        ({"p2": [2**40, 0, 0]}, "price of 2"),
+        ({"p2": [0, True, 0]}, "expected an integer"),
+        ({"p2": None}, "cannot be checked|expected a list"),
+        ({"price": []}, "other fields"),
+    ):
+        bad = sealed(
+            {**certify(instance, PLAIN, "tel", busy_leaf), "tree": {**busy_leaf, **change}}
+        )
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, bad)
+    with pytest.raises(UsageError, match="expected 'tel'"):
+        certify(instance, PLAIN, "makespan", busy_leaf)
     with pytest.raises(UsageError, match="another node"):
         certify(instance, PLAIN, "makespan", {"sum": [{"first": 0, "last": 1, "tree": leaf}]})
     with pytest.raises(UsageError, match="objective: found 'tps'"):

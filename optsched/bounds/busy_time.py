@@ -70,6 +70,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
+from optsched.bounds.certificate import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -414,7 +415,9 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
                 found[cap] = at(cap)
     best = max(found, key=found.__getitem__)
     value = found[best]
-    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value))
+    p2 = np.minimum(price, best)
+    tree = busy_time_leaf(width, price - p2, p2)
+    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value), tree=tree)
 
 
 BUSY_TIME = Bound(
@@ -425,4 +428,5 @@ BUSY_TIME = Bound(
     busy_time,
     PROVED_FOR,
     searches=True,
+    certifies=True,
 )

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.bounds.dual import Prices
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost, CostModel
@@ -20,6 +23,8 @@ from optsched.problem.schedule import Schedule
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
+_PRICE_BITS = 24
+Floats = NDArray[np.float64]
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
@@ -133,6 +138,36 @@ def work_leaf() -> dict[str, Any]:
         A JSON object. The checker derives all numbers itself.
     """
     return {"relaxation": "work"}
+
+
+def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.busy_time`.
+
+    Parameters
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    p1, p2 : ndarray of float64, shape (cells,)
+        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    unit = _unit(max(float(p1.max()), float(p2.max())))
+    return {
+        "relaxation": "busy-time",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "denominator": unit,
+        "p1": np.rint(p1 * unit).astype(np.int64).tolist(),
+        "p2": np.rint(p2 * unit).astype(np.int64).tolist(),
+    }
+
+
+def _unit(highest: float) -> int:
+    """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
+    return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
 
 
 def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:

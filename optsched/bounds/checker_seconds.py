@@ -140,7 +140,11 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind = leaf.get("relaxation")
     if kind == "work":
         return _work
-    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'work'")
+    if kind == "busy-time":
+        from optsched.bounds.checker_busy import check_busy_time
+
+        return check_busy_time
+    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'work' or 'busy-time'")
 
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
