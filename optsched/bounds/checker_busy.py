@@ -43,15 +43,12 @@ prices is below 2**60, and waiting is cut to 2**60 per cell, so that sums stay b
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, expect, integer, integers
-from optsched.bounds.checker_requests import Rates, Request
-
-if TYPE_CHECKING:
-    from optsched.bounds.checker_seconds import Part
+from optsched.bounds.checker_requests import Part, Rates, Request
 
 CHORDS = 8
 """Chords over the tokens after the first."""

@@ -29,7 +29,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt, lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 from optsched.bounds.checker_parts import expect, integer
 
@@ -98,6 +98,22 @@ class Request:
     first: int
     total: int
     chain: int
+
+
+class Part(NamedTuple):
+    """The requests of a leaf in order of arrival.
+
+    ``arrival`` counts in ticks from the first one of the range, and ``ticks`` are per second.
+    """
+
+    arrival: list[int]
+    requests: list[Request]
+    rates: Rates
+    ticks: int
+
+    def floor(self, time: int) -> int:
+        """Return a time in units of 1 / scale seconds as ticks, rounded down."""
+        return time * self.ticks // self.rates.scale
 
 
 def decimal(text: Any, place: str) -> Fraction:

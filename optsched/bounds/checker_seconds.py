@@ -26,32 +26,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from optsched.bounds.checker_parts import Budget, Rejected, expect, integer
-from optsched.bounds.checker_requests import Rates, Request, rates_of, request_of, ticks_since
+from optsched.bounds.checker_requests import Part, rates_of, request_of, ticks_since
 
 FIELDS = {"format", "version", "instance_sha256", "model", "objective", "cost_model", "claim",
           "ticks_per_second", "value", "tree", "sha256"}  # fmt: skip
 OBJECTIVES = ("tel", "mean_ttft", "makespan")
 MAX_TICKS = 10**18
 """The most ticks per second."""
-
-
-class Part(NamedTuple):
-    """The requests of a leaf in order of arrival.
-
-    ``arrival`` counts in ticks from the first one of the range, and ``ticks`` are per second.
-    """
-
-    arrival: list[int]
-    requests: list[Request]
-    rates: Rates
-    ticks: int
-
-    def floor(self, time: int) -> int:
-        """Return a time in units of 1 / scale seconds as ticks, rounded down."""
-        return time * self.ticks // self.rates.scale
 
 
 def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
