@@ -18,17 +18,18 @@ from typer.testing import CliRunner
 
 import optsched.bounds.checker_parts as checker_parts
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import busy_time as busy, lower_bound
+from optsched.bounds import busy_time as busy, checker_kernel, lower_bound, paths
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
     busy_time_leaf,
     certify,
     parts,
+    paths_leaf,
     verify_certificate,
     work_leaf,
 )
 from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker_kernel import least_costs
+from optsched.bounds.checker_kernel import LEAD_BITS, UNIT_BITS, least_costs, path_costs
 from optsched.bounds.checker_parts import Rejected
 from optsched.bounds.checker_seconds import _completions
 from optsched.bounds.machine import srpt_completions
@@ -38,6 +39,7 @@ from optsched.problem.errors import UsageError, ViolationError
 
 FLOAT = {"tel": "work", "mean_ttft": "prefill-work", "makespan": "work-makespan"}
 """The bound in float64 that each objective's leaf ``work`` proves."""
+LEVELS = np.array([0.3, 1.0, 4.0])
 ULP = 2.0**-52
 """The exact optimum is a fraction that the exhaustive search rounds to a float once."""
 
@@ -68,12 +70,15 @@ def trees(
         return
     for width, p1, p2 in prices(rng, instance, cost):
         yield busy_time_leaf(width, p1, p2)
+        levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
+        yield paths_leaf(width, p1 + p2, levels, split=int(rng.integers(1, 4)))
     order = np.argsort(instance.arrival, kind="stable")
     some = []
     for i, j in cuts(rng, instance.n):
         piece = instance.subset(order[i : j + 1])
         width, p1, p2 = next(prices(rng, piece, cost))
-        some.append((i, j, busy_time_leaf(width, p1, p2) if rng.random() < 0.7 else work_leaf()))
+        leaves = busy_time_leaf(width, p1, p2), paths_leaf(width, p2, LEVELS), work_leaf()
+        some.append((i, j, leaves[int(rng.integers(3))]))
     yield parts(objective, some)
 
 
@@ -163,6 +168,84 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
             assert found == (min(map(sum, zip(waits, paid, strict=True))) if c < cells else 0)
 
 
+def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: int) -> int:
+    """The least cost of a path by the definition: every start and end, at every multiplier."""
+    cell, down, up, lead, first, every, apart, alone, extra, steps, _ = row
+    span, one = 150, 1 << UNIT_BITS
+    length = [down / (1 << LEAD_BITS), *[1.0] * span]
+
+    def gains(level: list[int]) -> tuple[list[int], list[int]]:
+        low, high, most, at_low, base, rise, fall, fine, _ = level
+        gain, area = [], [0]
+        for j in range(span):
+            p, r = (price[cell + j], root[cell + j]) if cell + j < len(price) else (0, 0)
+            middle = min(max(0, (base + rise * p - fall * r) // 2**fine + 1), most)
+            small = max(0, at_low - p * 2 ** (UNIT_BITS - bits))
+            gain.append(0 if p >= high else small if p <= low else middle)
+            part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
+            area.append(area[-1] + part)
+        return gain, area
+
+    ahead: list = [None] * span
+    for level in levels[0]:
+        gain, area = gains(level)
+        for j in range(first, span):
+            value = max(0, level[8] - area[j + 1])
+            if ahead[j] is None or value > ahead[j][0]:
+                ahead[j] = value, gain[j] if value else 0
+    ends = ahead
+    if steps:
+        ends = [None] * span
+        for level in levels[1]:
+            gain, area = gains(level)
+            for j in range(every, span):
+                starts = range(max(0, min(j, j + 1 - apart)) + 1)
+                free = [i for i in starts if level[8] <= area[j + 1] - area[i]]
+                nothing = ahead[free[-1]] if free else None
+                some = [
+                    ahead[i][0] + area[i + 1] + level[8] - area[j + 1]
+                    - (max(0, gain[i] - ahead[i][1]) if i else
+                       max(0, gain[0] - ahead[0][1]) * up // (1 << LEAD_BITS) + 1)
+                    for i in starts if i not in free and ahead[i] is not None
+                ]  # fmt: skip
+                found = [(v, gain[j]) for v in some] + ([(nothing[0], 0)] if nothing else [])
+                if not found:
+                    continue
+                value, s = min(found, key=lambda one: (one[0], one[1]))
+                if nothing and value < nothing[0]:
+                    s = min(s, nothing[0] - value)
+                least = min([*price, *[0] * span][cell : cell + j + 1] or [0])
+                value += extra * least // 2**16
+                if ends[j] is None or value > ends[j][0]:
+                    ends[j] = value, s
+    costs = [lead + (span - 1) * one]
+    for j, end in enumerate(ends):
+        early = lead + (j - 1) * one if j else 0
+        if end is not None:
+            costs.append(end[0] + max(alone, early + int(min(one, end[1]) * length[j])))
+    return min(costs)
+
+
+def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, compared = np.random.default_rng(5), []
+
+    def both(rows: Any, levels: Any, price: Any, root: Any, bits: int) -> Any:
+        found = path_costs(rows, levels, price, root, bits)
+        for row, table, cost in zip(rows.tolist(), levels.tolist(), found.tolist(), strict=True):
+            assert slow_path_cost(row, table, price.tolist(), root.tolist(), bits) == cost
+            compared.append(cost)
+        return found
+
+    monkeypatch.setattr(checker_kernel, "path_costs", both)
+    while len(compared) < 40:
+        instance, cost = tiny(rng)
+        tokens = busy.tokens_of(instance, cost)
+        width = float(tokens.chain.max()) * rng.choice([0.03, 0.1, 0.3])
+        price = rng.choice([0.1, 2.0, 20.0]) * rng.random(60) ** 2
+        certify(instance, cost, "tel", paths_leaf(width, price, LEVELS))
+    assert len(set(compared)) > 20
+
+
 @pytest.mark.parametrize("rate", [0.5, 4.0, 30.0])
 def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
     cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
@@ -173,6 +256,11 @@ def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
         value = busy.value_at(tokens, width, price - p2, p2)
         proved = certify(instance, cost, "tel", busy_time_leaf(width, price - p2, p2))
         assert float(exact(instance, proved)) == pytest.approx(value, rel=1e-6)
+    price, width = np.repeat(price[::10] / 5, 40), width / 4
+    value = paths.value_at(tokens, width, price, LEVELS)
+    proved = certify(instance, cost, "tel", paths_leaf(width * 2, price[::2], LEVELS, split=2))
+    # Prices have 16 bits, and payments and prices almost cancel where prices are wild.
+    assert abs(float(exact(instance, proved)) - value) < 1e-5 * (abs(value) + price.sum() * width)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -300,8 +388,30 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         )
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, bad)
-    with pytest.raises(UsageError, match="expected 'tel'"):
-        certify(instance, PLAIN, "makespan", busy_leaf)
+    path = paths_leaf(0.001, np.ones(3), LEVELS)
+    for change, words in (
+        ({"width": 0}, "width, bits or split"),
+        ({"width": 1}, "too narrow"),
+        ({"bits": -1}, "width, bits or split"),
+        ({"bits": 27}, "width, bits or split"),
+        ({"split": 0}, "width, bits or split"),
+        ({"split": 65}, "width, bits or split"),
+        ({"price": []}, "cells"),
+        ({"price": [0] * 200_000, "split": 64}, "cells"),
+        ({"price": [-1]}, "price out of range"),
+        ({"price": [2**40]}, "price out of range"),
+        ({"levels": []}, "levels"),
+        ({"levels": [1] * 33}, "levels"),
+        ({"levels": [-1]}, "levels"),
+        ({"levels": [0.5]}, "expected an integer"),
+        ({"price": None}, "expected a list"),
+    ):
+        good = certify(instance, PLAIN, "tel", path)
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, sealed({**good, "tree": {**path, **change}}))
+    for leaf_of_latency in (busy_leaf, path):
+        with pytest.raises(UsageError, match="expected 'tel'"):
+            certify(instance, PLAIN, "makespan", leaf_of_latency)
     with pytest.raises(UsageError, match="another node"):
         certify(instance, PLAIN, "makespan", {"sum": [{"first": 0, "last": 1, "tree": leaf}]})
     with pytest.raises(UsageError, match="objective: found 'tps'"):

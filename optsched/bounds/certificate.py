@@ -23,7 +23,7 @@ from optsched.problem.schedule import Schedule
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
-_PRICE_BITS = 24
+_PRICE_BITS, _PATH_BITS = 24, 16
 Floats = NDArray[np.float64]
 
 
@@ -162,6 +162,36 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
         "denominator": unit,
         "p1": np.rint(p1 * unit).astype(np.int64).tolist(),
         "p2": np.rint(p2 * unit).astype(np.int64).tolist(),
+    }
+
+
+def paths_leaf(width: float, price: Floats, levels: Floats, *, split: int = 1) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.paths`.
+
+    Parameters
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    price : ndarray of float64, shape (cells,)
+        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
+    levels : ndarray of float64
+        The multipliers that the checker tries, as in `optsched.bounds.paths.value_at`.
+    split : int
+        Each cell is cut into as many of equal width.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    bits = min(_unit(float(price.max()) * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
+    return {
+        "relaxation": "paths",
+        "width": max(1, round(width / split * TICKS_PER_SECOND)),
+        "bits": bits,
+        "split": split,
+        "price": np.rint(price * 2.0**bits).astype(np.int64).tolist(),
+        "levels": np.rint(levels * 1000).astype(np.int64).tolist(),
     }
 
 

@@ -128,7 +128,11 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
         from optsched.bounds.checker_busy import check_busy_time
 
         return check_busy_time
-    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'work' or 'busy-time'")
+    if kind == "paths":
+        from optsched.bounds.checker_paths import check_paths
+
+        return check_paths
+    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected work, busy-time or paths")
 
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
