@@ -263,6 +263,28 @@ def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
     assert abs(float(exact(instance, proved)) - value) < 1e-5 * (abs(value) + price.sum() * width)
 
 
+@pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
+def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text: str) -> None:
+    # Sums that would leave 64 bits are cut or refused. Where tokens take 1 ms: 3 in the prefill and
+    # 2 more, 5 ms. Where batches take 1 ms: 3 of them.
+    instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
+    for base, token, ms in ((tiny_text, "1", 5), ("1", tiny_text, 3)):
+        cost = BatchCost("extreme", 1, {"base": base, "token": token})
+        optimum = ms / 1000 * (1 + 1e-12)
+        for price, width in ((0, 1), (1, 10**9), (2**39, 10**9), (5, 10**12), (1, 2**1000)):
+            for leaf in (
+                {"relaxation": "busy-time", "width": width, "denominator": 1, "p1": [price, 0],
+                 "p2": [0, price]},
+                {"relaxation": "paths", "width": width, "bits": 0, "split": 1,
+                 "price": [price, 1], "levels": [1, 10**6]},
+            ):  # fmt: skip
+                try:
+                    proved = certify(instance, cost, "tel", leaf)
+                except UsageError:
+                    continue
+                assert exact(instance, proved) <= optimum
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

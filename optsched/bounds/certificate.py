@@ -261,7 +261,7 @@ def certify(
     }
     try:
         data["value"] = proved_ticks(instance, data, Budget())
-    except Rejected as error:
+    except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
     data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
     return data

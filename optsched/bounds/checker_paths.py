@@ -172,4 +172,6 @@ def _level(
     rise = -((-own << _UNIT + fine - bits) // fixed)
     # 2 sqrt(nu w p) / f = fall root(p), as root(p) <= sqrt(p) 2**shift
     fall = isqrt((4 * nu * own << 2 * (_UNIT + fine)) // (fixed * fixed << bits + 2 * shift))
+    if max(rise, fall) >= 1 << 60:  # own work far beyond the fixed cost: g is at most its highest
+        base, rise, fall = most << fine, 0, 0
     return [min(low, 1 << 61), high, most, at_low, base, rise, fall, fine, total]
