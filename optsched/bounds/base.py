@@ -68,11 +68,15 @@ class Proof:
         A certificate of the value (`optsched.bounds.certificate`).
     schedule : Schedule, optional
         A schedule that was found on the way.
+    tree : dict, optional
+        The tree of a certificate in seconds, from which `optsched.bounds.certificate.certify`
+        makes the certificate if it is wanted.
     """
 
     value: float
     certificate: dict[str, Any] | None = None
     schedule: Schedule | None = None
+    tree: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

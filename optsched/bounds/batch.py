@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.certificate import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -218,10 +219,12 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """
     weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
     total = max(_on_one_machine(task.instance, work.total, work.chain), float(work.chain.sum()))
+    if task.objective == TOTAL_LATENCY:
+        return Proof(total, tree=work_leaf())
     if weight > 0:
         firsts = work_ttft(task, budget).value * task.instance.n
         total = (1 - weight) * total + weight * firsts
-    return Proof(total / scale_of(task))
+    return Proof(total / task.instance.n)
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
@@ -241,7 +244,8 @@ def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.prefill, work.first)
-    return Proof(max(total, float(work.first.sum())) / task.instance.n)
+    value = max(total, float(work.first.sum())) / task.instance.n
+    return Proof(value, tree=work_leaf())
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
@@ -269,18 +273,18 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     remaining = np.cumsum(work.total[order][::-1])[::-1]
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
     latest = max(busy, float((arrival + work.chain).max()))
-    return Proof(latest + float(instance.first_arrival))
+    return Proof(latest + float(instance.first_arrival), tree=work_leaf())
 
 
 WORK_TEL = Bound(
     "work", "unavoidable GPU work on one preemptive machine", "second",
-    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR,
+    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR, certifies=True,
 )  # fmt: skip
 WORK_TTFT = Bound(
     "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
-    PROVED_FOR,
+    PROVED_FOR, certifies=True,
 )  # fmt: skip
 WORK_MAKESPAN = Bound(
     "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan, PROVED_FOR,
+    work_makespan, PROVED_FOR, certifies=True,
 )  # fmt: skip

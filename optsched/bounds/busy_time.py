@@ -89,11 +89,13 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, scale_of, unavoidable_work
+from optsched.bounds.certificate import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
 
@@ -484,7 +486,11 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
                 found[cap] = at(cap)
     best = max(found, key=found.__getitem__)
     value = found[best]
-    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value) / per)
+    value = max(0.0, value, at(best, _FINE) if in_time() else value)
+    if task.objective != TOTAL_LATENCY:
+        return Proof(value / per)
+    p2 = np.minimum(price, best)
+    return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
 
 
 BUSY_TIME = Bound(
@@ -495,4 +501,5 @@ BUSY_TIME = Bound(
     busy_time,
     PROVED_FOR,
     searches=True,
+    certifies=True,
 )

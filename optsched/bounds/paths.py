@@ -69,6 +69,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +79,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, margin, tokens_of
+from optsched.bounds.certificate import paths_leaf, work_leaf
 from optsched.bounds.paths_kernel import WINDOW, costs_of_paths
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
@@ -83,6 +87,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 _LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 """The multipliers tried are best for steady prices, of these times the mean after the arrival."""
@@ -187,7 +192,8 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         best = (1 - weight) * best + weight * float(tokens.first.sum()) * (1 - margin(per))
     arrived, finished = in_system(task.instance, task.batch_cost, chain)
     if budget.limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
-        return Proof(best / per)
+        tree = work_leaf() if task.objective == TOTAL_LATENCY else None
+        return Proof(best / per, tree=tree)
     width = max(float(chain.mean()) / _CELLS_PER_CHAIN, float(finished[-1]) / _MOST_CELLS)
     moments = (np.arange(int(finished[-1] / width) + 1) + 0.5) * width
     number: NDArray[np.int64] = np.searchsorted(arrived, moments, "right") - np.searchsorted(
@@ -226,14 +232,16 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         if value <= reached:
             break
         best_price, reached = best_price * 1.03, value
-    best = max(best, reached)
+    found: list[tuple[float, Callable[[], dict[str, Any]]]] = [(best, work_leaf)]
+    found.append((reached, partial(paths_leaf, width, best_price, _LEVELS)))
     for times in (2, 4):
         if budget.left_s > 1.6 * times * spent and times * len(best_price) <= 4 * _MOST_CELLS:
             finer = np.repeat(best_price, times)
-            best = max(
-                best, value_at(tokens, width / times, finer, _FINE_LEVELS, ttft_weight=weight)
-            )
-    return Proof(best / per)
+            value = value_at(tokens, width / times, finer, _FINE_LEVELS, ttft_weight=weight)
+            leaf = partial(paths_leaf, width, best_price, _FINE_LEVELS, split=times)
+            found.append((value, leaf))
+    best, make_leaf = max(found, key=lambda one: one[0])
+    return Proof(best / per, tree=make_leaf() if task.objective == TOTAL_LATENCY else None)
 
 
 PATHS = Bound(
@@ -244,4 +252,5 @@ PATHS = Bound(
     paths,
     PROVED_FOR,
     searches=True,
+    certifies=True,
 )

@@ -177,11 +177,12 @@ def _verify_certificate(
     from optsched.bounds.certificate import verify_certificate
 
     try:
-        value = verify_certificate(instance, certificate)
+        value = verify_certificate(instance, certificate, cost)
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
     words = "is optimal" if certificate["claim"] == "optimal" else "or more in every schedule"
-    return f"{file}: valid certificate: tel {number(value)} {unit(instance)} {words}"
+    metric = certificate["objective"]
+    return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 
 
 _CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | None], str]] = {

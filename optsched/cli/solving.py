@@ -223,11 +223,10 @@ def bound(
     from optsched.bounds import bounds
     from optsched.optimize.bound import bound as run
 
-    if certificate_out is not None and not _certifies(instance, method):
-        what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
+    if certificate_out is not None and not _certifies(method):
         raise UsageError(
-            f"--certificate-out: found {what}, which has no certificate; expected --method auto on "
-            "an instance in rounds"
+            f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
+            "--method auto"
         )
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
@@ -237,6 +236,7 @@ def bound(
             method=method,
             time_limit_s=time_limit,
             seed=seed,
+            certify=certificate_out is not None,
             progress=line.solving,
             stop=stop,
         )
@@ -321,11 +321,9 @@ def tradeoff(
     )
 
 
-def _certifies(instance: Instance, method: str) -> bool:
+def _certifies(method: str) -> bool:
     from optsched.bounds import bounds
 
-    if method == "auto":
-        return instance.in_rounds
     return method not in bounds() or bounds()[method].certifies
 
 

@@ -310,6 +310,12 @@ class CertificateFile(BaseModel):
     claim: Literal["bound", "optimal"]
     value: int | float
     denominator: Annotated[int, Field(ge=1)] | None = None
+    cost_model: SkipValidation[dict[str, Any] | None] = Field(
+        None, description="in seconds: the layers, and the decimal text of every coefficient"
+    )
+    ticks_per_second: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="in seconds: the value is an integer number of ticks"
+    )
     tree: SkipValidation[dict[str, Any]] = Field(
         description="a leaf names its relaxation; a branch splits the starts of one request"
     )

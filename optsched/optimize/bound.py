@@ -10,7 +10,8 @@ from typing import Any
 
 from optsched.bounds import usable
 from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
-from optsched.costs.cost import CostModel, cost_for
+from optsched.bounds.certificate import certified_value, certify as make
+from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import accept, attempt, choose, in_terms_of
@@ -19,7 +20,7 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, InputError, OptschedError
+from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -84,9 +85,11 @@ class BoundResult:
     progress: tuple[Progress, ...] = ()
 
     @property
-    def certified(self) -> int | None:
+    def certified(self) -> float | None:
         """The value that the certificate proves, at most `value`. None without a certificate."""
-        return None if self.certificate is None else int(self.certificate["value"])
+        if self.certificate is None or self.value is None:
+            return None
+        return min(certified_value(self.instance, self.certificate), self.value)
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -155,6 +158,7 @@ def bound(
     method: str = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
+    certify: bool = True,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
@@ -181,6 +185,9 @@ def bound(
         Seconds for all of the work, >= 0.
     seed : int
         The seed of everything random.
+    certify : bool
+        Whether to make a certificate in seconds, which takes as long as to check it and does not
+        count as time of the search. In rounds every certificate is kept.
     progress : callable, optional
         Called with a `Progress` whenever the bound or the schedule improves.
     stop : threading.Event, optional
@@ -225,7 +232,7 @@ def bound(
         objective_name=str(goal),
         value=interval.bound,
         name=interval.bound_origin,
-        certificate=interval.certificate,
+        certificate=_certificate(interval) if certify else interval.certificate,
         objective=interval.value,
         schedule=None if best is None else best.schedule,
         evaluation=None if best is None else best.evaluation,
@@ -235,6 +242,17 @@ def bound(
         seed=seed,
         progress=interval.history.until(budget.spent_s, interval.value, interval.bound),
     )
+
+
+def _certificate(interval: Interval) -> dict[str, Any] | None:
+    """Return the certificate of an interval. In seconds it is made of its tree."""
+    task = interval.task
+    if interval.tree is None or not isinstance(task.cost_model, BatchCost):
+        return interval.certificate
+    try:
+        return make(task.instance, task.cost_model, interval.goal.name, interval.tree[1])
+    except UsageError:
+        return None  # for example a coefficient with more digits than the checker takes
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:

@@ -46,7 +46,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
-        interval.prove(proof.value, name, proof.certificate)
+        interval.prove(proof.value, name, proof.certificate, proof.tree)
         if proof.schedule is not None:
             offer(interval, proof.schedule, name)
         if interval.bound != before:
