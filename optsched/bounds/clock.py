@@ -220,7 +220,7 @@ def value_at(shares: Shares, gains: Floats) -> float:
     after = np.empty(n)
     for j in range(n):
         x, rate = exclusive[j], share[j] / (1 - share[j])
-        ramp = min(max(ramps[j], 1e-9), tail[j])
+        ramp = max(1e-9, min(ramps[j], tail[j]))
         known = ends[j] + x + rate * (tail[j] - begin[j])
         total += known - arrival[j]
         completions += known
