@@ -313,7 +313,7 @@ def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rate", "name"), [(0.5, "clock"), (5.0, "paths"), (30.0, "busy-time")])
+@pytest.mark.parametrize(("rate", "name"), [(2.0, "clock"), (10.0, "paths"), (30.0, "busy-time")])
 def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = poisson(rate)

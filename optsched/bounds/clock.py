@@ -73,6 +73,7 @@ from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.problem.budget import Budget
+from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
 
@@ -402,4 +403,5 @@ CLOCK = Bound(
     clock,
     PROVED_FOR,
     searches=True,
+    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
 )

@@ -21,6 +21,7 @@ import numpy as np
 from optsched.bounds.base import Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, work_tel
 from optsched.bounds.busy_time import busy_time, tokens_of
+from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.paths import in_system, paths
@@ -48,24 +49,26 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A value in seconds.
+        A value in seconds. The certificate's tree has the best of the bounds with certificates for
+        each piece, so it may prove less.
     """
     instance = task.instance
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
     arrived, finished = in_system(instance, task.batch_cost, chain)
-    cuts = cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET)
-    total = 0.0
-    for first, last in cuts:
+    total, trees = 0.0, []
+    for first, last in cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET):
         piece = replace(task, instance=instance.subset(order[first:last]), known=None)
-        value = work_tel(piece, budget).value
+        proofs = [work_tel(piece, budget)]
         if not budget.over:
             part = budget.part((last - first) / (instance.n - first))
-            value = max(value, busy_time(piece, part).value)
-            value = max(value, clock(piece, part.part(_CLOCK_SHARE)).value)
-            value = max(value, paths(piece, part).value)
-        total += value
-    return Proof(total * (1 - _SAFETY))
+            proofs.append(busy_time(piece, part))
+            proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
+            proofs.append(paths(piece, part))
+        total += max(proof.value for proof in proofs)
+        certified = max((one for one in proofs if one.tree), key=lambda one: one.value)
+        trees.append((first, last - 1, certified.tree))
+    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
 
 
 PIECES = Bound(
@@ -76,4 +79,5 @@ PIECES = Bound(
     pieces,
     PROVED_FOR,
     searches=True,
+    certifies=True,
 )
