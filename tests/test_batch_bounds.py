@@ -12,9 +12,17 @@ import pytest
 from exhaustive_batches import Exhaustive
 
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
-from optsched.bounds import bounds, busy_time as busy, lower_bound, paths as paths_module
+from optsched.bounds import (
+    bounds,
+    busy_time as busy,
+    clock as clock_module,
+    lower_bound,
+    paths as paths_module,
+)
+from optsched.bounds.base import BoundTask
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
+from optsched.bounds.cuts import cut_where_quiet
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.strategies import allowed_policies
@@ -201,6 +209,16 @@ def check_tiny(seed: int, count: int) -> None:
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                 assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
+        shares = clock_module.shares_of(BoundTask(instance, cost))
+        for _ in range(4):
+            fewer = shares._replace(
+                exclusive=shares.exclusive
+                * generator.random(instance.n) ** generator.choice([0, 1]),
+                share=shares.share * generator.random(instance.n) ** generator.choice([0, 1]),
+                ramp=shares.ramp * generator.choice([1e-9, 0.5, 1, 2, 20], instance.n),
+            )
+            value = clock_module.value_at(fewer, np.zeros(instance.n))
+            assert value <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(instance, cost, Budget(0.05))
         except NoIncumbentError:
@@ -295,21 +313,23 @@ def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rate", "name"), [(2.0, "paths"), (30.0, "busy-time")])
+@pytest.mark.parametrize(("rate", "name"), [(2.0, "clock"), (10.0, "paths"), (30.0, "busy-time")])
 def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = poisson(rate)
     quick, origin = lower_bound(instance, cost_model=cost)
     assert origin == "work"
+    by_name = {one: value_of(one, instance, cost, 10.0) for one in ("clock", "paths", "busy-time")}
+    assert max(by_name, key=by_name.__getitem__) == name
     told: list[str] = []
     value, origin = lower_bound(
         instance, cost_model=cost, time_limit_s=20.0, progress=lambda n, v: told.append(n)
     )
-    assert origin == name
-    assert told[0] == "work"
-    assert told[-1] == name
+    assert origin == "pieces"
+    assert told == ["work", "pieces"]
     assert value is not None
     assert quick is not None
+    assert value > 0.98 * by_name[name]  # cuts lose a little, unless different bounds win
     assert value > 1.01 * quick
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,6 +348,41 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
         assert value_of("paths", instance, cost, limit) == pytest.approx(work.chain.sum(), rel=1e-6)
         half = value_of("paths", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
         assert half == pytest.approx((work.chain + work.first).mean() / 2, rel=1e-6)
+
+
+def test_the_clock_of_two_requests_by_hand() -> None:
+    # One layer; 1 ms per token, 10 ms per batch, 5 for decoding, 7 for prefilling. Request 0: 8
+    # tokens at 0 s, prefill 8 + 17 ms. Request 1: 4 tokens at 12 ms, prefill 4 + 17 ms. Exclusive
+    # are the 8 and 4 ms, so both make 17 ms of progress. When request 1 arrives, 8 ms were
+    # exclusive and the clock is at 4. Request 0 has 13 ms to go and then sits through the 4 ms of
+    # request 1, unless that is put off by those 13 ms, which does not pay. Without further terms
+    # request 0 takes 8 + 17 + 4 = 29 ms and request 1 takes 4 + 17 = 21 ms.
+    instance = Instance(
+        [0.0, 0.012], [8, 4], [1, 1], kv_capacity=100, time_unit="second", kv_accounting="cached"
+    )
+    shares = clock_module.shares_of(BoundTask(instance, PLAIN))._replace(ramp=np.zeros(2))
+    assert clock_module.clock_at_arrivals(shares) == pytest.approx([0.0, 0.004], abs=1e-9)
+    gains = np.zeros(2)
+    assert clock_module.value_at(shares, gains) == pytest.approx(0.050, rel=1e-6)
+    assert gains == pytest.approx([0.0, 0.0], abs=1e-9)
+    # If request 1 has 40 tokens, it waits: the clock runs 13 ms more, and request 0 saves 40 ms.
+    longer = Instance(
+        [0.0, 0.012], [8, 40], [1, 1], kv_capacity=100, time_unit="second", kv_accounting="cached"
+    )
+    shares = clock_module.shares_of(BoundTask(longer, PLAIN))._replace(ramp=np.zeros(2))
+    value = clock_module.value_at(shares, gains)
+    assert gains == pytest.approx([0.0, 0.027], abs=1e-6)
+    assert value == pytest.approx((8 + 17 + 40) / 1e3 + (40 + 17) / 1e3 - 0.027, rel=1e-6)
+
+
+def test_cuts_are_where_few_are_in_the_system_and_nowhere_else() -> None:
+    arrival = np.arange(10.0)
+    finish = np.array([3.5, 3.6, 3.7, 3.8, 9.0, 9.1, 6.5, 9.2, 9.3, 12.0])
+    # Others in the system at arrivals 0..9: 0 1 2 3 0 1 2 2 3 2 (4 leave before 4.0, one at 6.5,
+    # one at 9.0). With 2 to 5 requests a piece the quietest places are 4 and then 6 (2 others).
+    assert cut_where_quiet(arrival, finish, 2, 5) == [(0, 4), (4, 6), (6, 10)]
+    assert cut_where_quiet(arrival, finish, 2, 5, quiet=1) == [(0, 4), (4, 10)]
+    assert cut_where_quiet(arrival, finish, 2, 20) == [(0, 10)]
 
 
 def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:

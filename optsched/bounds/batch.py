@@ -67,6 +67,11 @@ class Work:
     first, chain : ndarray of float64
         Time from a request's first batch to its first and its last token, if it were alone: one
         batch after another, each with its fixed cost.
+    decode_share : ndarray of float64
+        The least share of own work in the time of a later token's batch, if the request were
+        alone; 0 without such tokens.
+    longest_step : ndarray of float64
+        The longest of these times.
     """
 
     own_prefill: NDArray[np.float64]
@@ -74,6 +79,8 @@ class Work:
     total: NDArray[np.float64]
     first: NDArray[np.float64]
     chain: NDArray[np.float64]
+    decode_share: NDArray[np.float64]
+    longest_step: NDArray[np.float64]
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
@@ -151,12 +158,22 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
+    decoding = steps > 0
+    begins = (ends - steps)[decoding]
+    decode_share, longest_step = np.zeros(instance.n), np.zeros(instance.n)
+    if len(begins) > 0:
+        own = np.minimum(decode, refill) / np.maximum(alone, 1e-300)
+        decode_share[decoding] = np.minimum.reduceat(own, begins)
+        longest_step[decoding] = np.maximum.reduceat(alone, begins)
+
     return Work(
         own_prefill=own_prefill * seconds,
         prefill=(own_prefill + share) * seconds,
         total=(own_prefill + share + per_request(with_share)) * seconds,
         first=first * seconds,
         chain=(first + per_request(alone)) * seconds,
+        decode_share=np.minimum(decode_share, 1.0) * (1 - _SAFETY),
+        longest_step=longest_step * cost.layers / 1000.0 * (1 + _SAFETY),
     )
 
 
