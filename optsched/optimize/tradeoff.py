@@ -41,7 +41,7 @@ WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """The weights of TTFT that are tried."""
 _POLICY_SHARE = 0.4
 """The share of the time limit after which no further policy starts."""
-_SEARCH_SHARE = 0.15
+_SEARCH_SHARE = 0.25
 """The share of the rest of the time for the offline search."""
 
 
