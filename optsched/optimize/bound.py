@@ -224,6 +224,7 @@ def bound(
     bound_s = budget.spent_s
     if interval.incumbent is None:
         _look_for_a_schedule(interval, seed)
+    certificate = _certificate(interval) if certify else interval.certificate
     interval.reconcile()
     best = interval.incumbent
     return BoundResult(
@@ -232,7 +233,7 @@ def bound(
         objective_name=str(goal),
         value=interval.bound,
         name=interval.bound_origin,
-        certificate=_certificate(interval) if certify else interval.certificate,
+        certificate=certificate,
         objective=interval.value,
         schedule=None if best is None else best.schedule,
         evaluation=None if best is None else best.evaluation,
@@ -245,14 +246,19 @@ def bound(
 
 
 def _certificate(interval: Interval) -> dict[str, Any] | None:
-    """Return the certificate of an interval. In seconds it is made of its tree."""
+    """Return the certificate of an interval. In seconds it is made of its tree.
+
+    It may prove more than the bound in float64, for which less time was left.
+    """
     task = interval.task
     if interval.tree is None or not isinstance(task.cost_model, BatchCost):
         return interval.certificate
     try:
-        return make(task.instance, task.cost_model, interval.goal.name, interval.tree[1])
+        made = make(task.instance, task.cost_model, interval.goal.name, interval.tree[1])
     except UsageError:
         return None  # for example a coefficient with more digits than the checker takes
+    interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
+    return made
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:
