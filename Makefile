@@ -3,7 +3,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 
-.PHONY: demo docs notebooks test test-slow bench check clean recompile
+VLLM := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.installed
+
+.PHONY: demo docs notebooks test test-slow test-vllm vllm-installed vllm-table bench check clean recompile
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
@@ -13,6 +16,15 @@ test: $(STAMP) check
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# vLLM's own scheduler beside optsched's twin, without a model; in an environment of its own.
+test-vllm: $(VLLM_STAMP)
+	NUMBA_CACHE_DIR=.venv-vllm/numba $(VLLM)/python -m pytest -o addopts= -q tests/real_vllm
+
+vllm-table: $(VLLM_STAMP)
+	NUMBA_CACHE_DIR=.venv-vllm/numba $(VLLM)/python tests/real_vllm/conformance.py
+
+vllm-installed: $(VLLM_STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict
@@ -36,9 +48,17 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
 
+# torch first, or its newest version comes; what vLLM's package asks for beside it does not fit to it.
+$(VLLM_STAMP): pyproject.toml
+	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' pytest
+	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_STAMP)
+
 # numba does not notice that a compiled function in another file has changed.
 recompile:
 	find optsched tests \( -name '*.nbi' -o -name '*.nbc' \) -delete
 
 clean:
-	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-vllm .cache site .pytest_cache .mypy_cache .ruff_cache build dist

@@ -16,27 +16,29 @@
 # %% [markdown]
 # # A first hour with optsched
 #
-# A server that answers with a language model keeps the keys and values (KV) of every token of every
-# running request in GPU memory. That memory decides how many requests run at once, and a
-# *scheduler* decides which. Schedulers are compared with each other all the time. This notebook
-# asks the other question: **how good could the schedule have been?**
+# **How good could the schedule have been?** A server that answers with a language model decides all
+# the time which requests to run. optsched finds the best decisions there are, and proves that none
+# are better. For the eight requests below the best total latency is 67 rounds. A good scheduler
+# takes 73, and you will see where the other six are lost.
 #
-# It takes eight requests from a table to a proved optimum. Then it shows where a scheduler loses
-# time, writes a new scheduler, and ends with seconds on a GPU.
+# *Stop 1 of 5 on the [tour](../docs/notebooks/index.md). Next:
+# [where does the gap come from?](gap.ipynb)*
 
 # %%
 import matplotlib.pyplot as plt
 
 import optsched
-from optsched.show.plot import plot_comparison, plot_gantt, plot_kv
+from optsched.show.plot import plot_comparison, plot_distribution, plot_gantt, plot_kv
 
 # %% [markdown]
 # ## Eight requests
 #
-# An instance is a table of columns. Here time passes in **rounds**: a batch takes one round and
-# gives every request in it one token. While a request runs, it holds its prompt and all tokens that
-# it has produced. So it grows by one token per round, and frees all its memory when it completes.
-# There is room for 30 tokens.
+# A request has a prompt and gets an output, both counted in tokens. Here time passes in **rounds**.
+# A batch takes one round, and gives one token to every request in it.
+#
+# While a request runs, the server keeps the keys and values (KV) of its prompt and of every token
+# produced so far. So a request grows by one token per round. When it completes, all of its memory
+# is free again. This server has room for 30 tokens.
 
 # %%
 instance = optsched.Instance(
@@ -46,116 +48,137 @@ instance = optsched.Instance(
     kv_capacity=30,
     name="morning",
 )
-instance
 
 # %% [markdown]
 # ## A scheduler at work
 #
-# MC-SF (Jaillet et al. 2025) goes through the waiting requests from the shortest output to the
-# longest, and starts those that fit *until they complete*. `simulate` runs it, and returns its
-# decisions. Times and memory come from `evaluate`, the judge, which replays every batch and checks
-# every limit.
+# The scheduler MC-SF (Jaillet et al. 2025) goes through the waiting requests from the shortest
+# output to the longest. It starts those that fit *until they complete*. `simulate` runs it and
+# returns its decisions.
+#
+# The picture has a row for each request. Under it is the memory that the requests hold.
 
 # %%
 schedule = optsched.simulate(instance, "mc-sf")
+line = optsched.timeline(instance, schedule)
+figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
+plot_gantt(line, ax=top)
+plot_kv(line, ax=bottom);
+
+# %% [markdown]
+# Request 3 came in round 2 and waits until round 12. Until then request 0 holds up to 18 of the 30
+# tokens, and there is no room for both.
+#
+# The numbers come from `evaluate`. It is the judge: it replays every batch and checks every limit.
+# A scheduler's own word counts for nothing.
+
+# %%
 greedy = optsched.evaluate(instance, schedule)
-greedy.table()
+greedy.table()[["arrival", "prompt_tokens", "output_tokens", "first_start", "finish", "latency"]]
+
+# %% [markdown]
+# We add up the last column. This is the total latency, or TEL (total end-to-end latency): the time
+# from arrival to last token, summed over requests.
 
 # %%
 print("total latency:", greedy.metrics["tel"], "rounds; largest KV:", greedy.metrics["peak_kv"])
-assert greedy.metrics["tel"] == 73
-
-# %% [markdown]
-# We compare total latency: the time from arrival to last token, summed over requests. The figure
-# shows the schedule, with a row for each request, and the memory that it fills:
-
-# %%
-line = optsched.timeline(instance, schedule)
-figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
-plot_gantt(line, ax=top)
-plot_kv(line, ax=bottom);
+assert greedy.metrics["tel"] == greedy.latency.sum() == 73
+assert greedy.first_start[3] == greedy.finish[0] == 12
 
 # %% [markdown]
 # ## The best there is
 #
-# `solve` finds the optimum *in hindsight*, when all arrivals and lengths are known. A scheduler may
-# be unable to reach it, but none can beat it, and that is proved.
+# `solve` finds the best schedule *in hindsight*. It knows all arrivals and lengths from the start.
+# A server does not know them, so it may be unable to do as well. But no scheduler can do better,
+# and that is proved.
 
 # %%
 best = optsched.solve(instance)
-best
-
-# %%
-assert best.status == "optimal"
 line = optsched.timeline(instance, best.schedule)
-figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
+figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
 plot_kv(line, ax=bottom);
 
 # %% [markdown]
-# Request 0 is the first to arrive and the last to start, in round 13. It is the largest request:
-# while it ran, nearly all others would have to wait for its memory. It waits for 13 rounds, and
-# most of the other seven requests do not wait at all.
+# Request 0 is the first to arrive and the last to start. It is the largest request. While it runs,
+# nearly all others have to wait for its memory. In the best schedule it waits for 13 rounds, and at
+# least four of the others do not wait at all.
 
 # %%
+best
+
+# %%
+assert best.status == "optimal"
+assert best.objective == 67
 assert best.schedule.starts[0] == 13
 assert (best.schedule.starts == instance.arrival).sum() >= 4
-assert best.objective == 67
 
 # %% [markdown]
 # ## Schedulers side by side
 #
-# `compare` runs any number of schedulers and compares them with the optimum. Ratios are to the best
-# schedule known and to the bound. With a proved optimum they are equal. vLLM's schedule pauses
-# running requests, which schedules of the round model may not do. So it gets no ratio.
+# `compare` runs any number of schedulers and sets them beside the best schedule. The line in the
+# picture is the optimum.
 
 # %%
-comparison = optsched.compare(instance, ["mc-sf", "mc-benchmark", "sarathi", "vllm"])
-comparison
-
-# %%
+policies = ["mc-sf", "mc-benchmark", "sarathi", "vllm"]
+comparison = optsched.compare(instance, policies)
 plot_comparison(
-    [(row.policy, row.metrics["tel"]) for row in comparison.rows if row.inside],
+    [(row.policy, row.metrics["tel"]) for row in comparison.rows],
     best_known=comparison.best_known,
     bound=comparison.bound,
     clairvoyant=[row.policy for row in comparison.rows if row.clairvoyant],
+    outside=[row.policy for row in comparison.rows if not row.inside],
 );
 
 # %% [markdown]
-# MC-SF is 9 % off the optimum. MC-Benchmark, which takes requests in order of arrival, is 25 % off.
-# The reasons differ:
+# MC-SF is 9 % above the optimum. MC-Benchmark takes requests in order of arrival, and is 25 % above
+# it. vLLM gets no ratio: it pauses running requests, which is not allowed in rounds. The table has
+# the other metrics, too. *Clairvoyant* means that a scheduler looks at the true output lengths.
+
+# %%
+comparison
+
+# %% [markdown]
+# ## Where the time is lost
+#
+# `gap_breakdown` says why a scheduler is above the optimum.
 
 # %%
 from optsched.analysis.ratio import gap_breakdown
 
-for policy in ("mc-sf", "mc-benchmark"):
-    print(policy, gap_breakdown(instance, policy).parts())
+lost = {policy: gap_breakdown(instance, policy).parts() for policy in ("mc-sf", "mc-benchmark")}
+for policy, parts in lost.items():
+    print(f"{policy:13} loses {parts['foresight']:2.0f} rounds by lack of foresight, "
+          f"{parts['order']:2.0f} by its order")  # fmt: skip
 
-assert gap_breakdown(instance, "mc-sf").parts()["foresight"] == 73 - 67
-assert gap_breakdown(instance, "mc-benchmark").parts()["order"] == 84 - 67
+assert lost["mc-sf"]["foresight"] == 73 - 67
+assert lost["mc-benchmark"]["order"] == 84 - 67
 
 # %% [markdown]
-# MC-SF loses 6 rounds for lack of *foresight*: its order is right, but it cannot know which
-# requests will come. MC-Benchmark loses 17 rounds by its *order*, and knowing the future would not
-# help it. So the first loss is the price of being online, and the second is a mistake.
+# MC-SF loses 6 rounds for lack of *foresight*. Its order is right, but it cannot know which
+# requests will come. MC-Benchmark loses 17 rounds by its *order*. Knowing the future would not help
+# it. So the first loss is the price of deciding online, and the second is a mistake.
 #
-# ## A proof that one can hand over
+# ## A proof to hand over
 #
-# "No schedule is better" is a claim about all schedules. A certificate has all that an independent
-# checker needs to confirm the claim in exact integers, without any solver.
+# "No schedule is better" is a claim about all schedules. Nobody has to take our word for it. A
+# *certificate* holds all that an independent checker needs. The checker calculates in exact
+# integers, and uses no solver. We prove and check the optimum of the first six requests.
 
 # %%
 from optsched.bounds.certificate import verify_certificate
 
-proved = optsched.solve(instance, method="ramp")
-print("the checker confirms:", verify_certificate(instance, proved.certificate))
-
+six = instance.subset(range(6))
+proved = optsched.solve(six, method="ramp")
+confirmed = verify_certificate(six, proved.certificate)
+print("claimed:", proved.objective, "rounds; confirmed by the checker:", confirmed, "rounds")
+assert confirmed == proved.objective == 56
 
 # %% [markdown]
-# ## A scheduler of one's own
+# ## A scheduler of your own
 #
-# Before each batch a policy sees what a server sees, and answers which requests to run. This policy
-# is MC-SF with one more rule: a request that has waited for six rounds goes first.
+# Before each batch a policy sees what a server sees, and answers which requests to run. This one is
+# MC-SF with one more rule: whoever has waited for six rounds goes first.
 
 # %%
 from optsched.policies import fits_to_the_end
@@ -180,50 +203,47 @@ class Patient:
 
 mine = optsched.evaluate(instance, optsched.simulate(instance, Patient()))
 for name, judged in (("mc-sf", greedy), ("mine", mine)):
-    latency = judged.finish - instance.arrival
-    print(f"{name}: total {latency.sum()} rounds, longest {latency.max()}")
-assert 67 <= mine.metrics["tel"] < greedy.metrics["tel"]
+    print(f"{name:6} total {judged.latency.sum()} rounds, longest {judged.latency.max()}")
+assert best.objective <= mine.metrics["tel"] < greedy.metrics["tel"]
+assert mine.latency.max() < greedy.latency.max()
 
 # %% [markdown]
-# On these eight requests the new policy is better in both. One example proves nothing, and the
-# notebook `gap` looks at many. If the policy had broken a limit, the judge would have stopped it
-# with an error that names the batch and the request.
+# On these eight requests the new policy is better in both. One example proves nothing, and the next
+# stop of the tour looks at many. A policy cannot cheat: if it broke a limit, the judge would stop
+# it with an error that names the batch and the request.
 #
-# ## Seconds
+# ## Seconds on a GPU
 #
-# On a GPU, batches differ in how long they take. A cost model, fitted to published profiles of an
-# A100, says how long. Schedulers then do what servers do: hybrid batches, chunked prefills and
-# evictions.
+# On a GPU some batches take longer than others. A cost model says how long each takes. This one was
+# fitted to published profiles of an A100. Schedulers now do what servers do: they mix prefills and
+# decodes, cut long prompts into chunks, and evict requests when memory is short.
+#
+# The picture shows how many of 150 chats are done within a given time. Further left is better.
 
 # %%
 gpu = "llama2-7b-a100-infermax"
 chat = optsched.generate(
     "lognormal", seed=1, n=150, kv_capacity=2000, time_unit="second", rate=100.0
 )
-served = optsched.compare(
-    chat, ["vllm", "sarathi", "fcfs", "mc-sf", "least-work"], cost_model=gpu, time_limit_s=2
-)
-served
-
-# %%
-from optsched.show.plot import plot_distribution
-
+policies = ["vllm", "sarathi", "fcfs", "mc-sf", "least-work"]
+served = optsched.compare(chat, policies, cost_model=gpu, time_limit_s=2)
 evaluations = {row.policy: optsched.evaluate(chat, row.schedule, gpu) for row in served.rows}
 plot_distribution(evaluations, "latency");
 
 # %% [markdown]
-# Here the optimum is not proved, so that ratios are intervals. The total latency of each scheduler
-# is between `ratio_to_best_known` and `ratio_to_bound` times the optimum.
+# Here the optimum is not proved. So a ratio is an interval: the total latency of each scheduler is
+# at least so many times the optimum, and at most so many times.
 
 # %%
 for row in served.rows:
-    print(f"{row.policy:12} {row.ratio_to_best_known:.3f} to {row.ratio_to_bound:.3f}")
+    print(f"{row.policy:12} {row.ratio_to_best_known:.2f} to {row.ratio_to_bound:.2f}")
     assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
 
 # %% [markdown]
-# ## From here
+# ## What to remember
 #
-# - `gap`: where does the gap come from, over many instances?
-# - `eviction`: when should a request be evicted?
-# - `unknown_lengths`: what can be done when the lengths of answers are not known?
-# - `price_of_memory`: what is memory worth for your trace on your GPU?
+# - A schedule is a list of decisions. The judge derives every number from them.
+# - `solve` gives the best schedule, and a proof. What is not proved is an interval.
+# - A scheduler's loss has causes, and they can be told apart.
+#
+# *Next stop: [where does the gap come from?](gap.ipynb) It looks at many instances instead of one.*

@@ -34,6 +34,7 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     prompt = [int(v) for v in instance.prompt_tokens]
     output = [int(v) for v in instance.output_tokens]
     newest = 1 if instance.kv_accounting == "generated" else 0
+    block = int(instance.kv_block_tokens)
     limits = instance.limits
     n = len(arrival)
     end = max(arrival) + sum(output)
@@ -51,7 +52,7 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     def change(i: int, start: int, sign: int) -> None:
         for j in range(1, output[i] + 1):
             t = start + j
-            kv[t] += sign * (prompt[i] + j - 1 + newest)
+            kv[t] += sign * block * -(-(prompt[i] + j - 1 + newest) // block)
             running[t] += sign
             if j == 1:
                 prefills[t] += sign

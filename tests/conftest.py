@@ -1,8 +1,11 @@
 """What every test process needs, and files that several tests read."""
 
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import run
@@ -31,3 +34,26 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bound = {**proved.to_dict(), "command": "bound", "certificate": "certificate.json"}
     write_json(bound, place / "bound.json")
     return place
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Return a browser without a window, which remembers what it complains of."""
+    chromium, chromedriver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if chromium is None or chromedriver is None:
+        pytest.skip("no browser: chromium and chromedriver are not on the PATH")
+    selenium = pytest.importorskip("selenium.webdriver", reason="needs the package selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--window-size=1300,2400", f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=Service(chromedriver))
+    yield driver
+    driver.quit()

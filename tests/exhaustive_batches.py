@@ -116,6 +116,16 @@ class Exhaustive:
         TPOT alone does not depend on arrivals: after the last one nothing need wait. TPOT beside
         others is refused where arrivals differ, as the starts would have to be chosen.
         """
+        best = min(
+            self.values(*objectives),
+            key=lambda v: tuple(
+                -x if o == "tps" else x for o, x in zip(objectives, v, strict=True)
+            ),
+        )
+        return tuple(float(v) for v in best)
+
+    def values(self, *objectives):
+        """Return the exact values of schedules of which one is best for each sum of objectives."""
         apart = len(set(self.arrival)) > 1
         spans = {"mean_tpot", "max_tpot"} & set(objectives)
         assert not (apart and spans and len(objectives) > 1)
@@ -153,17 +163,10 @@ class Exhaustive:
                         waiting.add(after)
                         queue.append(after)
         end = tuple("done" for _ in self.output)
-        values = [
+        return [
             tuple(self.value(name, label, arrival) for name in objectives)
             for label in labels[end].values()
         ]
-        best = min(
-            values,
-            key=lambda v: tuple(
-                -x if o == "tps" else x for o, x in zip(objectives, v, strict=True)
-            ),
-        )
-        return tuple(float(v) for v in best)
 
     def matter(self, objectives, state, label, rate):
         """Return what of a label can still matter: less in all places is at least as good."""

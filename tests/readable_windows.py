@@ -58,9 +58,14 @@ class _Run:
     def finished(self, i: int) -> bool:
         return self.produced[i] == self.instance.output_tokens[i]
 
-    def held(self, requests: list[int]) -> int:
-        offset = self.instance.kv_offset
-        return sum(self.cached[i] + offset for i in requests if i in self.cached)
+    def kv(self, tokens: int) -> int:
+        block = self.instance.kv_block_tokens
+        return block * -(-(tokens + self.instance.kv_offset) // block)
+
+    def held(self, requests: list[int], row: dict[int, int] | None = None) -> int:
+        """Return the KV that requests hold after a row of a batch."""
+        after = {i: self.cached.get(i, 0) + (row or {}).get(i, 0) for i in requests}
+        return sum(self.kv(tokens) for tokens in after.values() if tokens)
 
     def window(self, worker: _Worker, now: float) -> None:
         """Choose a batch and run it for a window."""
@@ -71,7 +76,7 @@ class _Run:
         batch: list[int] = []
         need = 0
         for i in line:
-            need += self.input(i) + instance.kv_offset
+            need += self.kv(self.input(i))
             if len(batch) == min(self.rules.batch_size, most_tokens, most_running):
                 break
             if need > instance.kv_capacity:
@@ -96,19 +101,18 @@ class _Run:
             if not fresh:
                 row = {i: 1 for i in batch if quota[i]}
                 staying = list(batch)
-                while self.held(staying) + len(row) > instance.kv_capacity:
+                while self.held(staying, row) > instance.kv_capacity:
                     leaving.append(staying.pop())
                     row.pop(leaving[-1], None)
                 if not row:
                     break
                 batch = staying
-            grown = sum(row.values()) + instance.kv_offset * fresh * len(row)
             evicted: list[int] = []
             paused = [i for i in line if i in self.cached and i not in worker.batch]
             while paused:
                 holders = [i for i in worker.requests if i in self.cached]
                 if (
-                    self.held(holders) + grown <= instance.kv_capacity
+                    self.held([*holders, *(row if fresh else ())], row) <= instance.kv_capacity
                     and len(holders) + fresh * len(row) <= most_running
                 ):
                     break

@@ -50,6 +50,14 @@ def slow_judge(
     return _judge_batches(instance, schedule, layers, coefficients)
 
 
+def _in_blocks(tokens: int, instance) -> int:
+    """Count blocks one by one until the tokens fit in."""
+    blocks = 0
+    while blocks * instance.kv_block_tokens < tokens:
+        blocks += 1
+    return blocks * instance.kv_block_tokens
+
+
 def _judge_rounds(instance, starts: list[int]) -> Verdict:
     """Walk through every round of every request."""
     verdict = Verdict()
@@ -63,7 +71,7 @@ def _judge_rounds(instance, starts: list[int]) -> Verdict:
         if k < instance.arrival[i]:
             verdict.breaks("arrival", None, i)
         for j in range(1, outputs[i] + 1):  # produces its j-th token in round k + j
-            kv[k + j] += prompts[i] + j - 1 + newest
+            kv[k + j] += _in_blocks(prompts[i] + j - 1 + newest, instance)
             running[k + j] += 1
         prefills[k + 1] += 1
         prefill_tokens[k + 1] += prompts[i]
@@ -226,7 +234,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
                 if request.generated == request.output:
                     request.finish = end
         held = [r for r in requests.values() if r.worker == worker and r.cached > 0]
-        verdict.kv[j] = sum(r.cached + newest for r in held)
+        verdict.kv[j] = sum(_in_blocks(r.cached + newest, instance) for r in held)
         if verdict.kv[j] > instance.kv_capacity:
             verdict.breaks("kv_capacity", j)
         if limits.max_running is not None and len(held) > limits.max_running:

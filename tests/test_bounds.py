@@ -165,10 +165,10 @@ def test_bounds_say_where_they_do_not_apply() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class PagedInstance(Instance):
-    """An instance as a later version may have it: KV in blocks of several tokens."""
+class PaddedInstance(Instance):
+    """An instance as a later version may have it: prompts that are padded to some length."""
 
-    kv_block_tokens: int = 1
+    pad_tokens: int = 1
 
 
 PAIR = {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [2, 2], "kv_capacity": 8}
@@ -176,33 +176,33 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 
 def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
-    # Two tokens more than they need may be held by each: every proof by volume would be wrong.
-    assert lower_bound(PagedInstance(**PAIR))[0] == 4
-    paged = PagedInstance(**PAIR, kv_block_tokens=4)
-    assert features_of(paged) == {"evictions", "kv_generated", "kv_block_tokens"}
-    assert lower_bound(paged) == (None, None)
-    seconds = PagedInstance(**PAIR, kv_block_tokens=4, time_unit="second")
+    # Three tokens more than they need may be held by each: every proof by volume would be wrong.
+    assert lower_bound(PaddedInstance(**PAIR))[0] == 4
+    padded = PaddedInstance(**PAIR, pad_tokens=4)
+    assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
+    assert lower_bound(padded) == (None, None)
+    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
     assert lower_bound(seconds, cost_model=PLAIN) == (None, None)
     for name, one in bounds().items():
-        instance = paged if one.time_unit == "round" else seconds
-        with pytest.raises(UsageError, match=f"'{name}', which is not proved for kv_block_tokens"):
+        instance = padded if one.time_unit == "round" else seconds
+        with pytest.raises(UsageError, match=f"'{name}', which is not proved for pad_tokens"):
             lower_bound(instance, method=name, cost_model=PLAIN, objective=one.objectives[0])
 
 
 def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
-    # An exact method's bound is a bound: it would call 4 optimal without looking at the blocks.
-    paged = PagedInstance(**PAIR, kv_block_tokens=4)
+    # An exact method's bound is a bound: it would call 4 optimal without looking at the padding.
+    padded = PaddedInstance(**PAIR, pad_tokens=4)
     for method in ("auto", "cpsat", "highs", "ramp", "lns"):
-        with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
-            solve(paged, method=method)
-    seconds = PagedInstance(**PAIR, kv_block_tokens=4, time_unit="second")
-    with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
+        with pytest.raises(UsageError, match="cannot do pad_tokens"):
+            solve(padded, method=method)
+    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
+    with pytest.raises(UsageError, match="cannot do pad_tokens"):
         solve(seconds, cost_model=PLAIN)
-    beside = compare(paged, ["mc-sf"], time_limit_s=1)
+    beside = compare(padded, ["mc-sf"], time_limit_s=1)
     assert beside.bound is None
     assert beside.best_known_origin == "mc-sf"
-    assert any("kv_block_tokens" in note for note in beside.notes)
-    assert solve(PagedInstance(**PAIR)).status == "optimal"
+    assert any("pad_tokens" in note for note in beside.notes)
+    assert solve(PaddedInstance(**PAIR)).status == "optimal"
 
 
 def test_no_bound_is_given_for_a_cost_that_it_is_not_proved_for(monkeypatch) -> None:

@@ -108,7 +108,7 @@ def test_lists(run) -> None:
     assert "hindsight" in run("formulations").stdout
     assert "cpsat" in run("methods").stdout
     assert MODEL in run("models").stdout
-    for name in ("instance", "schedule", "result", "comparison", "certificate"):
+    for name in ("instance", "schedule", "result", "comparison", "certificate", "tradeoff"):
         assert json.loads(run("schema", name).stdout)["title"] == f"optsched-{name}"
     assert "known are" in one_line_error(run("schema", "nothing"), 2)
 

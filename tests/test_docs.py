@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import FENCE, ROOT, TITLE, as_pattern, blocks, commands, missing_line, name
@@ -120,9 +122,10 @@ def test_pages_that_code_and_texts_name_exist() -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"OPTSCHED_RUN_NOTEBOOKS": "false"}  # pytest runs them (nbmake)
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
@@ -157,3 +160,29 @@ def test_formulas_are_markup_and_not_source(site: Path) -> None:
     assert "arithmatex" not in text
     for formula in re.findall(r"<math .*?</math>", text, re.DOTALL):
         assert "\\" not in formula  # a command that the converter does not know
+
+
+def test_notebooks_are_pages_and_links_to_them_lead_there(site: Path) -> None:
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+        assert "This build has not run the notebook." in page
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    assert not [page for page, text in texts.items() if re.search(r'href="[^"]*\.ipynb"', text)]
+    assert 'href="../notebooks/gap.html"' in texts[site / "howto" / "gap.html"]
+
+
+def test_the_search_works_in_pages_from_the_file_system(site: Path, browser: Any) -> None:
+    from selenium.webdriver.support.expected_conditions import element_to_be_clickable
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "notebooks" / "gap.html").as_uri())
+    wait = WebDriverWait(browser, 60)
+    box = wait.until(element_to_be_clickable(("css selector", ".md-search__input")))
+    box.click()
+    box.send_keys("certificate")
+    links = "a.md-search-result__link[href*='howto/certificate.html']"
+    found = wait.until(lambda b: b.find_elements("css selector", links))
+    found[0].click()
+    wait.until(lambda b: "howto/certificate.html" in b.current_url)
+    assert browser.current_url.startswith(site.as_uri())
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -124,6 +124,13 @@ def test_the_kv_picture_stacks_requests_up_to_what_the_judge_found() -> None:
     assert capacity.get_ydata()[0] == 10
 
 
+@pytest.mark.parametrize("draw", [plot.plot_gantt, plot.plot_kv])
+def test_the_ticks_of_an_axis_of_rounds_are_whole(draw: Any) -> None:
+    instance = Instance([0], [1], [21], kv_capacity=30)  # 21 rounds: matplotlib takes steps of 2.5
+    ax = draw(optsched.timeline(instance, optsched.simulate(instance, "fcfs")), ax=new_axes())
+    assert all(float(tick).is_integer() for tick in ax.get_xticks())
+
+
 def test_the_kv_picture_groups_many_requests() -> None:
     found = many()
     ax = plot.plot_kv(found, groups=4, ax=new_axes())

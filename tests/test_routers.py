@@ -35,7 +35,7 @@ def homes(instance: Instance, spec: str, cost: str | None = None) -> list[int]:
 
 @pytest.mark.parametrize("unit", ["second", "round"])
 @pytest.mark.parametrize("spec", ["fcfs", "sarathi", "mc-sf", "alpha-beta:alpha=0.1,beta=0.3",
-                                  "a-min", "trail", "least-work"])  # fmt: skip
+                                  "a-min", "trail", "least-work", "vllm-v1"])  # fmt: skip
 def test_one_worker_is_the_policy_itself_to_the_last_digit(spec: str, unit: str) -> None:
     instance = busy(unit=unit)
     cost = MODEL if unit == "second" else None
@@ -45,7 +45,9 @@ def test_one_worker_is_the_policy_itself_to_the_last_digit(spec: str, unit: str)
 
 
 @pytest.mark.parametrize("unit", ["second", "round"])
-@pytest.mark.parametrize("spec", ["fcfs", "sarathi", "vllm", "mc-sf", "least-work", "trail"])
+@pytest.mark.parametrize(
+    "spec", ["fcfs", "sarathi", "vllm", "mc-sf", "least-work", "trail", "vllm-v1"]
+)
 def test_pausing_at_every_arrival_changes_nothing(spec: str, unit: str) -> None:
     # The requests of all but worker 0 arrive when worker 0 has been told of all of its own, or
     # between them: it is stopped at each arrival, and decides as if it had known all along.

@@ -111,7 +111,7 @@ def test_a_column_of_slos_is_checked(values, words: str) -> None:
         classes(slo_ttft=values)
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "1", True])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["slo_ttft", "slo_tpot", "slo_gap", "slo_latency"])
 def test_an_slo_for_all_is_checked(name: str, value) -> None:
     with pytest.raises(InputError, match=rf"{name}: found .*; expected a time > 0"):

@@ -9,13 +9,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from readable_rules import Readable
 from slow_judge import TIMED, batches, random_instance
 
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
 from optsched.policies.base import Batch, View
+from optsched.policies.engine.readable import Readable
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
 from optsched.problem.forecast import Forecast
@@ -39,6 +39,13 @@ VALUES = {
     "keep": ["true"],
     "refine": ["false"],
     "max_batch_tokens": ["3"],
+    "max_num_seqs": ["2"],
+    "max_num_batched_tokens": ["3"],
+    "long_prefill_token_threshold": ["2"],
+    "watermark": ["0.1"],
+    "scheduler_reserve_full_isl": ["false"],
+    "prefill_schedule_interval": ["3"],
+    "policy": ["priority"],
 }
 """Values to try for parameters of this name, whichever policy has them."""
 

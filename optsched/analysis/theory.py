@@ -380,10 +380,12 @@ def mc_sf_upper(instance: Instance) -> float:
     Raises
     ------
     InputError
-        Requests arrive after 0, prompts are unequal, or the KV capacity is below twice the largest
-        peak of a request.
+        Requests arrive after 0, prompts are unequal, KV is in blocks, or the KV capacity is below
+        twice the largest peak of a request.
     """
     waiting, running = _volumes(instance)
+    if instance.kv_block_tokens > 1:
+        raise InputError(f"kv_block_tokens: found {instance.kv_block_tokens}; expected 1")
     if instance.kv_capacity < 2 * instance.peak_tokens.max():
         raise InputError(
             f"kv_capacity: found {instance.kv_capacity}; expected at least twice the largest peak "

@@ -18,7 +18,7 @@ from optsched.costs.cost import CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
 __all__ = [
     "Bound", "BoundTask", "Proof", "bounds", "features_of", "lower_bound", "raise_bound",
@@ -168,7 +168,7 @@ def lower_bound(
             if progress is not None:
                 progress(name, proof.value)
 
-    goal = Objective(objective) if isinstance(objective, str) else objective
+    goal = parse_objective(objective)
     task = BoundTask(instance, cost_model or UnitCost(), goal)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best

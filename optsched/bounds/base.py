@@ -69,11 +69,15 @@ class Proof:
         A certificate of the value (`optsched.bounds.certificate`).
     schedule : Schedule, optional
         A schedule that was found on the way.
+    tree : dict, optional
+        The tree of a certificate in seconds, from which `optsched.bounds.certificate.certify`
+        makes the certificate if it is wanted.
     """
 
     value: float
     certificate: dict[str, Any] | None = None
     schedule: Schedule | None = None
+    tree: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,12 @@ ANY_INSTANCE = frozenset(
     }
 )  # fmt: skip
 """Features that only rule schedules out, or that every proof of this package allows for."""
+
+WHOLE_BLOCKS = frozenset({"kv_block_tokens"})
+"""The feature of KV in blocks (`Instance.kv_block_tokens`). Rounding up to whole blocks takes room
+away and gives none. A schedule that fits with blocks fits without them, and takes the same time. So
+a bound for every schedule without blocks holds with them, and a bound that uses no schedule of its
+own allows for this feature. A method that finds schedules must count blocks itself."""
 
 _READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "chunked_prefill"}
 """Fields of an `Instance` that `features_of` reads."""

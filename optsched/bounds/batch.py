@@ -33,18 +33,20 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.certificate import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
 
-PROVED_FOR = ANY_INSTANCE | {
+PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {
     "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
     "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
     "cost.prefill_request", "cost.prefill_base",
@@ -67,6 +69,11 @@ class Work:
     first, chain : ndarray of float64
         Time from a request's first batch to its first and its last token, if it were alone: one
         batch after another, each with its fixed cost.
+    decode_share : ndarray of float64
+        The least share of own work in the time of a later token's batch, if the request were
+        alone; 0 without such tokens.
+    longest_step : ndarray of float64
+        The longest of these times.
     """
 
     own_prefill: NDArray[np.float64]
@@ -75,6 +82,8 @@ class Work:
     first_shares: NDArray[np.float64]
     first: NDArray[np.float64]
     chain: NDArray[np.float64]
+    decode_share: NDArray[np.float64]
+    longest_step: NDArray[np.float64]
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
@@ -144,6 +153,15 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
+    steps = instance.output_tokens - 1
+    decoding, ends = steps > 0, np.cumsum(steps)
+    begins = (ends - steps)[decoding]
+    decode_share, longest_step = np.zeros(instance.n), np.zeros(instance.n)
+    if len(begins) > 0:
+        own = np.minimum(decode, refill) / np.maximum(alone, 1e-300)
+        decode_share[decoding] = np.minimum.reduceat(own, begins)
+        longest_step[decoding] = np.maximum.reduceat(alone, begins)
+
     return Work(
         own_prefill=own_prefill * seconds,
         prefill=(own_prefill + share) * seconds,
@@ -151,6 +169,8 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         first_shares=first_shares * seconds,
         first=first * seconds,
         chain=(first + per_request(alone)) * seconds,
+        decode_share=np.minimum(decode_share, 1.0) * (1 - _SAFETY),
+        longest_step=longest_step * cost.layers / 1000.0 * (1 + _SAFETY),
     )
 
 
@@ -207,8 +227,25 @@ def _on_one_machine(
     return total / _TICKS
 
 
+def scale_of(task: BoundTask) -> int:
+    """Return by how much a sum over requests is larger than the task's objective.
+
+    Parameters
+    ----------
+    task : BoundTask
+
+    Returns
+    -------
+    int
+        The number of requests for a mean, and 1 for total latency.
+    """
+    return 1 if task.objective == TOTAL_LATENCY else task.instance.n
+
+
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
+
+    With a weight of first tokens it is the weighted sum of this bound and of that on TTFT.
 
     Parameters
     ----------
@@ -222,9 +259,14 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in seconds.
     """
-    work = unavoidable_work(task.instance, task.batch_cost)
-    total = _on_one_machine(task.instance, work.total, work.chain)
-    return Proof(max(total, float(work.chain.sum())))
+    weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
+    total = max(_on_one_machine(task.instance, work.total, work.chain), float(work.chain.sum()))
+    if task.objective == TOTAL_LATENCY:
+        return Proof(total, tree=work_leaf())
+    if weight > 0:
+        firsts = work_ttft(task, budget).value * task.instance.n
+        total = (1 - weight) * total + weight * firsts
+    return Proof(total / task.instance.n)
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
@@ -244,7 +286,8 @@ def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.prefill, work.first)
-    return Proof(max(total, float(work.first.sum())) / task.instance.n)
+    value = max(total, float(work.first.sum())) / task.instance.n
+    return Proof(value, tree=work_leaf())
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
@@ -272,18 +315,18 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     remaining = np.cumsum(work.total[order][::-1])[::-1]
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
     latest = max(busy, float((arrival + work.chain).max()))
-    return Proof(latest + float(instance.first_arrival))
+    return Proof(latest + float(instance.first_arrival), tree=work_leaf())
 
 
 WORK_TEL = Bound(
-    "work", "unavoidable GPU work on one preemptive machine", "second", ("tel",), work_tel,
-    PROVED_FOR,
+    "work", "unavoidable GPU work on one preemptive machine", "second",
+    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR, certifies=True,
 )  # fmt: skip
 WORK_TTFT = Bound(
     "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
-    PROVED_FOR,
+    PROVED_FOR, certifies=True,
 )  # fmt: skip
 WORK_MAKESPAN = Bound(
     "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan, PROVED_FOR,
+    work_makespan, PROVED_FOR, certifies=True,
 )  # fmt: skip

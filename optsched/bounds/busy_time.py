@@ -23,6 +23,16 @@ C_i >= tau_k + T_k / 2 + sum_{l > k} T_l for every k. So for weights theta_k >= 
 
     C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
 
+*First tokens.* Let F_i be the end of the batch that produces the first token of request i. Where a
+weight a of it counts beside 1 - a of C_i, the sum over requests is of
+
+    (1 - a) (C_i - a_i) + a (F_i - a_i),
+
+and the weights theta_k have the sum 1 - a for C_i. The first token pays a more, for
+a F_i >= a (tau_1 + T_1 / 2). So its weight is theta_1 + a and its Theta is (theta_1 + a) / 2,
+while later tokens keep Theta_k = sum_{l < k} theta_l + theta_k / 2. With a = 0 nothing changes.
+Below theta_1 stands for the whole weight of the first token, which is at least a.
+
 *Independent minima.* tau_k is the mean of time over the batch, q1 and q2 are means over the same
 interval. So the cost of token k is a mean over its batch, which is at least the min over the
 batch. With T minimized out (T - f = sqrt(p2 w f / Theta), or anything positive if that is smaller):
@@ -34,25 +44,34 @@ with pre_k the min time that the request needs before token k. F_k rises with w,
 where a token may come from a decode step or from a refill, the smaller value of each is taken.
 
 *Prefills in chunks.* The chunks c of a prefill split its own work: w = sum w_c. Each satisfies
-C_i >= tau_c + T_c / 2 + (batches of later tokens), so the weight theta is split in proportion to
-w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the chunk's share). The cost is
-therefore a mean over chunks of the expression above. The same holds for a refill in chunks.
+C_i >= tau_c + T_c / 2 + (batches of later tokens) and F_i >= tau_c + T_c / 2, so the weight theta
+is split in proportion to w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the
+chunk's share). The cost is therefore a mean over chunks of the expression above. The same holds for
+a refill in chunks.
 
-*Evictions.* Only the last run of a request that restarts counts. Work lost to evictions is left
-out, which only lowers what is paid.
+*Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
+of a request that restarts counts, and the judge takes F_i from it. Where a request keeps its output
+tokens, F_i may belong to an earlier run than C_i. Then token 1 is that of the earlier run. Its
+prefill is whole and ends at F_i, and each later token comes from a refill or a decode step in a
+batch of its own after F_i. Nothing else is used above. (So the bound would also hold if a restarted
+request's first token of all counted: it has that prefill, and the steps of its last run.)
 
 *Chords.* theta is constant over decode steps, and w, sigma and Theta are concave in k (affine,
 or the smaller of two affine functions). sqrt(w Theta) is then concave as a geometric mean. So F_k
 is concave in k for every tau, and so is its min over tau. A sum over consecutive tokens is
 therefore at least their number times the mean of the two ends.
 
+*Weights used.* theta is proportional to w + sigma, but theta_1 is at least a.
+
 *Prices used.* The dual of the preemptive weighted-shortest-processing-time schedule in which
 request i needs L_i = sum (w + sigma) of the machine. Going back in time, the price rises with
 slope 1 / L_j while j runs, and it is continuous where j completes or another job is taken up. At
 the end of a preempted piece it is the price at which j resumes plus (resume - end) / L_j. It is 0
-before idle time. This price is optimal where p2 = 0 and theta is proportional to w + sigma. Then
-p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on cells of time. Any
-prices are valid.
+before idle time. Where a is more than the prefill's share of L_i, the request is two jobs, its
+prefill of weight a and its steps of weight 1 - a, and slopes are weight over length. (The prefill
+has the larger slope, so it comes first by itself.) This price is optimal where p2 = 0 and theta is
+the one used. Then p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on
+cells of time. Any prices are valid.
 
 *Rounding.* Costs and the integral are sums of N <= 18 n + (cells) non-negative terms, each with a
 relative error below 1e-12; summation adds at most N 2^-53. Both sums are moved by the safe
@@ -69,12 +88,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR, unavoidable_work
+from optsched.bounds.batch import PROVED_FOR, scale_of, unavoidable_work
+from optsched.bounds.certificate import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
 
@@ -264,7 +285,7 @@ def _least(
 
 
 @njit(cache=True)
-def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
+def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
     """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
 
     Parameters
@@ -273,6 +294,8 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
     chords : int
         Number of chords over a request's decode steps.
     prices : Prices
+    ttft_weight : float
+        The weight a of first tokens.
 
     Returns
     -------
@@ -289,20 +312,22 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
         rest = m * paid[i] + paid_slope * m * (m - 1) / 2
         whole = prefill_paid[i] + rest
         theta = prefill_paid[i] / whole if m > 0 and whole > 0 else 1.0
+        theta = max(theta, ttft_weight)
         root = 2 * np.sqrt(prefill_fixed * prefill[i] * theta / 2)
         total += theta / 2 * prefill_fixed + _least(
             theta, a, prefill_paid[i], prefill[i], root, prices
         )
-        if m == 0:
+        each = (1 - theta) / m if m > 0 else 0.0
+        if each == 0:
             continue
-        each = (1 - theta) / m
+        before = theta - ttft_weight
         low = 0.0
         for b in range(chords):
             high = np.floor(m * (b + 1) / chords)
             if high == low:
                 continue
             for k in (low, high - 1):
-                later = theta + each * (k + 0.5)
+                later = before + each * (k + 0.5)
                 w = work[i] + work_slope * k
                 root = 2 * np.sqrt(decode * w * later)
                 value = (
@@ -315,7 +340,9 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices) -> float:
     return total
 
 
-def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats, float]:
+def schedule_prices(
+    release: Floats, length: Floats, cells: int, weight: Floats | None = None
+) -> tuple[Floats, float]:
     """Return the dual prices of the preemptive schedule (module's text, Prices used).
 
     Parameters
@@ -323,6 +350,8 @@ def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats
     release, length : ndarray of float64, shape (n,)
         Release date of each request, and the machine time that it needs, in seconds.
     cells : int
+    weight : ndarray of float64, shape (n,), optional
+        Weight > 0 of each completion. Default: 1.
 
     Returns
     -------
@@ -331,9 +360,11 @@ def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats
     width : float
         Width of a cell, in seconds.
     """
-    pieces = shortest_first(release.tolist(), np.maximum(length, 1e-12).tolist())
+    length = np.maximum(length, 1e-12)
+    weight = np.ones(len(length)) if weight is None else weight
+    pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
     starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
-    slope = 1.0 / np.maximum(length, 1e-12)
+    slope = weight / length
     high, low = np.zeros(len(starts)), np.zeros(len(starts))
     resume: dict[int, tuple[float, float]] = {}
     for q in range(len(starts) - 1, -1, -1):
@@ -354,8 +385,45 @@ def schedule_prices(release: Floats, length: Floats, cells: int) -> tuple[Floats
     return np.maximum(np.diff(upto) / width, 0.0), width
 
 
-def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: int = _FINE) -> float:
-    """Return the bound on total latency that prices prove, rounded down.
+def prices_of(tokens: Tokens, cells: int, ttft_weight: float = 0.0) -> tuple[Floats, float]:
+    """Return the prices of the schedule in which the first token of each request has a weight.
+
+    Parameters
+    ----------
+    tokens : Tokens
+    cells : int
+    ttft_weight : float
+        The weight a of first tokens.
+
+    Returns
+    -------
+    price : ndarray of float64, shape (cells,)
+        The mean price of each cell.
+    width : float
+        Width of a cell, in seconds.
+    """
+    whole, prefill = tokens.machine, tokens.prefill_paid
+    first = np.flatnonzero((tokens.steps > 0) & (prefill < ttft_weight * whole))
+    length, weight = whole.copy(), np.ones(len(whole))
+    length[first], weight[first] = prefill[first], ttft_weight
+    release = tokens.arrival
+    if ttft_weight < 1:
+        release = np.concatenate([release, release[first]])
+        length = np.concatenate([length, whole[first] - prefill[first]])
+        weight = np.concatenate([weight, np.full(len(first), 1 - ttft_weight)])
+    return schedule_prices(release, length, cells, weight)
+
+
+def value_at(
+    tokens: Tokens,
+    width: float,
+    p1: Floats,
+    p2: Floats,
+    *,
+    chords: int = _FINE,
+    ttft_weight: float = 0.0,
+) -> float:
+    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
 
     Parameters
     ----------
@@ -366,20 +434,23 @@ def value_at(tokens: Tokens, width: float, p1: Floats, p2: Floats, *, chords: in
         Prices >= 0.
     chords : int
         Number of chords over a request's decode steps.
+    ttft_weight : float
+        The weight a of first tokens.
 
     Returns
     -------
     float
         Seconds; it may be negative.
     """
-    total = float(costs_at_prices(tokens, chords, Prices(width, p1, p2, np.sqrt(p2))))
+    prices = Prices(width, p1, p2, np.sqrt(p2))
+    total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
     paid = (float(p1.sum()) + float(p2.sum())) * width
     safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
     return total * (1 - safe) - paid * (1 + safe)
 
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
     Parameters
     ----------
@@ -394,11 +465,12 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
         A value in seconds.
     """
     tokens = tokens_of(task.instance, task.batch_cost)
-    price, width = schedule_prices(tokens.arrival, tokens.machine, _CELLS)
+    weight, per = task.objective.ttft_weight, scale_of(task)
+    price, width = prices_of(tokens, _CELLS, weight)
 
     def at(cap: float, chords: int = _COARSE) -> float:
         p2 = np.minimum(price, cap)
-        return value_at(tokens, width, price - p2, p2, chords=chords)
+        return value_at(tokens, width, price - p2, p2, chords=chords, ttft_weight=weight)
 
     def in_time() -> bool:
         return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
@@ -414,15 +486,21 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
                 found[cap] = at(cap)
     best = max(found, key=found.__getitem__)
     value = found[best]
-    return Proof(max(0.0, value, at(best, _FINE) if in_time() else value))
+    value = max(0.0, value, at(best, _FINE) if in_time() else value)
+    if task.objective != TOTAL_LATENCY:
+        return Proof(value / per)
+    p2 = np.minimum(price, best)
+    return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
 
 
 BUSY_TIME = Bound(
     "busy-time",
     "prices of machine time along a preemptive schedule",
     "second",
-    ("tel",),
+    ("tel", "latency_and_ttft"),
     busy_time,
     PROVED_FOR,
     searches=True,
+    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
+    certifies=True,
 )

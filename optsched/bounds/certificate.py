@@ -6,13 +6,25 @@ This module writes them. `optsched.bounds.checker` checks them, and shares no co
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.bounds.dual import Prices
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
 from optsched.problem.schedule import Schedule
+
+TICKS_PER_SECOND = 10**12
+"""Ticks per second of the certificates made here."""
+_PRICE_BITS, _PATH_BITS = 24, 16
+Floats = NDArray[np.float64]
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
@@ -117,7 +129,175 @@ def make_certificate(
     return data
 
 
-def verify_certificate(instance: Instance, certificate: dict[str, Any]) -> int:
+def work_leaf() -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that proves what `optsched.bounds.batch` does.
+
+    Returns
+    -------
+    dict
+        A JSON object. The checker derives all numbers itself.
+    """
+    return {"relaxation": "work"}
+
+
+def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.busy_time`.
+
+    Parameters
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    p1, p2 : ndarray of float64, shape (cells,)
+        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    unit = _unit(max(float(p1.max()), float(p2.max())))
+    return {
+        "relaxation": "busy-time",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "denominator": unit,
+        "p1": np.rint(p1 * unit).astype(np.int64).tolist(),
+        "p2": np.rint(p2 * unit).astype(np.int64).tolist(),
+    }
+
+
+def paths_leaf(width: float, price: Floats, levels: Floats, *, split: int = 1) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.paths`.
+
+    Parameters
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    price : ndarray of float64, shape (cells,)
+        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
+    levels : ndarray of float64
+        The multipliers that the checker tries, as in `optsched.bounds.paths.value_at`.
+    split : int
+        Each cell is cut into as many of equal width.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    bits = min(_unit(float(price.max()) * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
+    return {
+        "relaxation": "paths",
+        "width": max(1, round(width / split * TICKS_PER_SECOND)),
+        "bits": bits,
+        "split": split,
+        "price": np.rint(price * 2.0**bits).astype(np.int64).tolist(),
+        "levels": np.rint(levels * 1000).astype(np.int64).tolist(),
+    }
+
+
+def _unit(highest: float) -> int:
+    """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
+    return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
+
+
+def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:
+    """Return a node that takes a leaf for each range of requests.
+
+    Parameters
+    ----------
+    objective : str
+        The bounds of the ranges add up, or for the makespan the largest counts.
+    trees : sequence of (first, last, leaf)
+        Disjoint ranges of requests, ascending, as places in order of arrival, ties by index.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    node = "max" if objective == "makespan" else "sum"
+    return {node: [{"first": int(i), "last": int(j), "tree": leaf} for i, j, leaf in trees]}
+
+
+def certify(
+    instance: Instance, cost: BatchCost, objective: str, tree: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the JSON object of a certificate file in seconds.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    cost : BatchCost
+        The certificate holds its layers, and the text of its coefficients.
+    objective : str
+        ``"tel"``, ``"mean_ttft"`` or ``"makespan"``.
+    tree : mapping
+        A leaf, or `parts`.
+
+    Returns
+    -------
+    dict
+        A JSON object with its own sha256. The value is what the checker proves from the tree.
+
+    Raises
+    ------
+    UsageError
+        If the checker refuses the instance, the cost model or the tree.
+    """
+    from optsched.bounds.checker_parts import Budget, Rejected
+    from optsched.bounds.checker_seconds import proved_ticks
+
+    data: dict[str, Any] = {
+        "format": "optsched-certificate",
+        "version": 1,
+        "instance_sha256": instance.sha256,
+        "model": "seconds",
+        "objective": objective,
+        "cost_model": _cost_model(cost),
+        "claim": "bound",
+        "ticks_per_second": TICKS_PER_SECOND,
+        "tree": dict(tree),
+    }
+    try:
+        data["value"] = proved_ticks(instance, data, Budget())
+    except (Rejected, ArithmeticError) as error:
+        raise UsageError(f"certificate: {error}") from None
+    data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
+    return data
+
+
+def _cost_model(cost: BatchCost) -> dict[str, Any]:
+    texts = {name: cost.coefficients.get(name, "0") for name in COEFFICIENTS}
+    return {"layers": cost.layers, "coefficients": texts}
+
+
+def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int | float:
+    """Return the value that a certificate states, in the unit of its objective.
+
+    Parameters
+    ----------
+    instance : Instance
+    certificate : mapping
+        A certificate that is valid for the instance.
+
+    Returns
+    -------
+    int or float
+        Rounds, or seconds, rounded down.
+    """
+    value = int(certificate["value"])
+    if certificate["model"] == "rounds":
+        return value
+    requests = instance.n if certificate["objective"] == "mean_ttft" else 1
+    exact = Fraction(value, int(certificate["ticks_per_second"]) * requests)
+    seconds = float(exact)
+    return seconds if seconds <= exact else math.nextafter(seconds, -math.inf)
+
+
+def verify_certificate(
+    instance: Instance, certificate: dict[str, Any], cost_model: CostModel | None = None
+) -> int | float:
     """Check a certificate and return the value that it proves.
 
     Parameters
@@ -126,11 +306,14 @@ def verify_certificate(instance: Instance, certificate: dict[str, Any]) -> int:
         The instance that the certificate is about.
     certificate : dict
         The JSON object of a certificate file.
+    cost_model : BatchCost, optional
+        The cost model that a certificate in seconds must be about. By default any is accepted:
+        the proof is for the one that stands in the certificate.
 
     Returns
     -------
-    int
-        A total latency in rounds that no schedule is below.
+    int or float
+        A value of the certificate's objective that no schedule is below: rounds, or seconds.
 
     Raises
     ------
@@ -141,6 +324,35 @@ def verify_certificate(instance: Instance, certificate: dict[str, Any]) -> int:
     from optsched.bounds.checker_parts import Rejected
 
     try:
-        return check_certificate(instance, certificate)
+        check_certificate(instance, certificate)
     except Rejected as error:
         raise ViolationError(f"certificate: {error}", rule="certificate") from None
+    if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):
+        raise ViolationError(
+            f"certificate: cost_model: found another one; expected that of {cost_model.name!r}",
+            rule="certificate",
+        )
+    return certified_value(instance, certificate)
+
+
+def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None) -> bool:
+    """Return whether a valid certificate is about a cost model.
+
+    Parameters
+    ----------
+    certificate : mapping
+    cost_model : BatchCost, UnitCost or None
+        Only a `BatchCost` can be that of a certificate in seconds.
+
+    Returns
+    -------
+    bool
+    """
+    if certificate["model"] == "rounds" or not isinstance(cost_model, BatchCost):
+        return certificate["model"] == "rounds" and not isinstance(cost_model, BatchCost)
+
+    def exact(model: Mapping[str, Any]) -> list[Fraction]:
+        texts = model["coefficients"]
+        return [Fraction(model["layers"]), *(Fraction(texts[name]) for name in COEFFICIENTS)]
+
+    return exact(certificate["cost_model"]) == exact(_cost_model(cost_model))

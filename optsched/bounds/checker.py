@@ -14,7 +14,7 @@ all schedules. A leaf of prices p_t >= 0 (over the denominator D) proves
 
 with q_i = s_i (cached accounting: s_i - 1). The reason is that request i holds q_i + j tokens of KV
 in its j-th round, and that the KV held in round t is at most M. TEL is an integer, so the bound is
-rounded up.
+rounded up. Certificates in seconds are described in `optsched.bounds.checker_seconds`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from optsched.bounds.checker_parts import (
     integers,
     same,
 )
+from optsched.bounds.checker_seconds import FIELDS, proved_ticks
 
 _FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim", "value",
            "denominator", "tree", "sha256"}  # fmt: skip
@@ -52,14 +53,15 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
     Parameters
     ----------
     instance : Instance
-        An instance in rounds.
+        An instance in rounds, or in seconds if the certificate is.
     certificate : dict
         The JSON object of a certificate file.
 
     Returns
     -------
     int
-        A total latency in rounds that no schedule is below.
+        A total latency in rounds that no schedule is below. In seconds: a value of the objective
+        in ticks (`optsched.bounds.checker_seconds`).
 
     Raises
     ------
@@ -85,25 +87,32 @@ def _check(instance: Any, certificate: Any) -> int:
     expect(
         claim in ("bound", "optimal"), f"claim: found {claim!r:.60}; expected 'bound' or 'optimal'"
     )
-    fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
+    seconds = certificate.get("model") == "seconds"
+    fields = FIELDS if seconds else _FIELDS | ({"schedule"} if claim == "optimal" else set())
     wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
     expect(not wrong, f"fields: found missing or unknown {wrong:.200}; expected none")
-    right = {"format": "optsched-certificate", "version": 1, "model": "rounds", "objective": "tel",
-             "instance_sha256": instance.sha256, "sha256": digest(certificate)}  # fmt: skip
-    for name, value in right.items():
-        same(certificate[name], value, name)
+    right = {"format": "optsched-certificate", "version": 1, "instance_sha256": instance.sha256,
+             "sha256": digest(certificate)}  # fmt: skip
+    for name, expected in right.items():
+        same(certificate[name], expected, name)
     value = integer(certificate["value"], "value")
+    proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, Budget())
+    expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
+    if claim == "optimal":
+        expect(not seconds, "claim: found 'optimal'; expected 'bound' in seconds")
+        reached = schedule_value(columns_of(instance), certificate["schedule"], instance.sha256)
+        expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
+    return value
+
+
+def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
+    for name, expected in {"model": "rounds", "objective": "tel"}.items():
+        same(certificate[name], expected, name)
     denominator = integer(certificate["denominator"], "denominator")
     expect(denominator >= 1, f"denominator: found {denominator}; expected an integer >= 1")
     columns = columns_of(instance)
-    budget = Budget()
     leaves = _leaves(columns, certificate["tree"], budget)
-    proved = min(_leaf(columns, leaf, low, high, denominator, budget) for leaf, low, high in leaves)
-    expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
-    if claim == "optimal":
-        reached = schedule_value(columns, certificate["schedule"], instance.sha256)
-        expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
-    return value
+    return min(_leaf(columns, leaf, low, high, denominator, budget) for leaf, low, high in leaves)
 
 
 def digest(certificate: dict[str, Any]) -> str:
@@ -298,6 +307,16 @@ class _Table:
         return self.sums[piece] + m * p, self.moments[piece] + p * (m * b + pairs)
 
 
+def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
+    """Return the KV in whole blocks that requests hold at the end of round t."""
+    tokens = (
+        s + columns.offset - 1 + t - k
+        for s, o, k in zip(columns.prompt, columns.output, starts, strict=True)
+        if k < t <= k + o
+    )
+    return sum(-(-held // columns.block) * columns.block for held in tokens)
+
+
 def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
     """Return the total latency of a schedule of starts after checking every limit on it.
 
@@ -347,8 +366,11 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
         change = changes[at]
         count, base = count + change[0], base + change[1]
         decodes = count - change[3]
+        kv = base + until * count
+        if columns.block > 1:
+            kv = _kv_in_blocks(columns, starts, until)
         for name, use, limit in (
-            ("KV tokens", base + until * count, columns.capacity),
+            ("KV tokens", kv, columns.capacity),
             ("running requests", count, columns.running),
             ("tokens", change[2] + decodes, columns.batch),
             ("prefill tokens", change[2], columns.prefill),

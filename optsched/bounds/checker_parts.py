@@ -32,7 +32,8 @@ class Budget:
 class Columns:
     """What the checker reads of an instance, in Python integers.
 
-    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0. ``batch``,
+    ``offset`` is 1 where the newest token counts ("generated" accounting), else 0. ``block`` has
+    the tokens of a KV block; bounds need not know it, since it only takes room away. ``batch``,
     ``prefill`` and ``running`` are the limits C, P and R_max.
     """
 
@@ -45,6 +46,7 @@ class Columns:
     prefill: int | None = None
     running: int | None = None
     hybrid: bool = True
+    block: int = 1
 
 
 def columns_of(instance: Any) -> Columns:
@@ -55,7 +57,7 @@ def columns_of(instance: Any) -> Columns:
         instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
         int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
         limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
-        instance.hybrid_batching is not False,
+        instance.hybrid_batching is not False, int(instance.kv_block_tokens),
     )  # fmt: skip
 
 

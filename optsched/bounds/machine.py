@@ -38,7 +38,9 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[
         yield now
 
 
-def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tuple[Any, Any, int]]:
+def shortest_first(
+    release: Sequence[Any], length: Sequence[Any], key: Sequence[Any] | None = None
+) -> Iterator[tuple[Any, Any, int]]:
     """Yield the pieces of the preemptive schedule that runs the shortest job first.
 
     At each moment it runs the released, unfinished job of the smallest whole length, not of the
@@ -50,6 +52,8 @@ def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tu
         Release dates, in any order.
     length : sequence of int or float
         Length of each job, > 0.
+    key : sequence of int or float, optional
+        The job with the smallest key runs first. Default: the length.
 
     Yields
     ------
@@ -57,6 +61,7 @@ def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tu
         The ends of the piece.
     job : int
     """
+    keys = length if key is None else key
     order = sorted(range(len(release)), key=release.__getitem__)
     rest = list(length)
     waiting: list[tuple[Any, int]] = []
@@ -66,7 +71,7 @@ def shortest_first(release: Sequence[Any], length: Sequence[Any]) -> Iterator[tu
         if not waiting:
             now = max(now, release[order[coming]])
         while coming < n and release[order[coming]] <= now:
-            heappush(waiting, (length[order[coming]], order[coming]))
+            heappush(waiting, (keys[order[coming]], order[coming]))
             coming += 1
         job = waiting[0][1]
         until = release[order[coming]] if coming < n else math.inf

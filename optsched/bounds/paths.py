@@ -34,6 +34,12 @@ with T, so g covers it as it stands. A refill is a prefill with more own work th
 step, and with no smaller fixed cost (`Tokens` takes the smaller of the two), and g falls with w and
 f. Only the last run of a request that restarts counts.
 
+*First tokens.* Where the end F of the prefill has a weight a and C the rest, as in that module, the
+path pays a (F - a_i) at the end of its prefill and (1 - a) (C - a_i) at its end. The payments above
+do not change, since they hold for any a_i <= F <= C. The path is that of the prefill which produces
+the first token, and of the batches of later tokens. These follow it even where the request loses
+its KV in between. A request of one token has F = C.
+
 *Cells.* Prices are constant on cells. V(j) is a lower bound on what is paid up to a moment in
 cell j. The slope s(j) >= 0 is such that to finish x seconds before the cell's end costs at least
 V(j) + s(j) x. Both follow from the recursion: an earlier end has fewer starts to choose from and
@@ -41,9 +47,16 @@ loses g x of the integral. The cost of an end in cell j, whose length is d, is t
 V(j) + max(chain, begin - a + min(1, s) d). Starts of the steps in cell j' enter with
 V(j') + int up to the cell's end, less [g(j') - s(j')]_+ d, which covers every moment of the cell.
 
-*Prices used.* The first prices come from a schedule: they are proportional to N^1.5, with N the
-number of requests in the system. They are then improved by ascent. Where the best paths use more
-machine time than there is, the price rises, and where they use less it falls. Any prices are valid.
+With a weight a, V(j) of the prefill is larger by a (end of the cell - a_i), and s(j) is smaller by
+a. It may then be negative, so a prefill in cell j costs at least V(j) - [-s(j)]_+ d, and steps that
+pay nothing begin after the cheapest prefill so far. There d is cut to the part of the cell that is
+later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
+max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
+
+*Prices used.* The first prices come from a schedule: they are proportional to (1 - a) N^1.5, with
+N the number of requests in the system. They are then improved by ascent. Where the best paths use
+more machine time than there is, the price rises, and where they use less it falls. Any prices are
+valid.
 
 *Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
 is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
@@ -56,13 +69,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR
+from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, margin, tokens_of
+from optsched.bounds.certificate import paths_leaf, work_leaf
 from optsched.bounds.paths_kernel import WINDOW, costs_of_paths
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
@@ -70,20 +87,28 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 
 _LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 """The multipliers tried are best for steady prices, of these times the mean after the arrival."""
 _FINE_LEVELS = np.array([0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.2, 3.5, 6.0, 10.0, 20.0, 40.0])
 _CELLS_PER_CHAIN = 75
 _MOST_CELLS = 2_000_000
+_LEAST_SCALE = 0.03
+"""The first prices are in proportion to the weight of latency, but at least this."""
 _MOST_IN_SYSTEM = 40.0
 """Mean number of requests in the system beyond which prices are not searched for."""
 
 
 def value_at(
-    tokens: Tokens, width: float, price: Floats, levels: Floats, use: Floats | None = None
+    tokens: Tokens,
+    width: float,
+    price: Floats,
+    levels: Floats,
+    use: Floats | None = None,
+    ttft_weight: float = 0.0,
 ) -> float:
-    """Return the bound on total latency that prices prove, rounded down.
+    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
 
     Parameters
     ----------
@@ -97,6 +122,8 @@ def value_at(
         after the arrival.
     use : ndarray of float64, shape (cells,), optional
         Receives the machine time that the best paths use, as a share of each cell.
+    ttft_weight : float
+        The weight a of first tokens.
 
     Returns
     -------
@@ -104,7 +131,7 @@ def value_at(
         Seconds; it may be negative.
     """
     used = np.zeros(0) if use is None else use
-    total = costs_of_paths(tokens, tokens.chain, width, price, levels, used)
+    total = costs_of_paths(tokens, tokens.chain, width, price, levels, used, ttft_weight)
     paid = float(price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
     return total * (1 - safe) - paid * (1 + safe)
@@ -140,7 +167,7 @@ def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Float
 
 
 def paths(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
     Where there are so many requests that `optsched.bounds.busy_time` is the better bound, the
     value is the sum of chains, which are the paths if nothing is paid.
@@ -157,20 +184,25 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in seconds.
     """
+    weight, per = task.objective.ttft_weight, scale_of(task)
     tokens = tokens_of(task.instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
     best = float(chain.sum()) * (1 - margin(task.instance.n))
+    if weight > 0:
+        best = (1 - weight) * best + weight * float(tokens.first.sum()) * (1 - margin(per))
     arrived, finished = in_system(task.instance, task.batch_cost, chain)
     if budget.limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
-        return Proof(best)
+        tree = work_leaf() if task.objective == TOTAL_LATENCY else None
+        return Proof(best / per, tree=tree)
     width = max(float(chain.mean()) / _CELLS_PER_CHAIN, float(finished[-1]) / _MOST_CELLS)
     moments = (np.arange(int(finished[-1] / width) + 1) + 0.5) * width
     number: NDArray[np.int64] = np.searchsorted(arrived, moments, "right") - np.searchsorted(
         finished, moments, "right"
     )
     steady = float(tokens.work.mean()) / max(tokens.decode, 1e-12)
-    start = 1.2 * min(steady, 1.0) * number**1.5
-    floor = np.where(number > 0, 0.1 * min(steady, 1.0), 0.0)
+    steady = min(steady, 1.0) * max(1 - weight, _LEAST_SCALE)
+    start = 1.2 * steady * number**1.5
+    floor = np.where(number > 0, 0.1 * steady, 0.0)
     use = np.zeros(len(start))
     spent = 0.0
 
@@ -178,11 +210,11 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         nonlocal spent
         before = time.perf_counter()
         use[:] = 0.0
-        value = value_at(tokens, width, price, _LEVELS, use)
+        value = value_at(tokens, width, price, _LEVELS, use, weight)
         spent = time.perf_counter() - before
         return value
 
-    value_at(tokens, 1.0, np.zeros(1), _LEVELS, np.zeros(1))  # compiles
+    value_at(tokens, 1.0, np.zeros(1), _LEVELS, np.zeros(1), weight)  # compiles
     price: Floats = np.asarray(start, dtype=np.float64)
     best_price, reached = price, -np.inf
     steps = stale = 0
@@ -200,20 +232,26 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         if value <= reached:
             break
         best_price, reached = best_price * 1.03, value
-    best = max(best, reached)
+    found: list[tuple[float, Callable[[], dict[str, Any]]]] = [(best, work_leaf)]
+    found.append((reached, partial(paths_leaf, width, best_price, _LEVELS)))
     for times in (2, 4):
         if budget.left_s > 1.6 * times * spent and times * len(best_price) <= 4 * _MOST_CELLS:
             finer = np.repeat(best_price, times)
-            best = max(best, value_at(tokens, width / times, finer, _FINE_LEVELS))
-    return Proof(best)
+            value = value_at(tokens, width / times, finer, _FINE_LEVELS, ttft_weight=weight)
+            leaf = partial(paths_leaf, width, best_price, _FINE_LEVELS, split=times)
+            found.append((value, leaf))
+    best, make_leaf = max(found, key=lambda one: one[0])
+    return Proof(best / per, tree=make_leaf() if task.objective == TOTAL_LATENCY else None)
 
 
 PATHS = Bound(
     "paths",
     "prices of machine time along each request's path; best at low load",
     "second",
-    ("tel",),
+    ("tel", "latency_and_ttft"),
     paths,
     PROVED_FOR,
     searches=True,
+    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
+    certifies=True,
 )

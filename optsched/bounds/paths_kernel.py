@@ -70,6 +70,9 @@ class Window(NamedTuple):
     ----------
     ahead, slope : ndarray of float64, shape (WINDOW,)
         V and s of the prefill, for an end in each cell.
+    soonest : ndarray of float64, shape (WINDOW,)
+        Min cost of a prefill that ends in or before each cell, the weight of the first token
+        included.
     after, slope_after : ndarray of float64, shape (WINDOW,)
         V and s of the steps.
     level, level_after : ndarray of int64, shape (WINDOW,)
@@ -86,6 +89,7 @@ class Window(NamedTuple):
 
     ahead: Floats
     slope: Floats
+    soonest: Floats
     after: Floats
     slope_after: Floats
     level: NDArray[np.int64]
@@ -113,6 +117,8 @@ class Phase(NamedTuple):
         Time of the prefill's batches, and of all batches, if the request were alone.
     nu, own, fixed, batches : float
         Multiplier, own work and fixed cost of a batch, and number of batches.
+    weight : float
+        The weight of the first token.
     """
 
     arrival: float
@@ -124,6 +130,7 @@ class Phase(NamedTuple):
     own: float
     fixed: float
     batches: float
+    weight: float
 
 
 @njit(cache=True, forceinline=True)
@@ -161,6 +168,28 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
 
 
 @njit(cache=True, forceinline=True)
+def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> None:
+    """Add the weight of the first token to V and s of the prefill."""
+    ahead, slope, soonest = window.ahead, window.slope, window.soonest
+    least = np.inf
+    for j in range(span):
+        if phase.weight > 0:
+            ahead[j] += phase.weight * ((phase.c0 + j + 1) * width - phase.arrival)
+            slope[j] -= phase.weight
+        least = min(least, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
+        soonest[j] = least
+
+
+@njit(cache=True, forceinline=True)
+def _reach(phase: Phase, width: float, j: int) -> float:
+    """Return how long before the end of the j-th cell the prefill may end in that cell."""
+    d = width if j > 0 else phase.lead
+    if phase.weight > 0:
+        d = min(d, max(0.0, (phase.c0 + j + 1) * width - phase.arrival - phase.first))
+    return d
+
+
+@njit(cache=True, forceinline=True)
 def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
     """Raise V of the steps by the k-th multiplier. ``extra`` is own work of later steps."""
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
@@ -173,9 +202,8 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
         end = (c0 + j + 1) * width
         while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
             last += 1
-            d = width if last > 0 else lead
             value = ahead[last] + area[last + 1]
-            value -= max(0.0, gains[last] - window.slope[last]) * d
+            value -= max(0.0, gains[last] - window.slope[last]) * _reach(phase, width, last)
             while tail > head and key[tail - 1] >= value:
                 tail -= 1
             queue[tail], key[tail] = last, value
@@ -185,7 +213,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             free += 1
         while tail > head and queue[head] <= free:
             head += 1
-        nothing = ahead[free] if free >= 0 else np.inf
+        nothing = window.soonest[free] if free >= 0 else np.inf
         some = np.inf
         if tail > head:
             some = key[head] + all_paid - area[j + 1] - slack
@@ -207,10 +235,10 @@ def _best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
-    a, c0 = phase.arrival, phase.c0
+    a, c0, rest = phase.arrival, phase.c0, 1 - phase.weight
     best, at = np.inf, -1
     for j in range(span):
-        early = max(0.0, (c0 + j) * width - a)
+        early = rest * max(0.0, (c0 + j) * width - a)
         if early >= best:
             break
         if steps > 0:
@@ -219,7 +247,8 @@ def _best_end(
             paid, s = window.ahead[j], window.slope[j]
         if paid == np.inf:
             continue
-        value = paid + max(phase.alone, early + min(1.0, s) * (width if j > 0 else phase.lead))
+        d = width if j > 0 else phase.lead
+        value = paid + max(rest * phase.alone, early + min(rest, s) * d)
         if value < best:
             best, at = value, j
     return best, at
@@ -227,7 +256,13 @@ def _best_end(
 
 @njit(cache=True)
 def costs_of_paths(
-    tokens: Tokens, chain: Floats, width: float, price: Floats, levels: Floats, use: Floats
+    tokens: Tokens,
+    chain: Floats,
+    width: float,
+    price: Floats,
+    levels: Floats,
+    use: Floats,
+    ttft_weight: float,
 ) -> float:
     """Return the sum of the min costs of all requests.
 
@@ -244,6 +279,8 @@ def costs_of_paths(
     use : ndarray of float64, shape (cells,) or (0,)
         The machine time that the best paths use is added, as a share of each cell. An empty
         array is left as it is.
+    ttft_weight : float
+        The weight a of first tokens.
 
     Returns
     -------
@@ -253,7 +290,7 @@ def costs_of_paths(
     cells = price.shape[0]
     grid = Grid(width, price, np.sqrt(price))
     window = Window(
-        np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
+        np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
         np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW + 1),
         np.empty(WINDOW, np.int64), np.empty(WINDOW),
@@ -265,6 +302,8 @@ def costs_of_paths(
         own, fixed = (tokens.prefill[i], tokens.work[i]), (tokens.prefill_fixed, tokens.decode)
         c0 = cell_at(a, width)
         lead = (c0 + 1) * width - a  # length of the first cell
+        early = ttft_weight if m > 0 else 0.0  # a single token is the first and the last
+        rest = 1 - early
         extra = tokens.work_slope * m * (m - 1) / 2
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
         mean = 0.0
@@ -273,22 +312,27 @@ def costs_of_paths(
         mean = max(mean / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
-            nus[1, k] = _worth(own[1], fixed[1], mean * levels[k])
+            nus[1, k] = (
+                rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
+            )
         while True:
             low = np.inf
             for j in range(span):
                 low = min(low, price[c0 + j] if c0 + j < cells else 0.0)
                 window.least[j] = low
             for k in range(levels.shape[0]):
-                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0)
+                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early)
                 _integrate(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
+            _delay_prefill(window, width, phase, span)
             for k in range(levels.shape[0] if m > 0 else 0):
-                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m)
+                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early)
                 _integrate(window, grid, phase, span)
                 _end_steps(window, width, phase, extra, span, k)
             best, at = _best_end(window, width, phase, m, span)
-            beyond = (c0 + span) * width - a
+            beyond = rest * ((c0 + span) * width - a)
+            if early > 0:
+                beyond += min(window.soonest[span - 1], early * ((c0 + span) * width - a))
             if beyond >= best or span == WINDOW:
                 break
             span = min(WINDOW, 2 * span)

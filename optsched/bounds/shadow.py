@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual
-from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import make_certificate, prices_leaf
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.timeline import Floats, model_of
@@ -107,5 +107,5 @@ def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
 
 DUAL = Bound(
     "dual", "prices of KV memory: the Lagrangian dual of the memory rows", "round", ("tel",),
-    prove_by_prices, ANY_INSTANCE, searches=True, certifies=True,
+    prove_by_prices, ANY_INSTANCE | WHOLE_BLOCKS, searches=True, certifies=True,
 )  # fmt: skip

@@ -7,14 +7,14 @@ invalid. The time that a bound takes does not depend on how far apart arrivals a
 
 Notes
 -----
-Limits on batches only rule schedules out, so every bound stays valid under them.
+Limits on batches and KV in blocks only rule schedules out, so every bound stays valid under them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
 from optsched.bounds.machine import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
@@ -136,12 +136,13 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
 
 SUM_OUTPUTS = Bound(
     "sum-outputs", "every request alone in the machine", "round", ("tel",), sum_outputs,
-    ANY_INSTANCE,
+    ANY_INSTANCE | WHOLE_BLOCKS,
 )  # fmt: skip
 SRPT = Bound(
-    "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt, ANY_INSTANCE
-)
+    "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt,
+    ANY_INSTANCE | WHOLE_BLOCKS,
+)  # fmt: skip
 MEAN_BUSY_TIME = Bound(
     "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time,
-    ANY_INSTANCE,
+    ANY_INSTANCE | WHOLE_BLOCKS,
 )  # fmt: skip

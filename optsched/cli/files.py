@@ -88,6 +88,15 @@ def import_trace(
     kv_capacity: Annotated[
         int | None, option("--kv-capacity", "N", "The KV capacity in tokens.")
     ] = None,
+    kv_block_tokens: Annotated[
+        int,
+        option(
+            "--kv-block-tokens",
+            "B",
+            "The tokens of a KV block. A request holds whole blocks.",
+            callback=in_range(1),
+        ),
+    ] = 1,
     rate: Annotated[
         float | None,
         option(
@@ -161,6 +170,7 @@ def import_trace(
             sample=sample,
             seed=seed,
             kv_capacity=kv_capacity,
+            kv_block_tokens=kv_block_tokens,
             rate=rate,
             rate_scale=rate_scale,
             round_seconds=rounds,

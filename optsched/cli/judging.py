@@ -20,6 +20,7 @@ from optsched.cli.options import (
     SloLatency,
     SloTpot,
     SloTtft,
+    TtftWeight,
     argument,
     check_requests_out,
     read_checked,
@@ -45,6 +46,7 @@ def simulate(
     slo_tpot: SloTpot = None,
     slo_gap: SloGap = None,
     slo_latency: SloLatency = None,
+    ttft_weight: TtftWeight = None,
     schedule_out: ScheduleOut = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
@@ -61,10 +63,11 @@ def simulate(
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
-    evaluation = judge(
-        instance, schedule, cost,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot, slo_gap=slo_gap, slo_latency=slo_latency,
-    )  # fmt: skip
+    limits = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
+    }  # fmt: skip
+    evaluation = judge(instance, schedule, cost, **limits)
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)
@@ -101,6 +104,7 @@ def evaluate(
     slo_tpot: SloTpot = None,
     slo_gap: SloGap = None,
     slo_latency: SloLatency = None,
+    ttft_weight: TtftWeight = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
 ) -> None:
@@ -112,10 +116,11 @@ def evaluate(
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(
-        instance, schedule, cost,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot, slo_gap=slo_gap, slo_latency=slo_latency,
-    )  # fmt: skip
+    limits = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
+    }  # fmt: skip
+    evaluation = judge(instance, schedule, cost, **limits)
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
@@ -184,11 +189,12 @@ def _verify_certificate(
     from optsched.bounds.certificate import verify_certificate
 
     try:
-        value = verify_certificate(instance, certificate)
+        value = verify_certificate(instance, certificate, cost)
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
     words = "is optimal" if certificate["claim"] == "optimal" else "or more in every schedule"
-    return f"{file}: valid certificate: tel {number(value)} {unit(instance)} {words}"
+    metric = certificate["objective"]
+    return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 
 
 _CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | None], str]] = {

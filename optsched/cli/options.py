@@ -83,6 +83,10 @@ SloTtft = Annotated[
         callback=above_0,
     ),
 ]
+TtftWeight = Annotated[
+    float | None,
+    option("--ttft-weight", "A", "The weight of TTFT beside latency, from 0 to 1."),
+]
 SloTpot = Annotated[
     float | None,
     option("--slo-tpot", "S", "The SLO on the mean time per further token.", callback=above_0),

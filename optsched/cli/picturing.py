@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
-SOURCES = "RESULT|SCHEDULE|COMPARISON|CERTIFICATE|EXPERIMENT-DIR"
+SOURCES = "RESULT|SCHEDULE|COMPARISON|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR"
 KINDS = (
     "The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a schedule, "
-    "progress for a result, policies for a comparison, prices for a certificate, or the name of an "
-    "experiment's figure."
+    "progress for a result, policies for a comparison, prices for a certificate, tradeoff for a "
+    "tradeoff, or the name of an experiment's figure."
 )
 
 
@@ -54,7 +54,7 @@ def plot(
     cost_model: CostModelName = None,
     kind: Annotated[str | None, option("--kind", "KIND", KINDS)] = None,
 ) -> None:
-    """Draw a schedule, a result, a comparison, a certificate or an experiment."""
+    """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment."""
     from optsched.show.plot import style
 
     style.check_suffix(out)
@@ -335,12 +335,30 @@ def _certificate(source: _Source) -> Figure:
     return canvas
 
 
+def _tradeoff(source: _Source) -> Figure:
+    from optsched.show import plot as pictures
+
+    path, data = source.path, source.data
+    source.pick(("tradeoff",), "a tradeoff")
+    corners = data["curve"]
+    if not corners["mean_latency"] or len({len(column) for column in corners.values()}) != 1:
+        raise InputError(f"{path}: curve: found no columns of one length; expected corners in them")
+    canvas, ax = _canvas(data["instance"]["name"], (8.0, 5.0))
+    pictures.plot_tradeoff(
+        list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True)),
+        [(row["policy"], row["mean_latency"], row["mean_ttft"]) for row in data["policies"]],
+        ax=ax,
+    )
+    return canvas
+
+
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
     "capacity": _capacity,
     "comparison": _comparison,
     "certificate": _certificate,
+    "tradeoff": _tradeoff,
 }
 
 

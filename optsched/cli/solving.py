@@ -1,4 +1,4 @@
-"""``solve`` and ``bound``: find the best schedule, or a bound on every schedule."""
+"""``solve``, ``bound`` and ``tradeoff``: the best schedule, and bounds on every schedule."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from optsched.cli.output import (
     percent,
     save_schedule,
     show_metrics,
+    show_table,
     stop_at_ctrl_c,
 )
 from optsched.problem.errors import (
@@ -39,7 +40,7 @@ from optsched.problem.errors import (
 from optsched.problem.objective import (
     TOTAL_LATENCY,
     first_metric,
-    parse_objectives,
+    parse_objective,
 )
 
 if TYPE_CHECKING:
@@ -222,11 +223,10 @@ def bound(
     from optsched.bounds import bounds
     from optsched.optimize.bound import bound as run
 
-    if certificate_out is not None and not _certifies(instance, method):
-        what = f"the bound {method!r}" if instance.in_rounds else "a bound in seconds"
+    if certificate_out is not None and not _certifies(method):
         raise UsageError(
-            f"--certificate-out: found {what}, which has no certificate; expected --method auto on "
-            "an instance in rounds"
+            f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
+            "--method auto"
         )
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
@@ -236,6 +236,7 @@ def bound(
             method=method,
             time_limit_s=time_limit,
             seed=seed,
+            certify=certificate_out is not None,
             progress=line.solving,
             stop=stop,
         )
@@ -247,7 +248,7 @@ def bound(
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
     emit_json(data, json_out)
-    (goal,) = parse_objectives(objective)
+    goal = parse_objective(objective)
     metric = goal.metric
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
@@ -268,11 +269,61 @@ def bound(
             print(f"{certificate_out}: certificate of {number(found.certified)}")
 
 
-def _certifies(instance: Instance, method: str) -> bool:
+def tradeoff(
+    instance_file: InstanceFile,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="A policy to run (repeatable). By default all run that the instance allows. "
+            "`optsched policies` lists them.",
+        ),
+    ] = None,
+    cost_model: CostModelName = None,
+    time_limit: TimeLimit = 60.0,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Bound mean latency and mean TTFT together, beside what policies reach."""
+    check_number(time_limit, "--time-limit", 0.0)
+    from optsched.files.read_write import read_instance
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out)
+    cost = cost_model_for(instance, cost_model)
+    from optsched.optimize.tradeoff import tradeoff as run
+
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        found = run(
+            instance,
+            policy or None,
+            cost_model=cost,
+            time_limit_s=time_limit,
+            seed=seed,
+            progress=line.show,
+            stop=stop,
+        )
+    if emit_json(found.to_dict(), json_out):
+        return
+    show_table(
+        ("TTFT weight", "bound\n[s]", "by"),
+        [(f"{one.weight:g}", f"{one.value:.4g}", one.name) for one in found.bounds],
+        text_columns=(0, 2),
+    )
+    print()
+    show_table(
+        ("policy", "mean latency\n[s]", "mean TTFT\n[s]", "any schedule so fast:\nTTFT >= [s]"),
+        [
+            (p.policy, f"{p.mean_latency:.4g}", f"{p.mean_ttft:.4g}", f"{floor:.4g}")
+            for p in found.points
+            if (floor := found.ttft_at(p.mean_latency)) is not None
+        ],
+    )
+
+
+def _certifies(method: str) -> bool:
     from optsched.bounds import bounds
 
-    if method == "auto":
-        return instance.in_rounds
     return method not in bounds() or bounds()[method].certifies
 
 

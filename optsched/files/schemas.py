@@ -114,6 +114,9 @@ class InstanceFile(BaseModel):
     kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
         description="whether the KV of a running request's newest token counts"
     )
+    kv_block_tokens: SkipValidation[Annotated[int, Field(ge=1, le=MAX_TOKENS)]] = Field(
+        1, description="KV tokens of a block; a request holds whole blocks of kv_capacity"
+    )
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None
@@ -281,6 +284,47 @@ class CapacityFile(BaseModel):
     )
 
 
+class TradeoffBound(BaseModel):
+    """A bound on the weighted sum of mean latency and mean TTFT."""
+
+    model_config = _OPEN
+    ttft_weight: Annotated[float, Field(ge=0, le=1)]
+    bound: float
+    bound_origin: str
+
+
+class TradeoffCurve(BaseModel):
+    """Corners of the curve that no schedule crosses, as columns of equal length."""
+
+    model_config = _OPEN
+    mean_latency: list[float]
+    mean_ttft: list[float]
+
+
+class TradeoffPolicy(BaseModel):
+    """What a policy reaches, and the bound on TTFT at its latency."""
+
+    model_config = _OPEN
+    policy: str
+    mean_latency: float
+    mean_ttft: float
+    mean_ttft_bound: float | None = None
+
+
+class TradeoffFile(BaseModel):
+    """What `tradeoff` writes, in seconds; further fields may appear."""
+
+    model_config = _OPEN
+    format: Literal["optsched-tradeoff"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    bounds: list[TradeoffBound]
+    curve: TradeoffCurve
+    policies: list[TradeoffPolicy]
+
+
 class CertificateFile(BaseModel):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
@@ -293,6 +337,12 @@ class CertificateFile(BaseModel):
     claim: Literal["bound", "optimal"]
     value: int | float
     denominator: Annotated[int, Field(ge=1)] | None = None
+    cost_model: SkipValidation[dict[str, Any] | None] = Field(
+        None, description="in seconds: the layers, and the decimal text of every coefficient"
+    )
+    ticks_per_second: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="in seconds: the value is an integer number of ticks"
+    )
     tree: SkipValidation[dict[str, Any]] = Field(
         description="a leaf names its relaxation; a branch splits the starts of one request"
     )
@@ -326,6 +376,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "certificate": CertificateFile,
     "measured": MeasuredFile,
     "capacity": CapacityFile,
+    "tradeoff": TradeoffFile,
 }
 """The model of each file format."""
 

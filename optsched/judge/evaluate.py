@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for
 from optsched.problem.errors import InputError, ViolationError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import derive, time_words
+from optsched.problem.metrics import check_parameter, derive, time_words
 from optsched.problem.schedule import Schedule, check_columns
-from optsched.problem.service import check_slo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +87,8 @@ class Evaluation:
         discards do not count. NaN for a single output token.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         SLOs of every request, in place of those of the instance (`evaluate`).
+    ttft_weight : float, optional
+        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
     """
 
     instance: Instance
@@ -106,6 +107,7 @@ class Evaluation:
     slo_tpot: float | None = None
     slo_gap: float | None = None
     slo_latency: float | None = None
+    ttft_weight: float | None = None
 
     def __repr__(self) -> str:
         unit, metrics = f"{self.instance.time_unit}s", self.metrics
@@ -273,6 +275,7 @@ def evaluate(
     slo_tpot: float | None = None,
     slo_gap: float | None = None,
     slo_latency: float | None = None,
+    ttft_weight: float | None = None,
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
@@ -300,6 +303,8 @@ def evaluate(
         Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
         gap between two output tokens, and latency of a request that is served well. Each that is
         given replaces the instance's column of its name.
+    ttft_weight : float, optional
+        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
 
     Returns
     -------
@@ -317,7 +322,7 @@ def evaluate(
         value and limit.
     InputError
         Columns do not fit together, the schedule was made for another instance or cost model, or
-        an SLO is not a time > 0.
+        an SLO is not a time > 0, or the weight is not in its range.
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
@@ -329,25 +334,28 @@ def evaluate(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
-    slos = {
+    given: dict[str, Any] = {
         "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
     }  # fmt: skip
-    for name, slo in slos.items():
-        check_slo(name, slo)
+    for name, value in given.items():
+        expected = None if value is None else check_parameter(name, value)
+        if expected is not None:
+            raise InputError(f"{name}: found {value!r}; expected {expected}")
     if schedule.kind == "starts":
-        return _judge_starts(instance, columns[0], slos)
-    judged = _judge_batches(instance, schedule, columns, cost, slos)
+        judged = _judge_starts(instance, columns[0])
+    else:
+        judged = _judge_batches(instance, schedule, columns, cost)
     if isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
-    return judged
+    return replace(judged, **given)
 
 
 def _judge_starts(
     instance: Instance,
     starts: NDArray[np.int64],
-    slos: dict[str, Any],
 ) -> Evaluation:
     """Judge uninterrupted runs in O(n log n), however far apart the arrivals are.
 
@@ -397,6 +405,10 @@ def _judge_starts(
     count, base = count[:-1], base[:-1]
     shift = instance.kv_offset - 1
     kv_end = (base + (end + shift) * count).astype(np.int64)
+    volume = int(instance.volume.sum())
+    if instance.kv_block_tokens > 1:
+        kv_end = _blocks_held(instance, starts, end)
+        volume = _block_volume(instance)
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
@@ -443,11 +455,34 @@ def _judge_starts(
         pauses=zeros,
         batch_kv=kv_end[busy],
         workers=1,
-        mean_kv=float(int(instance.volume.sum()) / rounds),
+        mean_kv=float(volume / rounds),
         busy_batches=rounds,
         gap=np.where(output > 1, 1.0, np.nan),
-        **slos,
     )
+
+
+def _blocks_held(
+    instance: Instance, starts: NDArray[np.int64], rounds: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the KV that runs from ``starts`` on hold in some rounds, in whole blocks."""
+    held = np.zeros(len(rounds), dtype=np.int64)
+    for j, t in enumerate(rounds):
+        on = (starts < t) & (t <= starts + instance.output_tokens)
+        tokens = instance.prompt_tokens[on] + (t - starts[on]) + (instance.kv_offset - 1)
+        held[j] = whole_blocks(tokens, instance.kv_block_tokens).sum()
+    return held
+
+
+def _block_volume(instance: Instance) -> int:
+    """Return the KV that uninterrupted runs hold, in whole blocks, summed over their rounds."""
+    block = instance.kv_block_tokens
+    before = instance.prompt_tokens + (instance.kv_offset - 1)
+
+    def up_to(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        full, rest = tokens // block, tokens % block
+        return np.asarray(block * (block * full * (full + 1) // 2 + rest * (full + 1)))
+
+    return int((up_to(before + instance.output_tokens) - up_to(before)).sum())
 
 
 def _judge_batches(
@@ -455,10 +490,8 @@ def _judge_batches(
     schedule: Schedule,
     columns: tuple[NDArray[np.int64], ...],
     cost: CostModel,
-    slos: dict[str, Any],
 ) -> Evaluation:
     from optsched.judge import replay as judge
-    from optsched.judge.life import UNLIMITED
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
@@ -473,7 +506,6 @@ def _judge_batches(
         elif instance.first_arrival and batches:
             blur = batches * float(np.spacing(np.abs(start).max()))
         start = start.astype(np.float64)
-    limits = instance.limits
     requests, machines = judge.new_state(
         instance.release,
         instance.prompt_tokens,
@@ -485,17 +517,7 @@ def _judge_batches(
     breach, at, split = judge.replay(
         requests,
         machines,
-        judge.Limits(
-            instance.kv_capacity,
-            instance.kv_offset,
-            limits.max_batch_tokens or UNLIMITED,
-            limits.max_prefill_tokens or UNLIMITED,
-            limits.max_running or UNLIMITED,
-            instance.hybrid_batching is not False,
-            instance.chunked_prefill is not False,
-            schedule.evict_mode == "restart" or not instance.in_rounds,
-            schedule.evict_mode == "restart",
-        ),
+        judge.limits_of(instance, schedule.evict_mode),
         cost.array,
         judge.Columns(*columns, start, worker),  # type: ignore[call-arg, arg-type]
         judge.Origin(instance.clock_origin, blur),
@@ -525,7 +547,6 @@ def _judge_batches(
         busy_batches=batches,
         gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(split),
-        **slos,
     )
 
 

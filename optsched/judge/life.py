@@ -15,10 +15,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from optsched.costs import batch
+from optsched.problem import instance
 
 add_decode = njit(cache=True)(batch.add_decode)
 add_prefill = njit(cache=True)(batch.add_prefill)
 batch_time = njit(cache=True)(batch.batch_time)
+whole_blocks = njit(cache=True)(instance.whole_blocks)
 
 EMPTY = batch.EMPTY
 UNLIMITED = np.iinfo(np.int64).max
@@ -109,6 +111,50 @@ def advance(r: Any, tokens: int) -> bool:
     r.decoding = True
     r.produced += 1
     return True
+
+
+@njit(cache=True)
+def kv_of(tokens: int, limits: Any) -> int:
+    """Return the KV that a request holds with so many tokens cached: the offset, whole blocks.
+
+    Parameters
+    ----------
+    tokens : int
+        Cached tokens, >= 1.
+    limits : Limits
+        See `optsched.judge.replay`.
+
+    Returns
+    -------
+    int
+        KV tokens.
+    """
+    return whole_blocks(tokens + limits.kv_offset, limits.kv_block_tokens)
+
+
+@njit(cache=True)
+def kv_growth(cached: int, tokens: int, limits: Any) -> int:
+    """Return the KV that a request takes in addition when it caches more tokens.
+
+    Parameters
+    ----------
+    cached : int
+        Tokens that it has cached; 0 if it holds no KV.
+    tokens : int
+        Tokens that it caches next, >= 1.
+    limits : Limits
+        See `optsched.judge.replay`.
+
+    Returns
+    -------
+    int
+        KV tokens.
+    """
+    if cached == 0:
+        return kv_of(tokens, limits)
+    if limits.kv_block_tokens == 1:
+        return tokens
+    return kv_of(cached + tokens, limits) - kv_of(cached, limits)
 
 
 @njit(cache=True)

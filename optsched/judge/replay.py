@@ -16,6 +16,7 @@ from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
+    UNLIMITED,
     Floats,
     Ints,
     add_decode,
@@ -23,11 +24,15 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
+    kv_growth,
+    kv_of,
     new_requests,
     record,
     rest_of,
 )
 from optsched.problem import schedule
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode
 
 read_start = njit(cache=True)(schedule.read_start)
 
@@ -64,8 +69,8 @@ class Limits(NamedTuple):
     ----------
     kv_capacity : int
         Maximum number of KV tokens that a worker holds.
-    kv_offset : int
-        See `Instance.kv_offset`.
+    kv_offset, kv_block_tokens : int
+        See `Instance`.
     max_batch_tokens, max_prefill_tokens, max_running : int
         See `optsched.Limits`.
     hybrid, chunked : bool
@@ -78,6 +83,7 @@ class Limits(NamedTuple):
 
     kv_capacity: int
     kv_offset: int
+    kv_block_tokens: int
     max_batch_tokens: int
     max_prefill_tokens: int
     max_running: int
@@ -85,6 +91,34 @@ class Limits(NamedTuple):
     chunked: bool
     eviction: bool
     restart: bool
+
+
+def limits_of(instance: Instance, mode: EvictMode) -> Limits:
+    """Return an instance's limits for compiled code.
+
+    Parameters
+    ----------
+    instance : Instance
+    mode : {"restart", "recompute"}
+        What an eviction loses. In rounds only ``"restart"`` is allowed.
+
+    Returns
+    -------
+    Limits
+    """
+    limits = instance.limits
+    return Limits(
+        instance.kv_capacity,
+        instance.kv_offset,
+        instance.kv_block_tokens,
+        limits.max_batch_tokens or UNLIMITED,
+        limits.max_prefill_tokens or UNLIMITED,
+        limits.max_running or UNLIMITED,
+        instance.hybrid_batching is not False,
+        instance.chunked_prefill is not False,
+        mode == "restart" or not instance.in_rounds,
+        mode == "restart",
+    )
 
 
 class Columns(NamedTuple):
@@ -213,7 +247,7 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
         return Breach(EVICT_MODE, i, np.nan, np.nan)
     if r.cached == 0 or r.home != w:
         return Breach(EVICT_NOTHING, i, np.nan, np.nan)
-    machine.held -= r.cached + limits.kv_offset
+    machine.held -= kv_of(r.cached, limits)
     machine.running -= 1
     evict(r, limits.restart)
     r.home = -1
@@ -261,7 +295,9 @@ def _content(sums: Any, limits: Limits) -> Breach:
 
 
 @njit(cache=True)
-def _process(r: Any, i: int, c: int, machine: Any, begin: float, end: float) -> Breach:
+def _process(
+    r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
+) -> Breach:
     """Process c tokens of request i in the batch from ``begin`` to ``end``."""
     if begin < r.arrival:
         return Breach(ARRIVAL, i, begin, r.arrival)
@@ -272,7 +308,7 @@ def _process(r: Any, i: int, c: int, machine: Any, begin: float, end: float) -> 
     elif r.turn != machine.turns or begin > machine.clock:
         r.pauses += 1
     r.turn = machine.turns + 1
-    machine.held += c
+    machine.held += kv_growth(r.cached, c, limits)
     r.free_at = end
     r.served += end - begin
     if np.isnan(r.first_start):
@@ -380,9 +416,8 @@ def replay(
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.cached == 0:
-                machine.held += limits.kv_offset
                 r.home = w
-            breach = _process(r, request[p], tokens[p], machine, begin, end)
+            breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
             if breach.rule != OK:
                 return breach, j, chunked
         if machine.held > limits.kv_capacity:
@@ -398,7 +433,7 @@ def replay(
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.done:  # its KV counts in this batch and is free in the next
-                machine.held -= r.cached + limits.kv_offset
+                machine.held -= kv_of(r.cached, limits)
                 machine.running -= 1
                 r.cached = 0
                 r.home = -1

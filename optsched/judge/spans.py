@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from optsched.judge.life import Floats, Ints, advance, evict, new_requests, record
-from optsched.judge.replay import Columns
+from optsched.judge.life import (
+    Floats,
+    Ints,
+    advance,
+    evict,
+    kv_growth,
+    kv_of,
+    new_requests,
+    record,
+)
+from optsched.judge.replay import Columns, Limits
 from optsched.problem.instance import Instance
 
 WAITING = 0
@@ -139,9 +148,7 @@ def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int
 
 
 @njit(cache=True)
-def walk(
-    requests: Any, columns: Columns, end: Floats, kv_offset: int, workers: int, restart: bool
-) -> Any:
+def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: int) -> Any:
     """Return the spans of every request and the content of every batch.
 
     Parameters
@@ -152,12 +159,9 @@ def walk(
         Columns of the schedule, with the start of every batch since the first arrival.
     end : ndarray of float64, shape (batches,)
         End of every batch since the first arrival.
-    kv_offset : int
-        See `Instance.kv_offset`.
+    limits : Limits
     workers : int
         Number of workers.
-    restart : bool
-        Whether an evicted request loses the tokens that it has produced.
 
     Returns
     -------
@@ -179,8 +183,8 @@ def walk(
             r = requests[i]
             spans = _with_room(spans, used + 2)
             used = _evicted(spans, used, r, i, w, t)
-            held[w] -= r.cached + kv_offset
-            evict(r, restart)
+            held[w] -= kv_of(r.cached, limits)
+            evict(r, limits.restart)
             r.lost = True
             batch.evictions += 1
         for p in range(offsets[j], offsets[j + 1]):
@@ -200,7 +204,7 @@ def walk(
                 used = _changed(spans, used, r, i, w, t, phase)
             r.tokens += c
             r.free_at = end[j]
-            held[w] += c + (kv_offset if r.cached == 0 else 0)
+            held[w] += kv_growth(r.cached, c, limits)
             advance(r, c)
         batch.kv = held[w]
         for p in range(offsets[j], offsets[j + 1]):
@@ -209,7 +213,7 @@ def walk(
             if r.decoding and r.produced == r.output:
                 spans = _with_room(spans, used + 1)
                 used = _close(spans, used, r, i, w)
-                held[w] -= r.cached + kv_offset
+                held[w] -= kv_of(r.cached, limits)
                 r.cached = 0
         batch.kv_left = held[w]
     return spans[:used], batches
@@ -219,8 +223,7 @@ def walk(
 def stack(
     requests: Any,
     columns: Columns,
-    kv_offset: int,
-    restart: bool,
+    limits: Limits,
     one: int,
     groups: int,
     sample: Ints,
@@ -233,10 +236,7 @@ def stack(
         As `grouped_requests` makes them. They are changed in place.
     columns : Columns
         Columns of the schedule.
-    kv_offset : int
-        See `Instance.kv_offset`.
-    restart : bool
-        Whether an evicted request loses the tokens that it has produced.
+    limits : Limits
     one : int
         The worker.
     groups : int
@@ -260,12 +260,12 @@ def stack(
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             if mine:
-                held[r.group] -= r.cached + kv_offset
-            evict(r, restart)
+                held[r.group] -= kv_of(r.cached, limits)
+            evict(r, limits.restart)
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if mine:
-                held[r.group] += tokens[p] + (kv_offset if r.cached == 0 else 0)
+                held[r.group] += kv_growth(r.cached, tokens[p], limits)
             advance(r, tokens[p])
         taken = k < sample.shape[0] and sample[k] == j
         if taken:
@@ -274,7 +274,7 @@ def stack(
             r = requests[request[p]]
             if r.decoding and r.produced == r.output:
                 if mine:
-                    held[r.group] -= r.cached + kv_offset
+                    held[r.group] -= kv_of(r.cached, limits)
                 r.cached = 0
         if taken:
             after[k] = held

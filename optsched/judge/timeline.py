@@ -277,7 +277,7 @@ class Timeline:
             of arrival, from 0.
         """
         from optsched.judge import spans
-        from optsched.judge.replay import Columns
+        from optsched.judge.replay import Columns, limits_of
 
         n = self.instance.n
         order = self.by_arrival
@@ -299,8 +299,9 @@ class Timeline:
         compiled: Any = spans.stack
         columns = Columns._make((*self._columns, self.batch_start, self.batch_worker))
         during, after = compiled(
-            spans.grouped_requests(instance, group), columns, instance.kv_offset, self._restart,
-            worker, len(labels), sample,
+            spans.grouped_requests(instance, group), columns,
+            limits_of(instance, "restart" if self._restart else "recompute"), worker, len(labels),
+            sample,
         )  # fmt: skip
         place = {int(j): k for k, j in enumerate(sample)}
         out_times: list[float] = []
@@ -370,13 +371,14 @@ def timeline(
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     from optsched.judge import spans
-    from optsched.judge.replay import Columns
+    from optsched.judge.replay import Columns, limits_of
 
     restart = schedule.evict_mode == "restart"
     compiled: Any = spans.walk
     told = Columns._make((*columns, begin, worker))
     found, held = compiled(
-        spans.requests_of(instance), told, end, instance.kv_offset, judged.workers, restart,
+        spans.requests_of(instance), told, end, limits_of(instance, schedule.evict_mode),
+        judged.workers,
     )  # fmt: skip
     order = np.lexsort((found["start"], found["request"]))
     return Timeline(

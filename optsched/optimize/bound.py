@@ -10,7 +10,8 @@ from typing import Any
 
 from optsched.bounds import usable
 from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
-from optsched.costs.cost import CostModel, cost_for
+from optsched.bounds.certificate import certified_value, certify as make
+from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import accept, attempt, choose, in_terms_of
@@ -23,7 +24,7 @@ from optsched.problem.errors import InfeasibleError, InputError, OptschedError, 
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
-from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objective
 from optsched.problem.schedule import Schedule
 
 _FEW_SHARE = 0.1
@@ -84,9 +85,11 @@ class BoundResult:
     progress: tuple[Progress, ...] = ()
 
     @property
-    def certified(self) -> int | None:
+    def certified(self) -> float | None:
         """The value that the certificate proves, at most `value`. None without a certificate."""
-        return None if self.certificate is None else int(self.certificate["value"])
+        if self.certificate is None or self.value is None:
+            return None
+        return min(certified_value(self.instance, self.certificate), self.value)
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -168,6 +171,7 @@ def bound(
     method: str = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
+    certify: bool = True,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
@@ -194,6 +198,9 @@ def bound(
         Seconds for all of the work, >= 0.
     seed : int
         The seed of everything random.
+    certify : bool
+        Whether to make a certificate in seconds, which takes as long as to check it and does not
+        count as time of the search. In rounds every certificate is kept.
     progress : callable, optional
         Called with a `Progress` whenever the bound or the schedule improves.
     stop : threading.Event, optional
@@ -216,10 +223,7 @@ def bound(
     """
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
-    goals = parse_objectives([objective])
-    if len(goals) > 1:
-        raise UsageError(f"objective: found several in {objective!r}; expected one for a bound")
-    (goal,) = goals
+    goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,))
     queue = usable(BoundTask(instance, task.cost_model, goal), method)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
@@ -233,6 +237,7 @@ def bound(
     bound_s = budget.spent_s
     if interval.incumbent is None:
         _look_for_a_schedule(interval, seed)
+    certificate = _certificate(interval) if certify else interval.certificate
     interval.reconcile()
     best = interval.incumbent
     return BoundResult(
@@ -241,7 +246,7 @@ def bound(
         objective_name=str(goal),
         value=interval.bound,
         name=interval.bound_origin,
-        certificate=interval.certificate,
+        certificate=certificate,
         objective=interval.value,
         schedule=None if best is None else best.schedule,
         evaluation=None if best is None else best.evaluation,
@@ -251,6 +256,22 @@ def bound(
         seed=seed,
         progress=interval.history.until(budget.spent_s, interval.value, interval.bound),
     )
+
+
+def _certificate(interval: Interval) -> dict[str, Any] | None:
+    """Return the certificate of an interval. In seconds it is made of its tree.
+
+    It may prove more than the bound in float64, for which less time was left.
+    """
+    task = interval.task
+    if interval.tree is None or not isinstance(task.cost_model, BatchCost):
+        return interval.certificate
+    try:
+        made = make(task.instance, task.cost_model, interval.goal.name, interval.tree[1])
+    except UsageError:
+        return None  # for example a coefficient with more digits than the checker takes
+    interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
+    return made
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:
@@ -300,12 +321,13 @@ def _stronger(instance: Instance, names: set[str]) -> str | None:
         return "ramp" if "ramp" in names else None
     try:
         return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
-    except InfeasibleError:
-        return None  # bounds hold all the same, for schedules that split a prefill
+    except (InfeasibleError, UsageError):
+        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
 
 
 def _limited(instance: Instance) -> bool:
-    return bool(demands(instance) - {"arrivals", "chunked_prefill"})
+    limits = demands(instance) - {"arrivals", "chunked_prefill"}
+    return bool(limits) or instance.kv_block_tokens > 1
 
 
 def _run_exact(interval: Interval, seed: int) -> None:

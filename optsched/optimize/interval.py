@@ -59,6 +59,8 @@ class Interval:
         The reached end: the best schedule so far.
     certificate : dict or None
         The certificate that proves the largest value, which is at most ``bound``.
+    tree : tuple of (value, tree) or None
+        In seconds: the largest bound for which a certificate can be made, and its tree.
     first_bound_s : float or None
         Seconds until the first bound.
     history : History
@@ -74,6 +76,7 @@ class Interval:
         self.bound: float | None = None
         self.bound_origin: str | None = None
         self.certificate: dict[str, Any] | None = None
+        self.tree: tuple[float, dict[str, Any]] | None = None
         self.incumbent: Incumbent | None = None
         self.first_bound_s: float | None = None
         self.begin(Budget() if budget is None else budget)
@@ -152,7 +155,13 @@ class Interval:
         self.incumbent = Incumbent(value, origin, schedule, evaluation)
         return True
 
-    def prove(self, value: float, origin: str, certificate: dict[str, Any] | None = None) -> None:
+    def prove(
+        self,
+        value: float,
+        origin: str,
+        certificate: dict[str, Any] | None = None,
+        tree: dict[str, Any] | None = None,
+    ) -> None:
         """Keep a bound if it is tighter than the present one, and a certificate likewise.
 
         Parameters
@@ -163,6 +172,8 @@ class Interval:
             The name of the bound.
         certificate : dict, optional
             A certificate. It is kept if it proves at least as much as the present one.
+        tree : dict, optional
+            The tree of a certificate in seconds (`optsched.bounds.base.Proof`).
         """
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
@@ -172,6 +183,8 @@ class Interval:
             self.certificate is None or certificate["value"] >= self.certificate["value"]
         ):
             self.certificate = certificate
+        if tree is not None and (self.tree is None or value > self.tree[0]):
+            self.tree = value, tree
 
     def heard(self, state: Progress) -> None:
         """Report a strategy's progress, merged with what the interval knows.

@@ -47,7 +47,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
-        interval.prove(proof.value, name, proof.certificate)
+        interval.prove(proof.value, name, proof.certificate, proof.tree)
         if proof.schedule is not None:
             offer(interval, proof.schedule, name)
         if interval.bound != before:
@@ -205,7 +205,7 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     try:
         schedule, _ = improve(
             task.instance, task.cost_model, told, seed=seed, known=known,
-            policies=() if known else POLICIES, objective=interval.goal.name,
+            policies=() if known else POLICIES, objective=interval.goal,
         )  # fmt: skip
     except NoIncumbentError:
         return  # no policy finds a schedule

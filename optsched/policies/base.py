@@ -13,7 +13,7 @@ from optsched.costs.cost import CostModel
 from optsched.policies.rules import Group, Rules, interval_ratio
 from optsched.policies.runner import Fleet, Job, Order, Runner, own_work, waiting_rank
 from optsched.policies.windows import Windows
-from optsched.problem.instance import Limits
+from optsched.problem.instance import Limits, whole_blocks
 from optsched.problem.schedule import EvictMode
 
 __all__ = [
@@ -51,8 +51,9 @@ class View:
         Output tokens produced so far, and KV tokens stored.
     decoding : ndarray of bool
         Whether the whole input is cached. The next step is then a decode of one token.
-    kv_capacity, kv_offset : int
-        M, and the KV tokens that a running request holds beyond its cached ones (`Instance`).
+    kv_capacity, kv_offset, kv_block_tokens : int
+        M, the KV tokens that a running request holds beyond its cached ones, and the tokens of a
+        KV block (`Instance`).
     limits : Limits
         Hard limits of the instance.
     hybrid, chunked : bool
@@ -87,6 +88,7 @@ class View:
     cost: CostModel
     predicted_lower: NDArray[np.int64] | None = None
     predicted_upper: NDArray[np.int64] | None = None
+    kv_block_tokens: int = 1
 
     def rest(self, i: int) -> int:
         """Return the tokens that a request must process to produce its next one.
@@ -115,7 +117,20 @@ class View:
         int
         """
         which = self.running if requests is None else list(requests)
-        return int(self.cached[which].sum()) + self.kv_offset * len(which)
+        return int(whole_blocks(self.cached[which] + self.kv_offset, self.kv_block_tokens).sum())
+
+    def kv_of(self, tokens: int) -> int:
+        """Return the KV tokens that a request holds with so many tokens cached, in whole blocks.
+
+        Parameters
+        ----------
+        tokens : int
+
+        Returns
+        -------
+        int
+        """
+        return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
 
 
 @dataclass(frozen=True)

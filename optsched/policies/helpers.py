@@ -55,8 +55,11 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
     int
     """
     stay = [i for i in view.running if i not in evicted]
-    begun = sum(i not in stay for i in tokens)
-    return view.held(stay) + sum(tokens.values()) + view.kv_offset * begun
+    kv, here = view.held(stay), set(stay)
+    for i, c in tokens.items():
+        cached = int(view.cached[i]) if i in here else 0
+        kv += view.kv_of(cached + c) - (view.kv_of(cached) if cached else 0)
+    return kv
 
 
 def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> bool:
@@ -174,8 +177,8 @@ def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
     bool
     """
     left = {i: math.ceil(view.remaining[i]) for i in requests}
-    size = {i: view.rest(i) + int(view.cached[i]) - 1 + view.kv_offset for i in left}
+    size = {i: view.rest(i) + int(view.cached[i]) - 1 for i in left}
     return all(
-        sum(size[i] + batch for i in left if left[i] >= batch) <= view.kv_capacity
+        sum(view.kv_of(size[i] + batch) for i in left if left[i] >= batch) <= view.kv_capacity
         for batch in set(left.values())
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel
 from optsched.policies.runner import Fleet, Job, Order, Runner, latest_start, too_long, waiting_rank
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
@@ -206,6 +206,8 @@ class Rules(Runner):
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
+        from optsched.judge.life import UNLIMITED
+        from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rules as loop
 
         instance = job.instance
@@ -214,17 +216,19 @@ class Rules(Runner):
         second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["estimate"], requests["second"] = predicted, second
-        requests["peak"] = instance.prompt_tokens + predicted - 1 + instance.kv_offset
+        requests["peak"] = whole_blocks(
+            instance.prompt_tokens + predicted - 1 + instance.kv_offset, instance.kv_block_tokens
+        )
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
-        limits = common.limits_of(instance, mode)
+        limits = limits_of(instance, mode)
         groups = (*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP)
         settings = loop.Settings(
             limits._replace(
                 hybrid=hybrid,
                 chunked=chunked,
-                max_running=min(limits.max_running, rules.max_running or common.UNLIMITED),
+                max_running=min(limits.max_running, rules.max_running or UNLIMITED),
             ),
             float(instance.clock_origin),
             groups[:3],  # type: ignore[arg-type]
@@ -239,8 +243,8 @@ class Rules(Runner):
             rules.make_room,
             rules.late_last,
             bool((predicted < instance.output_tokens).any()),
-            rules.max_batch_tokens or common.UNLIMITED,
-            rules.max_prefill_tokens or common.UNLIMITED,
+            rules.max_batch_tokens or UNLIMITED,
+            rules.max_prefill_tokens or UNLIMITED,
         )
         span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
         seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]

@@ -150,13 +150,12 @@ class Trail(Runner):
             work: float = 0
             if view.decoding[i]:
                 work = 1 if decodes >= 1 else 0
-                kv = int(view.cached[i] + work)
+                kv = view.kv_of(int(view.cached[i] + work))
             else:
                 if not alone or i == head:
                     rest = view.rest(i)
                     work = min(rest, prefills) if view.chunked or rest <= prefills else 0
-                kv = int(view.prompt_tokens[i] + view.generated[i])
-            kv += view.kv_offset
+                kv = view.kv_of(int(view.prompt_tokens[i] + view.generated[i]))
             if (fresh and work == 0) or holders + 1 > seats or used + kv > view.kv_capacity:
                 refused = True
                 if not fresh:
@@ -188,6 +187,8 @@ class Trail(Runner):
 
         The decisions are those of `batch`, made by the loop in `optsched.policies.engine.rerank`.
         """
+        from optsched.judge.life import UNLIMITED
+        from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rerank as loop
         from optsched.policies.engine.online import evict_mode_of
 
@@ -199,8 +200,8 @@ class Trail(Runner):
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
         requests["place"][by_arrival] = np.arange(instance.n)
-        limits = common.limits_of(instance, mode)
-        own_batch = self.max_batch_tokens or common.UNLIMITED
+        limits = limits_of(instance, mode)
+        own_batch = self.max_batch_tokens or UNLIMITED
         settings = loop.Settings(
             limits,
             float(instance.clock_origin),
@@ -209,7 +210,7 @@ class Trail(Runner):
             self.keep,
             own_batch,
             min(own_batch, limits.max_batch_tokens),
-            min(self.max_running or common.UNLIMITED, limits.max_running),
+            min(self.max_running or UNLIMITED, limits.max_running),
         )
         lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
 

@@ -83,6 +83,7 @@ class Windows(Runner):
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. The loop is in `optsched.policies.engine.windows`."""
+        from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, windows as loop
 
         instance = job.instance
@@ -99,7 +100,7 @@ class Windows(Runner):
         for name in ("queue", "holder", "member"):
             machines[name] = -1
         state = common.new_state(loop.STATE_FIELDS, instance)
-        limits = common.limits_of(instance, mode)
+        limits = limits_of(instance, mode)
         settings = loop.Settings(
             limits,
             int(forecast.every),

@@ -79,6 +79,26 @@ class Limits:
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
+def whole_blocks(tokens: Any, block: int) -> Any:
+    """Return the KV tokens of the whole blocks that some tokens take.
+
+    Compiled loops call it, too.
+
+    Parameters
+    ----------
+    tokens : int or ndarray of int64
+        KV tokens.
+    block : int
+        Tokens of a block (`Instance.kv_block_tokens`).
+
+    Returns
+    -------
+    int or ndarray of int64
+        The smallest multiple of ``block`` that is not smaller.
+    """
+    return tokens if block == 1 else -(-tokens // block) * block
+
+
 @dataclass(frozen=True, eq=False)
 class Instance:
     """Requests to schedule, the KV capacity and the limits of the machine.
@@ -117,6 +137,10 @@ class Instance:
         External names of the requests, all different.
     known : mapping, optional
         What is known of the optimum: ``optimum``, ``bound``, ``best_known``, ``reference``.
+    kv_block_tokens : int
+        b: KV tokens of a block, >= 1 (``block_size`` in vLLM). A request holds whole blocks, so m
+        tokens take ceil(m / b) b tokens of the capacity. What is left of a capacity that is no
+        multiple of b is never used.
 
     Raises
     ------
@@ -146,6 +170,7 @@ class Instance:
     name: str = ""
     id: tuple[str | int, ...] | None = None
     known: Mapping[str, Any] | None = None
+    kv_block_tokens: int = 1
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
@@ -163,6 +188,7 @@ class Instance:
                 raise InputError(f"{switch}: found {value!r}; expected true, false or null")
             put(switch, None if value is None else bool(value))
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
+        put("kv_block_tokens", whole_number(self.kv_block_tokens, "kv_block_tokens", 1, MAX_TOKENS))
         if self.time_unit == "round":
             put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
         else:
@@ -246,14 +272,16 @@ class Instance:
                 )
 
     def _check_fit(self) -> None:
-        too_big = self.peak_tokens > self.kv_capacity
+        peak = whole_blocks(self.peak_tokens, self.kv_block_tokens)
+        too_big = peak > self.kv_capacity
         if too_big.any():
-            i = int(np.argmax(too_big))
+            i, block = int(np.argmax(too_big)), self.kv_block_tokens
+            blocks = f", in whole blocks of {block}" if block > 1 else ""
             raise InputError(
                 f"kv_capacity: request {i}: found {self.kv_capacity}; expected at least "
-                f"{self.peak_tokens[i]}, the KV tokens that it holds at its peak "
+                f"{peak[i]}, the KV tokens that it holds at its peak "
                 f"(prompt {self.prompt_tokens[i]}, output {self.output_tokens[i]}, "
-                f"{self.kv_accounting} accounting)"
+                f"{self.kv_accounting} accounting{blocks})"
             )
         if self.chunked_prefill is False:
             for name in ("max_batch_tokens", "max_prefill_tokens"):
@@ -308,6 +336,7 @@ class Instance:
                 ("arrivals", f"{self.arrival.min():g} to {self.arrival.max():g} {unit}"),
                 *((f"{name} tokens", words) for name, words in sizes.items()),
                 ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
+                ("KV block", None if self.kv_block_tokens == 1 else self.kv_block_tokens),
                 ("limits", limits or None),
                 ("hybrid batching", self.hybrid_batching),
                 ("chunked prefill", self.chunked_prefill),
@@ -399,13 +428,17 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Maximum KV tokens that each request holds: s + o, or s + o - 1; shape (n,)."""
+        """Maximum KV tokens that each request fills: s + o, or s + o - 1; shape (n,).
+
+        Blocks are not rounded up (`whole_blocks`).
+        """
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property
     def volume(self) -> NDArray[np.int64]:
-        """KV tokens that each uninterrupted run holds, summed over its rounds; shape (n,).
+        """KV tokens that each uninterrupted run fills, summed over its rounds; shape (n,).
 
+        Blocks are not rounded up (`whole_blocks`).
         This is s o + o (o + 1) / 2 with ``"generated"`` accounting, and o less with ``"cached"``.
         """
         s, o = self.prompt_tokens, self.output_tokens
@@ -501,6 +534,8 @@ class Instance:
             "kv_capacity": self.kv_capacity,
             "kv_accounting": self.kv_accounting,
         }
+        if self.kv_block_tokens != 1:
+            data["kv_block_tokens"] = self.kv_block_tokens
         if self.limits.as_dict():
             data["limits"] = self.limits.as_dict()
         for switch in ("hybrid_batching", "chunked_prefill"):

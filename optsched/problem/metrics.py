@@ -65,7 +65,7 @@ class Metric:
     whole : {"never", "rounds", "always"}
         Where every value is an integer: nowhere, in instances in rounds, or everywhere.
     parameters : tuple of str
-        Limits that the value depends on, by the names of the parameters of `optsched.evaluate`.
+        Parameters that the value depends on, by the names of those of `optsched.evaluate`.
     """
 
     name: str
@@ -159,6 +159,8 @@ class Times:
         Time per output token after the first; NaN for requests of one output token.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         SLOs of every request, in place of those of the instance (`optsched.evaluate`).
+    ttft_weight : float, optional
+        The weight of TTFT beside latency, from 0 to 1.
     gap : ndarray of float64, shape (n,), optional
         Largest time between two output tokens in succession; NaN for requests of one output token.
     """
@@ -171,6 +173,7 @@ class Times:
     slo_tpot: float | None = None
     slo_gap: float | None = None
     slo_latency: float | None = None
+    ttft_weight: float | None = None
     gap: NDArray[np.float64] | None = None
 
     @property
@@ -233,6 +236,13 @@ def _goodput(judged: Any) -> float | None:
     return None if good is None else good.sum() / float(judged.span)
 
 
+def _latency_and_ttft(judged: Any) -> float | None:
+    weight = judged.ttft_weight
+    if weight is None:
+        return None
+    return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
+
+
 _LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
 _SLO = tuple(SLOS)
 
@@ -258,6 +268,9 @@ _ROWS = (
            "largest time between two output tokens of a request in succession",
            ("gap",), _known("gap", lambda known: np.percentile(known, 99))),
     Metric("max_gap", "max gap", "time", "", ("gap",), _known("gap", lambda known: known.max())),
+    Metric("latency_and_ttft", "latency and TTFT", "time",
+           "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
+           ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
     Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
            _QUEUED, _mean("queuing_delay")),
     Metric("p99_queuing_delay", "p99 queuing delay", "time", "",
@@ -291,6 +304,27 @@ TABLE: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
 
 METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
+
+
+def check_parameter(name: str, value: float) -> str | None:
+    """Return what is expected of a parameter of a metric, or None if the value is that.
+
+    Parameters
+    ----------
+    name : str
+        For example ``"slo_ttft"``.
+    value : float
+
+    Returns
+    -------
+    str or None
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        return "a number"
+    if name == "ttft_weight":
+        return None if 0 <= value <= 1 else "a weight from 0 to 1"
+    return None if 0 < value < float("inf") else "a time > 0"
+
 
 COMPARED = (
     "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",

@@ -1,4 +1,4 @@
-"""Objectives: a metric to optimize, with its sense and the limits that it depends on."""
+"""Objectives: a metric to optimize, with its sense and the parameters that it depends on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optsched.problem.errors import UsageError
-from optsched.problem.metrics import METRICS, TABLE, Metric
+from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
+from optsched.problem.service import SLOS
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
 
 if TYPE_CHECKING:
@@ -23,13 +24,14 @@ class Objective:
     name : str
         The name of a metric in `optsched.problem.metrics.TABLE`.
     parameters : tuple of (str, float)
-        Names and values of the limits that the metric depends on. Values are times > 0 in the
-        instance's unit.
+        Names and values of the parameters that the metric depends on. Limits are times > 0 in the
+        instance's unit, and weights are shares from 0 to 1.
 
     Raises
     ------
     UsageError
-        There is no such metric; the metric has no such parameter; or a value is not a time > 0.
+        There is no such metric; the metric has no such parameter; a value is out of its range; or
+        the metric needs a parameter that no instance has, and none is given.
     """
 
     name: str
@@ -45,10 +47,16 @@ class Objective:
                 raise UsageError(
                     f"objective: {self.name}: parameter {key!r} is unknown; known are {words}"
                 )
-            if not 0 < value < float("inf"):
+            expected = check_parameter(key, value)
+            if expected is not None:
                 raise UsageError(
-                    f"objective: {self.name}: {key}: found {value!r}; expected a time > 0"
+                    f"objective: {self.name}: {key}: found {value!r}; expected {expected}"
                 )
+        if known and not self.parameters and not set(known) <= set(SLOS):
+            raise UsageError(
+                f"objective: {self.name}: found no parameter; expected {' or '.join(known)}, as in "
+                f"{self.name}:{known[0]}=0.5"
+            )
 
     def __str__(self) -> str:
         texts = (f"{k}={int(v) if float(v).is_integer() else v}" for k, v in self.parameters)
@@ -58,6 +66,11 @@ class Objective:
     def metric(self) -> Metric:
         """The metric's row in the table of metrics."""
         return TABLE[self.name]
+
+    @property
+    def ttft_weight(self) -> float:
+        """The weight of TTFT beside latency, from 0 to 1; 0 where the metric has none."""
+        return dict(self.parameters).get("ttft_weight", 0.0)
 
     @property
     def maximized(self) -> bool:
@@ -98,7 +111,7 @@ class Objective:
         Parameters
         ----------
         evaluation : Evaluation
-            Made with the limits of the objective; see `service_limits`.
+            Made with the parameters of the objective; see `service_limits`.
 
         Returns
         -------
@@ -178,6 +191,30 @@ def parse_objectives(
     return tuple(found)
 
 
+def parse_objective(given: str | Objective) -> Objective:
+    """Return one objective from its text.
+
+    Parameters
+    ----------
+    given : str or Objective
+
+    Returns
+    -------
+    Objective
+
+    Raises
+    ------
+    UsageError
+        Several objectives are given; or see `parse_objectives`.
+    InputError
+        A parameter is not a number.
+    """
+    found = parse_objectives(given)
+    if len(found) > 1:
+        raise UsageError(f"objective: found several in {given!r}; expected one")
+    return found[0]
+
+
 def first_metric(text: object) -> Metric | None:
     """Return the metric of the first objective in a file's text.
 
@@ -195,7 +232,7 @@ def first_metric(text: object) -> Metric | None:
 
 
 def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
-    """Return the limits of all objectives, as keyword arguments of `optsched.evaluate`.
+    """Return the parameters of all objectives, as keyword arguments of `optsched.evaluate`.
 
     Parameters
     ----------
@@ -208,7 +245,7 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
     Raises
     ------
     UsageError
-        Two objectives give one limit different values.
+        Two objectives give one parameter different values.
     """
     limits: dict[str, float] = {}
     for objective in objectives:

@@ -144,6 +144,10 @@ def gap_breakdown(
         )
     if instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError("gap_breakdown: found limits on batches; expected an instance without")
+    if instance.kv_block_tokens > 1:
+        raise UsageError(
+            f"gap_breakdown: found kv_block_tokens {instance.kv_block_tokens}; expected 1"
+        )
     truth = instance.without_predictions()
     name, bare = _without_predictor(policy)
     told = [_latency(instance, policy, seed + k) for k in range(seeds)]

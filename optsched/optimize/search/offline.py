@@ -27,6 +27,12 @@ from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import (
+    TOTAL_LATENCY,
+    Objective,
+    parse_objective,
+    service_limits,
+)
 from optsched.problem.schedule import Schedule, from_batches
 
 Floats = NDArray[np.float64]
@@ -64,7 +70,7 @@ class _Best:
         self,
         instance: Instance,
         cost: CostModel,
-        objective: str,
+        objective: Objective,
         admit: Callable[[Evaluation], bool] | None,
         budget: Budget,
     ) -> None:
@@ -77,10 +83,11 @@ class _Best:
         """Keep a schedule if it is admitted and better. Return whether it was kept."""
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            evaluation = evaluate(self.instance, schedule, self.cost)
+            limits = service_limits([self.objective])
+            evaluation = evaluate(self.instance, schedule, self.cost, **limits)
         if self._admit is not None and not self._admit(evaluation):
             return False
-        value = evaluation.metrics[self.objective]
+        value = self.objective.of(evaluation)
         if value is None or not value < self.value:
             return False
         self.schedule, self.value, self.origin = schedule, float(value), origin
@@ -131,7 +138,7 @@ class _Search:
         key = (self._work + weight * self._decode_work) * candidate.factors
         rank[np.lexsort((index, self._arrival, key))] = index
         # The rule's own sum of completion times rules out candidates without judging them.
-        least = best.value if best.objective == "tel" else np.inf
+        least = best.value if best.objective == TOTAL_LATENCY else np.inf
         brakes = Brakes(*candidate.parameters[:4].tolist())
         total = self._server.run(rank, brakes, (least + arrivals) * (1 + 1e-12))
         if not total - arrivals < least:
@@ -177,7 +184,7 @@ def improve(
     seed: int = 0,
     known: Sequence[Schedule] = (),
     policies: Sequence[str] = POLICIES,
-    objective: str = "tel",
+    objective: str | Objective = TOTAL_LATENCY,
     admit: Callable[[Evaluation], bool] | None = None,
 ) -> tuple[Schedule, str]:
     """Return the best schedule found within the time, and its origin.
@@ -195,8 +202,8 @@ def improve(
         Schedules to start from.
     policies : sequence of str
         Policies to start from.
-    objective : str
-        The metric to minimize. The rule was made for total latency.
+    objective : str or Objective
+        What is minimized. The rule was made for total latency.
     admit : callable, optional
         ``admit(evaluation)`` says whether a schedule counts. Default: all count.
 
@@ -218,7 +225,8 @@ def improve(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
     budget = Budget(_DEFAULT_S) if budget is None else budget
-    best = _Best(instance, cost_for(instance, cost_model), objective, admit, budget)
+    goal = parse_objective(objective)
+    best = _Best(instance, cost_for(instance, cost_model), goal, admit, budget)
     for schedule in known:
         best.offer(schedule, "known")
     for policy in policies:

@@ -62,8 +62,10 @@ def room_of(instance: Instance) -> Room:
     Raises
     ------
     UsageError
-        The instance has limits on batches, or its time axis is too long.
+        The instance has limits on batches or KV in blocks, or its time axis is too long.
     """
+    if instance.kv_block_tokens > 1:
+        raise UsageError(f"search: found kv_block_tokens {instance.kv_block_tokens}; expected 1")
     if instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(
             "search: found limits on batches; expected none (the method placement takes them)"

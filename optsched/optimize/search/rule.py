@@ -27,10 +27,10 @@ from optsched.judge.life import (
     add_prefill,
     advance,
     batch_time,
+    kv_of,
     record,
 )
-from optsched.judge.replay import Limits
-from optsched.optimize.search.placement import put
+from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (
     REQUEST,
     STATE,
@@ -41,7 +41,6 @@ from optsched.policies.engine.common import (
     full,
     grown,
     idle,
-    limits_of,
     new_columns,
     new_requests,
     with_room,
@@ -156,12 +155,19 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
 
 
 @njit(cache=True)
-def _fits(usage: Ints, start: int, base: int, output: int, capacity: int) -> bool:
-    """Whether a request of ``base + k`` tokens in its k-th batch fits beside those that run."""
+def _fits(usage: Ints, start: int, base: int, output: int, limits: Limits) -> bool:
+    """Whether a request fits that caches ``base + k`` tokens by its k-th batch."""
     k = output  # from the last batch, in which the request holds the most, backward
-    while k > 0 and usage[start + k] + base + k <= capacity:
+    while k > 0 and usage[start + k] + kv_of(base + k, limits) <= limits.kv_capacity:
         k -= 1
     return k == 0
+
+
+@njit(cache=True)
+def _put(usage: Ints, base: int, output: int, start: int, sign: int, limits: Limits) -> None:
+    """Add a request to the KV in use, or with sign -1 remove it."""
+    for k in range(1, output + 1):
+        usage[start + k] += sign * kv_of(base + k, limits)
 
 
 @njit(cache=True)
@@ -180,10 +186,10 @@ def _admit(
     while joined < waiting and (running + joined < most or running + joined == 0):
         i = wait[joined]
         r = requests[i]
-        base = r.prompt + limits.kv_offset - 1
-        if r.prompt > room - tokens or not _fits(usage, now, base, r.output, limits.kv_capacity):
+        base = r.prompt - 1
+        if r.prompt > room - tokens or not _fits(usage, now, base, r.output, limits):
             break
-        put(usage, base, r.output, now, 1)
+        _put(usage, base, r.output, now, 1, limits)
         joining[joined] = i
         tokens += r.prompt
         joined += 1
@@ -193,7 +199,7 @@ def _admit(
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
-            put(usage, r.prompt + limits.kv_offset - 1, r.output, now, -1)
+            _put(usage, r.prompt - 1, r.output, now, -1, limits)
         joined = 0
         s.changed = False
     for k in range(joined, waiting):
@@ -219,14 +225,14 @@ def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, ent
 
 
 @njit(cache=True)
-def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, kv_offset: int) -> None:
+def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
     """Delay the KV of running requests by a batch, since they are not in the one being formed."""
     for k in range(s.running):
         r = requests[running[k]]
-        base, left = r.prompt + kv_offset + r.produced - 1, r.output - r.produced
-        put(usage, base, left, s.batches, -1)
-        usage[s.batches + 1] += base
-        put(usage, base, left, s.batches + 1, 1)
+        base, left = r.prompt + r.produced - 1, r.output - r.produced
+        _put(usage, base, left, s.batches, -1, limits)
+        usage[s.batches + 1] += kv_of(base, limits)
+        _put(usage, base, left, s.batches + 1, 1, limits)
 
 
 @njit(cache=True)
@@ -284,7 +290,7 @@ def _serve(
             columns = with_room(columns, s, decodes + s.joined, 0)
         s.now += batch_time(cost, _form(requests, s, running, decodes, joining, columns.entries))
         if decodes == 0:
-            _stand_still(requests, s, running, usage, limits.kv_offset)
+            _stand_still(requests, s, running, usage, limits)
         columns.batches[s.batches].entries = s.entries
         s.batches += 1
         kept = s.running if decodes == 0 else _step(requests, s, running, decodes, running, 0)

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 
 from optsched.judge import life
-from optsched.judge.life import UNLIMITED, Ints, record
-from optsched.judge.replay import Limits, read_start
+from optsched.judge.life import Ints, record
+from optsched.judge.replay import read_start
 from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
@@ -113,22 +113,6 @@ def new_columns(instance: Instance) -> Columns:
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
         np.zeros(1024, dtype=BATCH), np.empty((2, entries), dtype=np.int32), np.zeros(256, np.int64)
-    )
-
-
-def limits_of(instance: Instance, mode: EvictMode) -> Limits:
-    """Return an instance's limits for compiled code."""
-    limits = instance.limits
-    return Limits(
-        instance.kv_capacity,
-        instance.kv_offset,
-        limits.max_batch_tokens or UNLIMITED,
-        limits.max_prefill_tokens or UNLIMITED,
-        limits.max_running or UNLIMITED,
-        instance.hybrid_batching is not False,
-        instance.chunked_prefill is not False,
-        True,
-        mode == "restart",
     )
 
 

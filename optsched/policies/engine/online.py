@@ -217,6 +217,7 @@ class _Loop:
             running=list(self.running),
             kv_capacity=instance.kv_capacity,
             kv_offset=instance.kv_offset,
+            kv_block_tokens=instance.kv_block_tokens,
             limits=instance.limits,
             hybrid=instance.hybrid_batching is not False,
             chunked=instance.chunked_prefill is not False,

@@ -21,6 +21,7 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
+    kv_of,
     rest_of,
 )
 from optsched.judge.replay import Limits
@@ -176,7 +177,7 @@ def _choose(
         work = 0
         if r.decoding:
             work = 1 if sums.decode_requests < shares.decodes else 0
-            kv = r.cached + work + limits.kv_offset
+            kv = kv_of(r.cached + work, limits)
         else:
             rest = rest_of(r)
             if not shares.alone or i == shares.front:
@@ -184,7 +185,7 @@ def _choose(
                     work = min(rest, prefills)
                 elif rest <= prefills:
                     work = rest
-            kv = r.prompt + r.produced + limits.kv_offset
+            kv = kv_of(r.prompt + r.produced, limits)
         if (
             (fresh and work == 0)
             or kept + admitted + 1 > settings.seats
@@ -234,7 +235,7 @@ def _give_up(
     for k in range(s.lost):
         i = aside[k]
         r = requests[i]
-        kv = r.cached + limits.kv_offset
+        kv = kv_of(r.cached, limits)
         if settings.keep and holders < limits.max_running and s.used + kv <= limits.kv_capacity:
             holders += 1
             s.used += kv

@@ -16,6 +16,8 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
+    kv_growth,
+    kv_of,
     rest_of,
 )
 from optsched.judge.replay import Limits
@@ -149,26 +151,38 @@ def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
 @njit(cache=True)
 def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
     """Remove a request from the projection of the KV held in the next batches."""
-    kv = r.prompt + r.produced - 1 + limits.kv_offset
+    tokens = r.prompt + r.produced - 1
     capacity, batches = limits.kv_capacity, s.batches
     over = 0
     for ahead in range(1, steps + 1):
         was = usage[batches + ahead]
-        usage[batches + ahead] = was - kv - ahead
-        over += was > capacity >= was - kv - ahead
+        kv = kv_of(tokens + ahead, limits)
+        usage[batches + ahead] = was - kv
+        over += was > capacity >= was - kv
     s.over -= over
 
 
 @njit(cache=True)
-def _promote(requests: Any, s: Any, running: Ints, evicted: Ints) -> int:
-    """Evict requests that are longer than their first estimate; return the KV of the others."""
+def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> int:
+    """Return the KV held if every running request caches one more token."""
+    if limits.kv_block_tokens == 1:
+        return int(s.held + s.running)
+    kv = s.held
+    for k in range(s.running):
+        kv += kv_growth(requests[running[k]].cached, 1, limits)
+    return int(kv)
+
+
+@njit(cache=True)
+def _promote(requests: Any, s: Any, running: Ints, evicted: Ints, limits: Limits) -> int:
+    """Evict requests that are longer than their first estimate; return their KV after a decode."""
     kv = 0
     for k in range(s.running):
         r = requests[running[k]]
         if r.produced >= r.estimate and not r.promoted:
             r.promoted = r.gone = True
             add_eviction(evicted, s, running[k])
-            kv += r.prompt + r.produced
+            kv += kv_of(r.prompt + r.produced, limits)
     return kv
 
 
@@ -218,7 +232,7 @@ def _evict_shortest(
         r = requests[running[least]]
         r.gone = True
         add_eviction(evicted, s, running[least])
-        next_kv -= r.prompt + r.produced + limits.kv_offset
+        next_kv -= kv_of(r.prompt + r.produced, limits)
 
 
 @njit(cache=True)
@@ -227,7 +241,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
     limits = settings.limits
     if settings.admission == LOOKAHEAD:
         _forget(usage, s, r, r.estimate - r.produced, limits)
-    s.held -= r.cached + limits.kv_offset
+    s.held -= kv_of(r.cached, limits)
     s.reserved -= r.peak
     if promoted:
         r.estimate = max(r.second, r.produced + 1)
@@ -235,7 +249,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
         r.estimate = max(r.estimate, r.produced)
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
-    r.peak = r.prompt + r.estimate - 1 + limits.kv_offset
+    r.peak = kv_of(r.prompt + r.estimate - 1, limits)
     evict(r, limits.restart)
 
 
@@ -253,10 +267,9 @@ def _leave(
     """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
     capacity = settings.limits.kv_capacity
     first = s.evicted
-    next_kv = s.held + s.running
+    next_kv = _kv_after_decodes(requests, s, running, settings.limits)
     if settings.promote:
-        next_kv -= _promote(requests, s, running, evicted)
-        next_kv -= (s.evicted - first) * settings.limits.kv_offset
+        next_kv -= _promote(requests, s, running, evicted, settings.limits)
     promoted = s.evicted
     clearing = settings.overflow == CLEAR and next_kv > capacity
     if clearing:
@@ -279,7 +292,7 @@ def _leave(
     if not clearing:
         return
     s.clearings += 1
-    s.stall = s.held + s.running > capacity
+    s.stall = _kv_after_decodes(requests, s, running, settings.limits) > capacity
     if s.clearings > MAX_STALLED_CLEARINGS:
         s.outcome = STALLED
     elif settings.beta >= 1.0 and settings.admission in (PRESENT, PROTECT):
@@ -295,12 +308,14 @@ def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Li
         r = requests[running[k]]
         if r.produced >= r.estimate:
             was = usage[s.batches + 1]
-            usage[s.batches + 1] += r.prompt + r.produced + limits.kv_offset
+            usage[s.batches + 1] += kv_of(r.prompt + r.produced, limits)
             s.over += was <= limits.kv_capacity < usage[s.batches + 1]
 
 
 @njit(cache=True)
-def _decode_all(requests: Any, s: Any, running: Ints, entries: Ints, sums: Any) -> Any:
+def _decode_all(
+    requests: Any, s: Any, running: Ints, entries: Ints, sums: Any, next_kv: int
+) -> Any:
     """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
     for k in range(s.running):
@@ -311,7 +326,7 @@ def _decode_all(requests: Any, s: Any, running: Ints, entries: Ints, sums: Any) 
         sums = add_decode(sums, r.cached)
     s.latest = latest
     s.entries += s.running
-    s.held += s.running
+    s.held = next_kv
     return sums
 
 
@@ -321,8 +336,9 @@ def _make_room(
 ) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
+    growth = kv_growth(requests[i].cached, 1, limits)
     victim = s.running - 1
-    while s.held + 1 > limits.kv_capacity:
+    while s.held + growth > limits.kv_capacity:
         while victim >= 0:
             v = running[victim]
             r = requests[v]
@@ -334,7 +350,7 @@ def _make_room(
         r = requests[v]
         r.gone = True
         s.lost += 1
-        s.held -= limits.kv_offset + (r.cached if r.decoding else r.prompt + r.produced)
+        s.held -= kv_of(r.cached if r.decoding else r.prompt + r.produced, limits)
         s.reserved -= r.peak
         if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
             _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
@@ -367,7 +383,7 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     """Return whether a waiting request may join the batch."""
     limits = settings.limits
     size = s.running - s.lost + s.admitted + 1
-    needed = r.prompt + r.produced + limits.kv_offset
+    needed = kv_of(r.prompt + r.produced, limits)
     if size > limits.max_running or s.held + needed > limits.kv_capacity:
         return False
     if settings.admission == RESERVE:
@@ -377,9 +393,9 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
             return False
-        capacity, batches = limits.kv_capacity, s.batches
+        capacity, batches, tokens = limits.kv_capacity, s.batches, r.prompt + r.produced - 1
         for ahead in range(r.estimate - r.produced, 0, -1):  # the last batch holds most
-            if usage[batches + ahead] + needed + ahead - 1 > capacity:
+            if usage[batches + ahead] + kv_of(tokens + ahead, limits) > capacity:
                 return False
     return True
 
@@ -396,13 +412,12 @@ def _admit(
         _pass_late(requests, s, heap)
     running[s.running + s.admitted] = i
     s.admitted += 1
-    needed = r.prompt + r.produced + settings.limits.kv_offset
-    s.held += needed
+    s.held += kv_of(r.prompt + r.produced, settings.limits)
     s.reserved += r.peak
     if settings.admission == LOOKAHEAD:
-        batches = s.batches
+        batches, tokens = s.batches, r.prompt + r.produced - 1
         for ahead in range(1, r.estimate - r.produced + 1):
-            usage[batches + ahead] += needed + ahead - 1
+            usage[batches + ahead] += kv_of(tokens + ahead, settings.limits)
 
 
 @njit(cache=True)
@@ -429,12 +444,13 @@ def _form(
             group in (RUNNING, RUNNING_DECODE)
             and s.partial == 0
             and (limits.hybrid or sums.prefill_requests == 0)
-            and s.held + s.running <= limits.kv_capacity
             and sums.tokens + s.running <= max_batch
             and not closed
         ):
-            sums = _decode_all(requests, s, running, entries, sums)
-            continue
+            next_kv = _kv_after_decodes(requests, s, running, limits)
+            if next_kv <= limits.kv_capacity:
+                sums = _decode_all(requests, s, running, entries, sums, next_kv)
+                continue
         position = 0
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
@@ -459,13 +475,14 @@ def _form(
                     continue
                 if sums.tokens + 1 > max_batch:
                     break
-                if s.held + 1 > limits.kv_capacity:
+                c = 1
+                growth = kv_growth(r.cached, c, limits)
+                if s.held + growth > limits.kv_capacity:
                     _make_room(requests, s, running, usage, evicted, i, settings)
                     if r.gone:
                         continue
-                c = 1
                 sums = add_decode(sums, r.cached)
-                s.held += 1
+                s.held += growth
             elif group == RUNNING_DECODE:
                 continue
             else:
@@ -517,7 +534,6 @@ def _process(
     requests: Any, s: Any, running: Ints, usage: Ints, entries: Ints, first: int, settings: Settings
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
-    offset = settings.limits.kv_offset
     finished = freed = completed = 0
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
@@ -528,7 +544,7 @@ def _process(
             finished += 1
             r.gone = True
             r.finish = s.now
-            freed += r.cached + offset
+            freed += kv_of(r.cached, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
                 _forget(usage, s, r, r.estimate - r.produced, settings.limits)

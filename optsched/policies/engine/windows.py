@@ -20,6 +20,8 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
+    kv_growth,
+    kv_of,
     record,
 )
 from optsched.judge.replay import Limits
@@ -128,7 +130,7 @@ def _queue(
 def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
     """Remove a request from those that hold KV on its worker."""
     r = requests[i]
-    worker.held -= r.cached + limits.kv_offset
+    worker.held -= kv_of(r.cached, limits)
     worker.holders -= 1
     if r.previous >= 0:
         requests[r.previous].next = r.next
@@ -139,10 +141,9 @@ def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
 
 
 @njit(cache=True)
-def _link(requests: Any, worker: Any, i: int, limits: Limits) -> None:
-    """Add a request to those that hold KV. Of its KV only the offset is not counted yet."""
+def _link(requests: Any, worker: Any, i: int) -> None:
+    """Add a request to those that hold KV, which is not counted yet."""
     r = requests[i]
-    worker.held += limits.kv_offset
     worker.holders += 1
     r.previous, r.next = -1, worker.holder
     if worker.holder >= 0:
@@ -198,7 +199,7 @@ def _choose(
             worker.queue = _merged(requests, r.left, r.right)
             _queue(requests, worker, i, settings, offsets, remaining)
             continue
-        need += r.prompt + r.produced + settings.limits.kv_offset
+        need += kv_of(r.prompt + r.produced, settings.limits)
         if need > settings.limits.kv_capacity:
             break
         worker.queue = _merged(requests, r.left, r.right)
@@ -229,7 +230,7 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
             step[s.chosen] = i
             s.chosen += 1
             tokens += c
-            s.growth += c + limits.kv_offset
+            s.growth += kv_of(c, limits)
         s.position += 1
 
 
@@ -239,18 +240,18 @@ def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limi
     kv = 0
     for k in range(s.members):
         r = requests[members[k]]
-        kv += r.cached + limits.kv_offset
+        kv += kv_of(r.cached, limits)
         if r.quota > 0:
             step[s.chosen] = members[k]
             s.chosen += 1
-    s.growth = s.chosen
+            s.growth += kv_growth(r.cached, 1, limits)
     while kv + s.growth > limits.kv_capacity:
         s.staying -= 1
         r = requests[members[s.staying]]
-        kv -= r.cached + limits.kv_offset
+        kv -= kv_of(r.cached, limits)
         if r.quota > 0:
             s.chosen -= 1
-            s.growth -= 1
+            s.growth -= kv_growth(r.cached, 1, limits)
 
 
 @njit(cache=True)
@@ -294,11 +295,11 @@ def _step(
         if fresh > 0:
             c = r.prompt + r.produced
             sums = add_prefill(sums, c, 0)
-            _link(requests, worker, i, limits)
+            _link(requests, worker, i)
         else:
             sums = add_decode(sums, r.cached)
         add_entry(entries, s, i, c)
-        worker.held += c
+        worker.held += kv_growth(r.cached, c, limits)
         advance(r, c)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)

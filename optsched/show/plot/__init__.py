@@ -6,7 +6,12 @@ Where there is too much to draw, they aggregate. matplotlib is loaded on first u
 
 from optsched.show.plot.capacity import plot_capacity
 from optsched.show.plot.fit import plot_fit
-from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_progress
+from optsched.show.plot.policies import (
+    plot_comparison,
+    plot_distribution,
+    plot_progress,
+    plot_tradeoff,
+)
 from optsched.show.plot.prices import plot_shadow_prices
 from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
 from optsched.show.plot.timelines import (
@@ -34,4 +39,5 @@ __all__ = [
     "plot_ratios",
     "plot_shadow_prices",
     "plot_states",
+    "plot_tradeoff",
 ]

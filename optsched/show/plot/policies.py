@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from optsched.judge.evaluate import Evaluation
 
 _POINTS = 2000
+_NAMED = 8
+"""Max number of policies that have a marker of their own in `plot_tradeoff`."""
 
 
 def plot_distribution(
@@ -133,6 +136,64 @@ def plot_comparison(
         handles.append(Patch(fc=BLUE, hatch="//", ec="white", label="knows the output lengths"))
     if handles:
         legend(ax, 9, handles=handles)
+    return ax
+
+
+def plot_tradeoff(
+    curve: Sequence[tuple[float, float]],
+    policies: Sequence[tuple[str, float, float]] = (),
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot mean TTFT over mean latency: policies, and the region where no schedule can be.
+
+    Parameters
+    ----------
+    curve : sequence of (float, float)
+        Corners of the region's edge: mean latency and mean TTFT in seconds, as
+        `optsched.optimize.tradeoff.Tradeoff.curve` returns them.
+    policies : sequence of (name, mean latency, mean TTFT)
+        Those of the smallest latencies have a marker and a name of their own, if no such marker
+        is there already.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax, (8.0, 5.0))
+    ranked = sorted(policies, key=lambda row: row[1])
+    places = [*curve, *((x, y) for _, x, y in ranked)]
+    right = 1.25 * max(x for x, _ in places)
+    top = 1.6 * max(y for _, y in places)
+    low_x, low_y = (0.8 * min(v for v in values if v > 0) for values in zip(*places, strict=True))
+    # Straight lines between corners are curves on logarithmic axes.
+    xs = np.concatenate([
+        np.geomspace(max(x, low_x), max(z, low_x), 50)
+        for (x, _), (z, _) in pairwise([*curve, (right, curve[-1][1])])
+    ])  # fmt: skip
+    ys: Any = np.interp(xs, [x for x, _ in curve], [y for _, y in curve])
+    xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
+    ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
+    ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
+    named: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+    for name, x, y in ranked:
+        if len(named) == _NAMED or any(np.allclose((x, y), one, rtol=0.02) for one in named):
+            others.append((x, y))
+            continue
+        style = series_style(len(named))
+        ax.plot(x, y, style["marker"], color=style["color"], ms=7, ls="", label=plain(name))
+        named.append((x, y))
+    if others:
+        ax.plot(*zip(*others, strict=True), ".", color=BLUE, ms=4, label="other policies")
+    ax.set(xscale="log", yscale="log", xlim=(low_x, right), ylim=(low_y, top))
+    ax.set(xlabel="mean latency [s]", ylabel="mean TTFT [s]")
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.grid(alpha=0.3)
+    legend(ax)
     return ax
 
 

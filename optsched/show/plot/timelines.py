@@ -43,9 +43,17 @@ _STEPS = 1500
 
 def _over_time(timeline: Timeline, ax: Axes, what: str) -> Axes:
     """Label axes that show a quantity from 0 upwards over the time of a schedule."""
-    ax.set_xlim(timeline.begin, timeline.end)
     ax.set_ylim(bottom=0)
-    ax.set(xlabel=f"time [{timeline.unit}]", ylabel=what)
+    ax.set_ylabel(what)
+    return _time_axis(timeline, ax)
+
+
+def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
+    """Let the horizontal axis be the time of a schedule. There are no parts of rounds."""
+    ax.set_xlim(timeline.begin, timeline.end)
+    ax.set_xlabel(f"time [{timeline.unit}]")
+    if timeline.instance.in_rounds:
+        ax.locator_params(axis="x", integer=True)
     return ax
 
 
@@ -75,10 +83,8 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     (_bars if n <= ROWS_APART else _raster)(timeline, row, present, ax)
     patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
     legend(ax, 9, handles=patches)
-    ax.set_xlim(timeline.begin, timeline.end)
     ax.set_ylim(n - 0.4, -0.6)
-    ax.set_xlabel(f"time [{timeline.unit}]")
-    return ax
+    return _time_axis(timeline, ax)
 
 
 def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Axes) -> None:

@@ -11,9 +11,11 @@ import numpy as np
 
 from optsched.files.sources import cost_model_like, named_file, read_source
 from optsched.files.strict_json import Place, stem
+from optsched.optimize.consistency import AGREEMENT
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import time_words
+from optsched.problem.markup import number
+from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ MAX_DISTRIBUTIONS = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a check. ``value`` is the bound that a certificate proves."""
+    """The outcome of a check. ``value`` is the bound that ``certificate`` proves."""
 
     state: Literal["verified", "rejected", "unchecked"]
     words: str
-    value: int | None = None
+    value: float | None = None
+    certificate: Mapping[str, Any] | None = None
 
 
 @dataclass(eq=False)
@@ -59,11 +62,23 @@ class Section:
     checked: dict[Path, Verdict] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
 
-    @property
-    def certified(self) -> int | None:
-        """The largest bound that a verified certificate proves."""
-        values = [v.value for _, v in self.certificates if v.value is not None]
-        return max(values, default=None)
+    def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
+        """The largest bound that a certificate proves on the objective of a result or comparison.
+
+        In seconds only those certificates count that are for its cost model, or for the given one.
+        """
+        from optsched.bounds.certificate import same_cost_model
+
+        goal, model = data.get("objective_name") or TOTAL_LATENCY.name, None
+        found = [v for _, v in self.certificates if v.certificate and v.value is not None]
+        found = [v for v in found if v.certificate and v.certificate["objective"] == goal]
+        if found and self.instance is not None and not self.instance.in_rounds:
+            try:
+                model = cost_model_like(self.instance, cost, data.get("cost_model"))
+            except OptschedError:
+                return None
+            found = [v for v in found if v.certificate and same_cost_model(v.certificate, model)]
+        return max((v.value for v in found if v.value is not None), default=None)
 
     @property
     def unit(self) -> str:
@@ -150,7 +165,7 @@ def gather(
     for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
         _ADD[form](sections[_digest(form, data)], text, data, cost_model)
     for section in sections.values():
-        _check_results(section)
+        _check_results(section, cost_model)
     return Report(list(sections.values()), origins)
 
 
@@ -194,9 +209,11 @@ def _section(
 def _facts(instance: Instance) -> list[tuple[str, str]]:
     unit = "rounds" if instance.in_rounds else "s"
     arrival = instance.arrival
+    block = instance.kv_block_tokens
+    blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [
         ("requests", f"{instance.n:,}"),
-        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting})"),
+        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting}{blocks})"),
         ("time", "rounds" if instance.in_rounds else "seconds"),
         ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
     ]
@@ -347,7 +364,10 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             found = Verdict("rejected", str(error))
         else:
             claim = "optimal" if whole["claim"] == "optimal" else "no schedule has less"
-            found = Verdict("verified", f"total latency {value} is proved ({claim})", value)
+            metric, about = TABLE[whole["objective"]], "" if section.instance.in_rounds else " s"
+            words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+            words = f"{words} {number(value)}{about} is proved ({claim})"
+            found = Verdict("verified", words, value, whole)
     section.certificates.append((name, found))
     section.checked[place] = found
     return found
@@ -392,7 +412,7 @@ def _replayed(section: Section, label: str, name: str, claimed: float | None) ->
     return Verdict("verified", words)
 
 
-def _check_results(section: Section) -> None:
+def _check_results(section: Section, cost: str | None) -> None:
     """Check the objectives of results by evaluating their schedules, and bounds by certificates."""
     for entry in section.results:
         label = entry.get("label")
@@ -402,14 +422,17 @@ def _check_results(section: Section) -> None:
             found = _replayed(section, label, name, entry.get("objective"))
             entry["verdicts"]["schedule"] = found
     for entry in (*section.results, *section.comparisons):
-        bound = entry.get("bound")
-        if bound is None or entry.get("objective_name", TOTAL_LATENCY.name) != TOTAL_LATENCY.name:
+        bound, proved = entry.get("bound"), section.certified(entry, cost)
+        of_latency = entry.get("objective_name", TOTAL_LATENCY.name) == TOTAL_LATENCY.name
+        entry["certified"] = proved
+        if bound is None or (proved is None and not of_latency):
             continue
-        proved = section.certified
         words = "no certificate is at hand"
         if proved is not None:
-            words = f"{proved} of it is proved by a certificate"
+            words = f"{number(proved)} of it is proved by a certificate"
         found = Verdict("unchecked", f"as the file says; {words}")
-        if proved is not None and proved >= bound:
+        # In seconds a bound in float64 and its exact proof differ by the rounding of both.
+        noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
+        if proved is not None and proved >= bound - noise:
             found = Verdict("verified", "by a certificate", proved)
         entry["verdicts"]["bound"] = found

@@ -165,12 +165,12 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         "lines": lines,
         "verdict": verdicts.get("bound"),
         "notes": [*notes, *_texts(data.get("notes"))],
-        **_table(_columns_of_policies(section, verdicts), data["policies"]),
+        **_table(_columns_of_policies(section, data), data["policies"]),
     }
 
 
-def _columns_of_policies(section: Section, verdicts: dict[str, Verdict]) -> list[Column]:
-    certified = section.certified
+def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]:
+    certified, verdicts = data.get("certified"), data["verdicts"]
     ratios = ("ratio_to_best_known", "ratio_to_bound")
 
     def metric(name: str) -> Column:

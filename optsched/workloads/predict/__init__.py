@@ -244,7 +244,8 @@ def estimates(
     column = instance.output_tokens if source == "oracle" else getattr(instance, source)
     if isinstance(column, Forecast):
         column = np.maximum(1.0, column.first)
-    most = instance.kv_capacity - instance.prompt_tokens + 1 - instance.kv_offset
+    capacity = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
+    most = capacity - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, most)
     # Read-only like the instance's own columns, so that engines are compiled once for both.
     values.setflags(write=False)

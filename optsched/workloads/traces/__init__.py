@@ -96,6 +96,7 @@ class TraceOptions(TypedDict, total=False):
     seed: int
     kv_capacity: int | None
     kv_accounting: KvAccounting | None
+    kv_block_tokens: int
     rate: float | None
     rate_scale: float
     round_seconds: float | None
@@ -173,6 +174,8 @@ def read_trace_report(
         instance in rounds has none.
     kv_accounting : {"generated", "cached"}, optional
         See `optsched.Instance`. The default is cached in seconds and generated in rounds.
+    kv_block_tokens : int
+        KV tokens of a block (default 1), see `optsched.Instance`.
     rate : float, optional
         Draw Poisson arrivals with this many requests per second in place of the trace's own. With
         infinity, all requests arrive at 0. Without ``rate`` they do so if the trace has no
@@ -265,6 +268,7 @@ class _Options:
     seed: int = 0
     kv_capacity: int | None = None
     kv_accounting: KvAccounting | None = None
+    kv_block_tokens: int = 1
     rate: float | None = None
     rate_scale: float = 1.0
     round_seconds: float | None = None
@@ -315,6 +319,7 @@ def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64
             kv_capacity=wanted.kv_capacity or DEFAULT_KV_CAPACITY,
             time_unit="round" if in_rounds else "second",
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
+            kv_block_tokens=wanted.kv_block_tokens,
             name=wanted.name
             if wanted.name is not None
             else file.name.removesuffix(".gz").rpartition(".")[0],

@@ -16,6 +16,7 @@ from optsched.optimize.formulations.batches.problem import SWITCHES, problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_search
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError
+from optsched.problem.objective import service_limits
 
 _BOUND_SHARE = 0.3
 """The share of the time limit for the bounds."""
@@ -48,7 +49,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     from optsched.optimize.search.offline import improve
 
     problem(task)  # for its checks
-    name, cost = task.names[0], task.cost_model
+    goal, cost = task.objective[0], task.cost_model
 
     def inside(evaluation: Evaluation) -> bool:
         if evaluation.split_prefill and task.instance.chunked_prefill is not True:
@@ -58,7 +59,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     def search(budget: Budget) -> Answer:
         limit = options.time_limit_s
         bound, origin = lower_bound(
-            task.instance, cost_model=cost, objective=name, stop=budget.stop,
+            task.instance, cost_model=cost, objective=goal, stop=budget.stop,
             time_limit_s=_PATIENT_S if limit is None else _BOUND_SHARE * limit,
         )  # fmt: skip
         bound_s = budget.spent_s
@@ -68,7 +69,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
 
         try:
             schedule, found_by = improve(
-                task.instance, cost, budget.part(1.0, report), objective=name,
+                task.instance, cost, budget.part(1.0, report), objective=goal,
                 admit=inside, seed=options.seed,
                 known=[] if options.warm_start is None else [options.warm_start],
             )  # fmt: skip
@@ -76,7 +77,8 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
             return Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error))
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            value = evaluate(task.instance, schedule, cost).metrics[name]
+            limits = service_limits(task.objective)
+            value = goal.of(evaluate(task.instance, schedule, cost, **limits))
         assert value is not None
         return Answer(
             Status.OPTIMAL if bound is not None and value <= bound else Status.FEASIBLE,
@@ -97,7 +99,7 @@ METHODS = {
         "search": Method(
             "offline search under a rule with parameters, bounds from GPU work, at any scale",
             solve_offline,
-            ("makespan", "tel", "mean_ttft"),
+            ("makespan", "tel", "mean_ttft", "latency_and_ttft"),
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
             features=ANY_INSTANCE | {f"cost.{name}" for name in COEFFICIENTS},  # the judge's prices

@@ -1,7 +1,7 @@
 """`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
 
-Slow and short; the tests demand the same schedule from both. It runs through the open path as
-any user's policy does, and is a model of how to write one.
+Slow and short; the tests demand the same schedule from both. It is asked batch by batch as any
+user's policy is, so it also serves where nobody knows all requests in advance (`optsched.vllm`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.policies.base import Batch, Rules, View, waiting_rank
-from optsched.policies.runner import latest_start
+from optsched.policies.base import Batch, View
+from optsched.policies.rules import Rules
+from optsched.policies.runner import latest_start, waiting_rank
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -29,7 +30,6 @@ class Readable:
 
     def __init__(self, rules: Rules, instance: Instance) -> None:
         self.rules, self.evict_mode, self.hybrid, self.chunked = rules.on(instance)
-        self.instance = instance
         self.rank: NDArray[np.int64] | None = None  # known with the first view's cost model
         self.place: NDArray[np.int64] | None = None
         self.raised: dict[int, int] = {}  # estimates that have changed
@@ -37,21 +37,51 @@ class Readable:
         self.turn = 0
         self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
+        self.learn(instance)
+
+    def learn(self, instance: Instance) -> None:
+        """Take in an instance that has further requests at its end.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
+        self.instance = instance
+        self.rank = self.place = None
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
 
     def estimate(self, view: View, i: int) -> int:
-        """Return the predicted output tokens of a request."""
+        """Return the predicted output tokens of a request.
+
+        Parameters
+        ----------
+        view : View
+        i : int
+            The request.
+
+        Returns
+        -------
+        int
+        """
         return self.raised.get(i, int(self.predicted[i]))
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025)."""
+        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025).
+
+        Parameters
+        ----------
+        view : View
+
+        Returns
+        -------
+        Batch
+        """
         rules = self.rules
-        rank, place = self._ranks(view)
+        place = self._ranks(view)[1]
         running = sorted(view.running, key=place.__getitem__)
         waiting = list(view.waiting)
         evicted: list[int] = []
-        lost: set[int] = set()  # evicted for want of KV: not in this batch
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
         for i in waiting:
@@ -68,11 +98,11 @@ class Readable:
         promoted = list(evicted)
         room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
         if (
-            rules.overflow == "evict_shortest" and self._used(view, allocated) + len(running) > room
+            rules.overflow == "evict_shortest" and self._next(view, allocated) > room
         ):  # Chen, Ye and Zhou 2025, Algorithm 2
             line = [(self.estimate(view, i), view.generator.random(), i) for i in running]
             for estimate, _, i in sorted(line):
-                needed = self._used(view, allocated) + len(allocated)
+                needed = self._next(view, allocated)
                 if needed <= room:
                     break
                 if needed > view.kv_capacity or generated[i] >= estimate:
@@ -92,9 +122,7 @@ class Readable:
             elif rules.ties == "random":
                 self._draw(view, i)
         waiting += evicted
-        if rules.overflow == "clear" and self._used(view, allocated) + len(running) > (
-            view.kv_capacity
-        ):
+        if rules.overflow == "clear" and self._next(view, allocated) > view.kv_capacity:
             cleared = [
                 i for i in running if rules.beta >= 1 or view.generator.random() < rules.beta
             ]
@@ -109,9 +137,23 @@ class Readable:
             waiting += cleared
             evicted += cleared
             allocated = {i: allocated[i] for i in running}
-            if self._used(view, allocated) + len(running) > view.kv_capacity:
+            if self._next(view, allocated) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
 
+        return self._form(view, running, waiting, evicted, generated, allocated)
+
+    def _form(
+        self,
+        view: View,
+        running: list[int],
+        waiting: list[int],
+        evicted: list[int],
+        generated: dict[int, int],
+        allocated: dict[int, int],
+    ) -> Batch:
+        """Form the batch group by group, after the evictions that precede it."""
+        rules, rank = self.rules, self._ranks(view)[0]
+        lost: set[int] = set()  # evicted for want of KV: not in this batch
         tokens: dict[int, int] = {}
         decode: set[int] = set()
         prefill: set[int] = set()
@@ -151,7 +193,8 @@ class Readable:
                 if decoding:
                     if total + 1 > min(hard_batch, own_batch):
                         break
-                    while self._used(view, allocated) + 1 > view.kv_capacity:
+                    more = allocated[i] + 1
+                    while self._used(view, {**allocated, i: more}) > view.kv_capacity:
                         others = [v for v in running if v != i and v not in tokens]
                         victim = others[-1] if others else i
                         running.remove(victim)
@@ -191,9 +234,7 @@ class Readable:
                 prefill.add(i)
                 alone = total + c > min(own_batch, own_prefill)
         if tokens:
-            self.after = {
-                i: int(view.prompt_tokens[i]) + generated[i] + view.kv_offset for i in tokens
-            }
+            self.after = {i: view.kv_of(int(view.prompt_tokens[i]) + generated[i]) for i in tokens}
         return Batch(tokens=tokens, evict=evicted)
 
     def _freed(self, view: View) -> int:
@@ -217,7 +258,11 @@ class Readable:
         return 0 if view.decoding[i] else int(view.prompt_tokens[i] + view.generated[i])
 
     def _used(self, view: View, allocated: dict[int, int]) -> int:
-        return sum(allocated.values()) + view.kv_offset * len(allocated)
+        return sum(view.kv_of(tokens) for tokens in allocated.values())
+
+    def _next(self, view: View, allocated: dict[int, int]) -> int:
+        """Return the KV held if all of these requests decode."""
+        return sum(view.kv_of(tokens + 1) for tokens in allocated.values())
 
     def _fits(
         self,
@@ -229,22 +274,22 @@ class Readable:
         generated: dict[int, int],
     ) -> bool:
         """Return whether a waiting request may join those running or just admitted."""
-        capacity, offset = view.kv_capacity, view.kv_offset
-        used = self._used(view, allocated) + whole + offset
+        capacity = view.kv_capacity
+        used = self._used(view, {**allocated, i: whole})
         admission = self.rules.admission
         if used > capacity:
             return False
         if admission == "reserve":
             peaks = [view.prompt_tokens[k] + self.estimate(view, k) - 1 for k in [*joined, i]]
-            return int(sum(peaks)) + offset * len(peaks) <= capacity
+            return sum(view.kv_of(int(peak)) for peak in peaks) <= capacity
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
             return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
         if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
-            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 + offset for k in left}
+            base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 for k in left}
             return len(left) <= hard_batch and all(
-                sum(base[k] + at for k in left if left[k] >= at) <= capacity
+                sum(view.kv_of(base[k] + at) for k in left if left[k] >= at) <= capacity
                 for at in set(left.values())
             )
         return True

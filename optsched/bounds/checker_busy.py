@@ -1,0 +1,216 @@
+r"""Independent check of the leaf ``busy-time``: prices of machine time, and what each token pays.
+
+Let p1, p2 >= 0 be prices, constant on cells of ``width`` ticks from the first arrival of the range
+on and 0 afterwards, and pi = p1 + p2. Batches are disjoint, so sum_B int_B pi <= int pi, and
+
+    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
+
+Batch B has the length T, and at least f of it is fixed cost. Its requests have own work w with
+sum w <= T - f, and w and shares sigma of fixed costs with sum (w + sigma) <= T
+(`optsched.bounds.checker_requests`). With q1 and q2 the means of the prices over B,
+
+    int_B pi = T (q1 + q2) >= sum [ q1 (w + sigma) + q2 w T / (T - f) ].
+
+A request's tokens have weights theta_k >= 0 that add up to 1. Its completion is at least the
+midpoint of the batch of token k, plus half that batch, plus all batches of later tokens. The mean
+of these by the weights is
+
+    C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
+
+Time and prices are means over the batch, so token k costs at least the min over one moment tau,
+which is no earlier than a_i + pre_k, where pre_k is the least time before the batch of the token.
+With the T that costs least,
+
+    F_k(tau) = theta_k (tau - a_i) + p1 (w + sigma) + p2 w + Theta_k f + 2 sqrt(p2 w f Theta_k).
+
+A prefill in chunks splits theta in proportion to own work, and F of the whole is at most the sum of
+F of the chunks if sigma is at most kappa w with the smallest ratio kappa of a chunk's share to its
+own work. A chunk of c of s tokens has the share (base / M + prefill_base / cap) c or more, and own
+work of at most (token + max(square, cross) s + prefill_kv s + request) c. The same holds for a
+refill in chunks. What evictions lose is left out.
+
+*Chords.* Let w and sigma be affine in k and theta_k the same for all tokens after the first. Then
+F_k is concave in k at each moment, and so is its min. So consecutive tokens cost at least their
+number times the mean of the two at the ends. The smaller one of a decode step and a refill is at
+least the affine function that begins at the smaller value and rises by the smaller slope.
+
+*Integers.* The cost of an end of a chord is found on a scale of its own, 2**bits per tick: what a
+cell of waiting costs, and what is paid per unit of each price and of the root of p2, are rounded
+down to integers, with roots by `math.isqrt`. The scale is such that what is paid at the highest
+prices is below 2**60, and waiting is cut to 2**60 per cell, so that sums stay below 2**63.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker_parts import Budget, expect, integer, integers
+from optsched.bounds.checker_requests import Part, Rates, Request
+
+CHORDS = 8
+"""Chords over the tokens after the first."""
+_TOP = 60
+"""Bits of what is paid at the highest prices."""
+_WEIGHT = 30
+"""The weights theta of a request's tokens are multiples of 1 / (steps 2**30)."""
+_COST = 20
+"""Costs are added up in units of 2**-20 ticks."""
+_CELLS = 4_000_000
+_BATCH = 100_000
+"""Max ends of chords that are found at once."""
+
+
+class Line(NamedTuple):
+    """The least own work of token j + 2 is ``work + j work_slope``, and so on; 1 / scale s."""
+
+    work: int
+    work_slope: int
+    paid: int
+    paid_slope: int
+
+
+class Prices(NamedTuple):
+    """The prices of a leaf: integers over ``unit``, and their roots times 2**(-shift / 2)."""
+
+    width: int
+    unit: int
+    p1: Any
+    p2: Any
+    root: Any
+    highest: tuple[int, int, int]
+    shift: int
+
+
+def line_of(rates: Rates, prompt: int) -> Line:
+    """Return lower bounds on what the tokens after the first take, affine in their number."""
+    cost, room = rates.cost, rates.capacity
+    token, slope = cost["token"] + cost["prefill_token"], cost["decode_kv"]
+    step = cost["token"] + cost["decode_request"] + slope * prompt
+    again = token * (prompt + 1) + cost["prefill_request"]
+    held, decode, base = prompt + 1 + rates.offset, rates.decode // room, cost["base"] // room
+    return Line(
+        min(step, again),
+        min(slope, token),
+        min(step + decode * held, again + base * held),
+        min(slope + decode, token + base),
+    )
+
+
+def chunk_share(rates: Rates, request: Request) -> int:
+    """Return the share of a prefill that is in proportion to own work in every chunk."""
+    cost, s = rates.cost, request.prompt
+    share = (cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap) * s
+    if rates.whole:
+        return share
+    steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
+    token = cost["token"] + cost["prefill_token"]
+    most = (token + steepest * s + cost["prefill_request"]) * s
+    return request.own * share // most if most > 0 else 0
+
+
+def _read(leaf: dict[str, Any]) -> Prices:
+    expect(
+        set(leaf) == {"relaxation", "width", "denominator", "p1", "p2"},
+        "busy-time: found other fields; expected relaxation, width, denominator, p1 and p2",
+    )
+    width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
+    expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
+    p1, p2 = (integers(leaf[name], f"busy-time: {name}") for name in ("p1", "p2"))
+    expect(len(p1) == len(p2) > 0, "busy-time: found lists of other lengths; expected p1 like p2")
+    expect(len(p1) <= _CELLS, f"busy-time: found {len(p1)} cells; expected at most {_CELLS}")
+    expect(min(min(p1), min(p2)) >= 0, "busy-time: found a price below 0; expected prices >= 0")
+    expect(max(max(p1), max(p2)) < 1 << 40, "busy-time: found a price of 2**40; expected less")
+    shift = max(0, 62 - max(p2).bit_length()) // 2
+    root = [isqrt(p << 2 * shift) for p in p2]
+    one, two, third = (np.array(column, dtype=np.int64) for column in (p1, p2, root))
+    return Prices(width, unit, one, two, third, (max(p1), max(p2), max(root)), shift)
+
+
+class _Ends:
+    """The ends of chords whose least costs are still to be found."""
+
+    def __init__(self, part: Part, prices: Prices) -> None:
+        self.prices, self.total = prices, 0
+        self.ticks, self.scale = part.ticks, part.rates.scale
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.weights: list[tuple[int, int]] = []
+
+    def add(
+        self, count: int, earliest: int, theta: tuple[int, int], later: tuple[int, int],
+        paid: int, work: int, fixed: int,
+    ) -> None:  # fmt: skip
+        """Add half of ``count`` tokens of weight theta, and later weight Theta, as fractions."""
+        (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
+        scale = self.scale * unit
+        cell = earliest // width
+        square = 4 * work * fixed * later[0] * ticks * ticks
+        below = self.scale * scale * later[1]
+        top = (highest[0] * paid + highest[1] * work) * ticks // scale
+        top += isqrt(square * highest[2] ** 2 // (below << 2 * shift)) + 3
+        bits = _TOP - top.bit_length()
+        expect(bits >= 0, "busy-time: found costs of 2**60 ticks; too large to check")
+        most = 1 << _TOP
+        lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
+        every = ((theta[0] * width) << bits) // theta[1]
+        l1 = min(most, ((paid * ticks) << bits) // scale) if highest[0] else 0
+        l2 = min(most, ((work * ticks) << bits) // scale) if highest[1] else 0
+        root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
+        paid_most = highest[0] * l1 + highest[1] * l2 + highest[2] * root
+        expect(paid_most <= most, "busy-time: found costs that overflow; too large to check")
+        cell = min(cell, _CELLS)
+        self.rows.append((cell, min(most, lead), min(most, every), l1, l2, root))
+        self.weights.append((count, bits + 1 - _COST))
+        if len(self.rows) >= _BATCH:
+            self.find()
+
+    def find(self) -> None:
+        """Find the least costs of the ends at hand, and add them to the total."""
+        from optsched.bounds.checker_kernel import least_costs
+
+        _, _, p1, p2, root, _, _ = self.prices
+        if self.rows:
+            found = least_costs(np.array(self.rows, dtype=np.int64), p1, p2, root).tolist()
+            for (count, bits), cost in zip(self.weights, found, strict=True):
+                self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
+        self.rows, self.weights = [], []
+
+
+def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
+    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
+    expect(objective == "tel", f"busy-time: found the objective {objective!r}; expected 'tel'")
+    budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
+    prices = _read(leaf)
+    cells = len(prices.p1)
+    budget.spend((2 * CHORDS + 1) * len(part.requests) * (20 + cells // 1000))
+    rates, one, ends = part.rates, 1 << _WEIGHT, _Ends(part, prices)
+    decode, refill = min(rates.decode, rates.refill), rates.refill
+    waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
+    for arrival, request in zip(part.arrival, part.requests, strict=True):
+        m, own, line = request.steps, request.own, line_of(rates, request.prompt)
+        paid = own + chunk_share(rates, request)
+        whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
+        theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
+        ends.add(2, arrival, (theta, one), (theta, 2 * one), paid, own, refill)
+        fixed += theta * refill
+        if m == 0:
+            continue
+        first = part.floor(request.first)
+        waits += (one - theta) * first
+        fixed += (one + theta) * m * decode
+        for b in range(CHORDS):
+            low, high = m * b // CHORDS, m * (b + 1) // CHORDS
+            for k in {low, high - 1} if high > low else ():
+                later = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
+                ends.add(
+                    high - low if high - low > 1 else 2,
+                    arrival + first, (one - theta, m * one), later,
+                    line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode,
+                )  # fmt: skip
+    ends.find()
+    fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
+    total = (ends.total + fixed + (waits << _COST) // one) >> _COST
+    spent = (int(prices.p1.sum()) + int(prices.p2.sum())) * prices.width
+    return total - len(part.requests) + (-spent // prices.unit)

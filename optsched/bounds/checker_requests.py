@@ -1,0 +1,245 @@
+"""What the checker knows of requests in seconds: least machine times, in exact integers.
+
+A batch lasts F + X. Its fixed cost F is base, plus decode_base if a request decodes, plus
+prefill_base if one prefills. Its own work X is the sum of what each of its requests adds.
+
+*Own work.* A request's first token needs its whole prompt of s tokens prefilled since its last
+eviction. With chunks c_r and m_r tokens cached before, the squared terms are
+square sum c^2 + cross sum c m = cross/2 s^2 + (square - cross/2) sum c^2, and sum c^2 lies between
+s^2 / K for K chunks and s^2. With at most ``cap`` tokens a chunk, K >= ceil(s / cap), and the r-th
+chunk from the end starts with at least s - r cap tokens cached. Each later token needs a decode
+step, or a refill of all tokens so far, whichever is less.
+
+*Shares of fixed costs.* The requests of a batch hold at most M tokens after it and prefill at most
+cap tokens, so F is at least the sum over its requests of base held / M, of decode_base held / M
+over those that decode, and of prefill_base c / cap over those that prefill.
+
+*Some of the requests.* Take any set of requests and any schedule of all requests. Its batches are
+disjoint in time. Each lasts at least the own work of its requests of the set plus the fixed cost
+of the phases of these, and these hold at most M tokens and prefill at most cap. So all that is
+said of a schedule here and in the leaves' proofs, which use nothing else, holds for the set alone.
+
+All numbers are integers in units of 1 / ``scale`` seconds. They are exact, except that divisions
+round down.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt, lcm
+from typing import Any, NamedTuple
+
+from optsched.bounds.checker_parts import expect, integer
+
+NAMES = (
+    "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
+    "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",
+)  # fmt: skip
+"""The terms of a batch's time that the proofs know, in milliseconds per layer."""
+
+_DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
+_MOST = 10**6
+"""The largest coefficient."""
+_FRACTION_BITS = 30
+"""Further bits of the unit, so that divisions lose nothing that matters."""
+
+_FIELDS = {
+    "format", "version", "name", "time_unit", "kv_capacity", "kv_accounting", "limits",
+    "hybrid_batching", "chunked_prefill", "requests", "known",
+}  # fmt: skip
+_COLUMNS = {
+    "arrival", "prompt_tokens", "output_tokens", "predicted", "predicted_lower",
+    "predicted_upper", "forecast", "id",
+}  # fmt: skip
+_LIMITS = {"max_batch_tokens", "max_prefill_tokens", "max_running"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The coefficients and limits of one instance and cost model.
+
+    Each coefficient is in units of 1 / ``scale`` seconds per batch, token or request, and can be
+    divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
+    """
+
+    scale: int
+    cost: dict[str, int]
+    capacity: int
+    cap: int
+    offset: int
+    whole: bool
+
+    @property
+    def decode(self) -> int:
+        """The fixed cost of a batch that decodes."""
+        return self.cost["base"] + self.cost["decode_base"]
+
+    @property
+    def refill(self) -> int:
+        """The fixed cost of a batch that prefills."""
+        return self.cost["base"] + self.cost["prefill_base"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The least times of one request, in units of 1 / scale seconds.
+
+    ``own`` and ``share`` are the own work of the prefill and its share of fixed costs; ``first``
+    is the time of its batches. ``steps`` tokens follow. ``total`` is the machine time of all
+    tokens, own work and shares. ``chain`` is the time of all batches.
+    """
+
+    prompt: int
+    steps: int
+    own: int
+    share: int
+    first: int
+    total: int
+    chain: int
+
+
+class Part(NamedTuple):
+    """The requests of a leaf in order of arrival.
+
+    ``arrival`` counts in ticks from the first one of the range, and ``ticks`` are per second.
+    """
+
+    arrival: list[int]
+    requests: list[Request]
+    rates: Rates
+    ticks: int
+
+    def floor(self, time: int) -> int:
+        """Return a time in units of 1 / scale seconds as ticks, rounded down."""
+        return time * self.ticks // self.rates.scale
+
+
+def decimal(text: Any, place: str) -> Fraction:
+    """Return the exact value of a decimal text."""
+    expect(
+        isinstance(text, str) and _DECIMAL.fullmatch(text) is not None,
+        f"{place}: found {text!r:.60}; expected a decimal text >= 0",
+    )
+    value = Fraction(text)
+    expect(value <= _MOST, f"{place}: found {text}; expected at most {_MOST}")
+    return value
+
+
+def rates_of(instance: Any, model: Any) -> Rates:
+    """Return the rates of an instance in seconds under the cost model of a certificate.
+
+    Parameters
+    ----------
+    instance : Instance
+    model : dict
+        ``layers`` and ``coefficients``, the decimal text of every name in `NAMES`.
+
+    Returns
+    -------
+    Rates
+
+    Raises
+    ------
+    Rejected
+        If the cost model is malformed, or the instance has a field that the proofs do not know.
+    """
+    unit = getattr(instance, "time_unit", None)
+    expect(unit == "second", "instance: found one in rounds; expected one in seconds")
+    whole = instance.to_dict()
+    new = (
+        {*whole} - _FIELDS | {*whole["requests"]} - _COLUMNS | {*whole.get("limits", ())} - _LIMITS
+    )
+    expect(not new, f"instance: found {', '.join(sorted(new))}; expected no field unknown here")
+    expect(
+        isinstance(model, dict) and set(model) == {"layers", "coefficients"},
+        "cost_model: found other fields; expected layers and coefficients",
+    )
+    layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
+    expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
+    expect(
+        isinstance(texts, dict) and set(texts) == set(NAMES),
+        f"cost_model: coefficients: found other names; expected {', '.join(NAMES)}",
+    )
+    exact = {name: decimal(texts[name], f"cost_model: {name}") for name in NAMES}
+    expect(
+        exact["base"] + exact["token"] > 0,
+        "cost_model: found no base and no token; expected batches that take time",
+    )
+    limits = instance.limits
+    capacity = int(instance.kv_capacity)
+    given = (limits.max_batch_tokens, limits.max_prefill_tokens)
+    cap = min([capacity, *(limit for limit in given if limit is not None)])
+    common = lcm(*(value.denominator for value in exact.values()))
+    fine = 2 * lcm(capacity, cap) << _FRACTION_BITS
+    cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
+    offset = 1 if instance.kv_accounting == "generated" else 0
+    whole_only = instance.chunked_prefill is False
+    return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only)
+
+
+def request_of(rates: Rates, prompt: int, output: int) -> Request:
+    """Return the least times of a request (module's text)."""
+    cost, capacity = rates.cost, rates.capacity
+    whole = -(-prompt // rates.cap) if not rates.whole else 1
+    before = (whole - 1) * prompt - rates.cap * (whole * (whole - 1) // 2)
+    own = (cost["token"] + cost["prefill_token"]) * prompt
+    own += _squares(rates, prompt, whole)
+    own += cost["prefill_kv"] * before + cost["prefill_request"] * whole
+    share = cost["base"] // capacity * (before + prompt + rates.offset * whole)
+    share += cost["prefill_base"] // rates.cap * prompt
+    first = own + whole * rates.refill
+
+    steps = output - 1
+    token, slope = cost["token"] + cost["prefill_token"], cost["decode_kv"]
+    step = cost["token"] + cost["decode_request"] + slope * prompt
+    again = token * (prompt + 1) + cost["prefill_request"]
+    held, decode, base = (
+        prompt + 1 + rates.offset,
+        rates.decode // capacity,
+        cost["base"] // capacity,
+    )
+    paid = _least_sum(
+        (step + decode * held, slope + decode), (again + base * held, token + base), steps
+    )
+    alone = _least_sum((step + rates.decode, slope), (again + rates.refill, token), steps)
+    return Request(prompt, steps, own, share, first, own + share + paid, first + alone)
+
+
+def _squares(rates: Rates, prompt: int, chunks: int) -> int:
+    """Return the least squared terms of a prefill in ``chunks`` or more, and further requests."""
+    square, half = rates.cost["prefill_square"], rates.cost["prefill_cross"] // 2
+    part = (square - half) * prompt**2
+    if rates.whole or part <= 0:  # splitting only adds
+        return square * prompt**2
+    # part / K + each (K - chunks) is convex in K, and least beside sqrt(part / each).
+    each = rates.cost["prefill_request"]
+    root = isqrt(part // each) if each > 0 else prompt
+    tries = {min(max(k, chunks), max(prompt, chunks)) for k in (root, root + 1)}
+    return half * prompt**2 + min(part // k + each * (k - chunks) for k in tries)
+
+
+def _least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
+    """Return the sum over j < count of the smaller of two values a + b j."""
+    if one[1] < other[1]:
+        one, other = other, one  # the first one rises faster, so it is smaller up to a point
+    rise, lead = one[1] - other[1], other[0] - one[0]
+    if rise == 0:
+        turn = count if lead > 0 else 0
+    else:
+        turn = min(max(-(-lead // rise), 0), count)
+
+    def upto(line: tuple[int, int], end: int) -> int:
+        return line[0] * end + line[1] * (end * (end - 1) // 2)
+
+    return upto(one, turn) + upto(other, count) - upto(other, turn)
+
+
+def ticks_since(arrival: list[float], per_second: int) -> list[int]:
+    """Return arrivals since the first one, in ticks, exact and rounded down."""
+    exact = [value.as_integer_ratio() for value in arrival]
+    common = lcm(*{q for _, q in exact})
+    whole = [p * (common // q) for p, q in exact]
+    first = min(whole)
+    return [(value - first) * per_second // common for value in whole]

@@ -1,0 +1,48 @@
+"""Where a trace is cut into pieces whose bounds are added (`optsched.bounds.pieces`)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def cut_where_quiet(
+    arrival: NDArray[np.float64],
+    finish: NDArray[np.float64],
+    fewest: int,
+    most: int,
+    quiet: float = np.inf,
+) -> list[tuple[int, int]]:
+    """Return consecutive ranges of requests, cut before arrivals that find few in the system.
+
+    Parameters
+    ----------
+    arrival : ndarray of float64, shape (n,)
+        Nondecreasing times.
+    finish : ndarray of float64, shape (n,)
+        When the requests leave, in any order. An estimate will do.
+    fewest, most : int
+        Requests of a piece, 1 <= fewest <= most. The last piece may have fewer, and a piece has
+        more where it is never quiet.
+    quiet : float
+        A cut is only where an arrival finds at most so many in the system.
+
+    Returns
+    -------
+    list of (int, int)
+        First request of each piece, and the one after its last.
+    """
+    n = len(arrival)
+    others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")
+    pieces, first = [], 0
+    while n - first > most:
+        last = first + fewest + int(np.argmin(others[first + fewest : first + most + 1]))
+        if others[last] > quiet:
+            later = np.flatnonzero(others[first + most :] <= quiet)
+            if len(later) == 0:
+                break
+            last = first + most + int(later[0])
+        pieces.append((first, last))
+        first = last
+    pieces.append((first, n))
+    return pieces

@@ -1,0 +1,83 @@
+"""The trace in pieces, each with the bound that suits it.
+
+Take any schedule and drop the requests outside a piece. What is left is a schedule of the piece's
+requests: its batches only become shorter, and are followed by idle time, which the bounds in
+seconds allow for. So the requests of a piece complete no earlier, in total, than a bound of the
+piece says, and bounds of disjoint pieces add up. What is lost is the effect of requests across a
+cut. So the trace is cut where few are in the system, and a stretch where many always are stays
+whole.
+
+Load comes and goes. One bound for the whole trace is then the wrong one for most of it: where
+requests queue for minutes, only their order counts (`optsched.bounds.busy_time`), and where few are
+in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.paths`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR, work_tel
+from optsched.bounds.busy_time import busy_time, tokens_of
+from optsched.bounds.certificate import parts
+from optsched.bounds.clock import clock
+from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.paths import in_system, paths
+from optsched.problem.budget import Budget
+
+_FEWEST, _MOST = 60, 180
+"""Requests of a piece, unless it is never quiet."""
+_QUIET = 5
+"""At a cut so many requests are in the system at most."""
+_CLOCK_SHARE = 0.4
+_SAFETY = 1e-9
+
+
+def pieces(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on total latency in seconds (see the module's text for the proof).
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        Each piece has a share by its requests. When the budget is over, pieces that are left count
+        with the bound from unavoidable work.
+
+    Returns
+    -------
+    Proof
+        A value in seconds. The certificate's tree has the best of the bounds with certificates for
+        each piece, so it may prove less.
+    """
+    instance = task.instance
+    order = np.argsort(instance.arrival, kind="stable")
+    chain = tokens_of(instance, task.batch_cost).chain
+    arrived, finished = in_system(instance, task.batch_cost, chain)
+    total, trees = 0.0, []
+    for first, last in cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET):
+        piece = replace(task, instance=instance.subset(order[first:last]), known=None)
+        proofs = [work_tel(piece, budget)]
+        if not budget.over:
+            part = budget.part((last - first) / (instance.n - first))
+            proofs.append(busy_time(piece, part))
+            proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
+            proofs.append(paths(piece, part))
+        total += max(proof.value for proof in proofs)
+        certified = max((one for one in proofs if one.tree), key=lambda one: one.value)
+        trees.append((first, last - 1, certified.tree))
+    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
+
+
+PIECES = Bound(
+    "pieces",
+    "the trace cut where it is quiet, each piece with the bound that suits it",
+    "second",
+    ("tel",),
+    pieces,
+    PROVED_FOR,
+    searches=True,
+    certifies=True,
+)

@@ -1,0 +1,329 @@
+"""Runs `optsched.policies.vllm_v1.VllmV1` step by step.
+
+This loop differs from `optsched.policies.engine.rules` in three things. Running requests stand in
+the order of their admission. KV is allocated chunk by chunk and not for the whole input. And a
+request that is preempted may already have its place in the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from optsched.judge.life import (
+    EMPTY,
+    Floats,
+    Ints,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    evict,
+    kv_growth,
+    kv_of,
+    rest_of,
+)
+from optsched.judge.replay import Limits
+from optsched.policies.engine.common import (
+    DONE,
+    FIELDS,
+    REQUEST,
+    STUCK,
+    TOKENS,
+    Columns,
+    add_entry,
+    add_eviction,
+    after_batch,
+    arriving,
+    full,
+    idle,
+    pop,
+    push,
+    run_batch,
+    with_room,
+)
+
+REQUEST_FIELDS = (
+    *FIELDS,
+    ("priority", np.int64),  # its place if requests are served by priority
+    ("tokens", np.int64),  # that the step processes
+)
+
+STATE_FIELDS = (
+    ("held", np.int64),  # KV allocated, with that of the step
+    ("left", np.int64),  # tokens of the step's budget
+    ("prefill_left", np.int64),  # of them for prefills
+    ("steps", np.int64),  # since the engine was idle
+    ("line", np.int64),  # requests that have begun to wait at the end of the line
+    ("front", np.int64),  # and at its front
+    ("decodes", np.int64),  # in the step
+    ("prefills", np.int64),
+    ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
+)
+
+
+class Settings(NamedTuple):
+    """`VllmV1` for compiled code, with the instance's limits; seats and budget are the tighter."""
+
+    limits: Limits
+    origin: float
+    budget: int  # tokens of a step
+    threshold: int
+    watermark: int  # KV tokens
+    reserve: bool
+    interval: int
+    by_priority: bool
+
+
+@njit(cache=True)
+def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Settings) -> None:
+    """Let a request wait: at its priority, or at the end or the front of the line."""
+    r = requests[i]
+    if settings.by_priority:
+        r.place = r.priority
+    elif back:
+        s.line += 1
+        r.place = s.line
+    else:
+        s.front -= 1
+        r.place = s.front
+    push(requests, heap, s, i)
+
+
+@njit(cache=True)
+def _begin(requests: Any, s: Any, running: Ints, settings: Settings) -> bool:
+    """Begin a step with its budget; return whether it defers prefills."""
+    limits = settings.limits
+    s.left = settings.budget
+    s.prefill_left = limits.max_prefill_tokens
+    s.decodes = s.prefills = 0
+    may_defer = s.steps % settings.interval > 0 and not s.bound
+    k = 0
+    while may_defer and k < s.running and not requests[running[k]].decoding:
+        k += 1
+    return bool(may_defer and k < s.running)
+
+
+@njit(cache=True)
+def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
+    """Return how many tokens of a request the step takes; 0 if none."""
+    limits = settings.limits
+    tokens = rest_of(r)
+    if 0 < threshold < tokens:
+        tokens = threshold
+    if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
+        return 0
+    if r.decoding:
+        return min(tokens, s.left)
+    room = min(s.left, s.prefill_left)
+    if limits.chunked:
+        return min(tokens, room)
+    if s.decodes + s.prefills == 0:  # what is longer than the budget runs alone
+        room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+    return tokens if tokens <= room else 0
+
+
+@njit(cache=True)
+def _take(r: Any, s: Any, tokens: int, sign: int) -> None:
+    """Give a request tokens of the step, or with sign -1 take them back."""
+    s.left -= sign * tokens
+    if r.decoding:
+        s.decodes += sign
+    else:
+        s.prefills += sign
+        s.prefill_left -= sign * tokens
+    r.tokens = tokens if sign > 0 else 0
+
+
+@njit(cache=True)
+def _preempt(
+    requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
+) -> int:
+    """Preempt the last running request, or the one of lowest priority; return its position."""
+    at = s.running - 1
+    if settings.by_priority:
+        for k in range(s.running):
+            if requests[running[k]].priority > requests[running[at]].priority:
+                at = k
+    i = running[at]
+    r = requests[i]
+    s.held -= kv_of(r.cached + r.tokens, settings.limits)
+    if r.tokens > 0:
+        _take(r, s, r.tokens, -1)
+    evict(r, settings.limits.restart)
+    add_eviction(evicted, s, i)
+    for k in range(at, s.running - 1):
+        running[k] = running[k + 1]
+    s.running -= 1
+    _wait(requests, s, heap, i, False, settings)
+    return int(at)
+
+
+@njit(cache=True)
+def _schedule_running(
+    requests: Any,
+    s: Any,
+    heap: Ints,
+    running: Ints,
+    evicted: Ints,
+    threshold: int,
+    defer: bool,
+    settings: Settings,
+) -> None:
+    """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
+    limits = settings.limits
+    at = 0
+    while at < s.running and s.left > 0:
+        r = requests[running[at]]
+        tokens = 0 if defer and not r.decoding else _share(r, s, threshold, settings)
+        if tokens == 0:
+            at += 1
+            continue
+        growth = kv_growth(r.cached, tokens, limits)
+        while s.held + growth > limits.kv_capacity:
+            gone = _preempt(requests, s, heap, running, evicted, settings)
+            if gone == at:
+                return
+            if gone < at:
+                at -= 1
+        _take(r, s, tokens, 1)
+        s.held += growth
+        at += 1
+
+
+@njit(cache=True)
+def _admit(
+    requests: Any,
+    s: Any,
+    heap: Ints,
+    running: Ints,
+    threshold: int,
+    defer: bool,
+    settings: Settings,
+) -> None:
+    """Admit waiting requests, up to the first that must wait on."""
+    limits = settings.limits
+    while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
+        i = heap[0]
+        r = requests[i]
+        size = rest_of(r)
+        if defer and size > 1:
+            break
+        tokens = _share(r, s, threshold, settings)
+        needed = kv_of(size if settings.reserve else tokens, limits)
+        if s.running > 0:
+            needed += settings.watermark
+        if tokens == 0 or s.held + needed > limits.kv_capacity:
+            break
+        pop(requests, heap, s)
+        running[s.running] = i
+        s.running += 1
+        _take(r, s, tokens, 1)
+        s.held += kv_of(tokens, limits)
+    if not defer:
+        s.bound = s.waiting > 0
+
+
+@njit(cache=True)
+def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
+    """Write the entries of a batch; return its sums."""
+    sums = EMPTY
+    s.latest = 0.0
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.tokens == 0:
+            continue
+        if r.decoding:
+            sums = add_decode(sums, r.cached)
+        else:
+            sums = add_prefill(sums, r.tokens, r.cached)
+        s.latest = max(s.latest, r.arrival)
+        add_entry(entries, s, running[k], r.tokens)
+    return sums
+
+
+@njit(cache=True)
+def _process(
+    requests: Any, s: Any, running: Ints, entries: Ints, first: int, limits: Limits
+) -> None:
+    """Process the entries of a batch from ``first`` on."""
+    finished = 0
+    for k in range(first, s.entries):
+        r = requests[entries[REQUEST, k]]
+        r.tokens = 0
+        if advance(r, entries[TOKENS, k]) and r.produced == r.output:
+            finished += 1
+            r.gone = True
+            r.finish = s.now
+            s.held -= kv_of(r.cached, limits)
+    after_batch(requests, running, s, finished)
+
+
+@njit(cache=True)
+def run(
+    requests: Any,
+    state: Any,
+    settings: Settings,
+    cost: Floats,
+    by_arrival: Ints,
+    columns: Columns,
+    lines: Ints,
+    until: float,
+) -> Columns:
+    """Run the policy until every request has finished, or up to a time.
+
+    Parameters
+    ----------
+    requests, state : ndarray of records
+        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
+    settings : Settings
+    cost : ndarray of float64, shape (12,)
+    by_arrival : ndarray of int64
+        The requests assigned so far. More may be when the loop is called again.
+    columns : Columns
+    lines : ndarray of int64, shape (2, n + 1)
+        Room for the queue, and for the running requests in the order of admission.
+    until : float
+        No batch is decided at this time or later.
+
+    Returns
+    -------
+    Columns
+    """
+    n = by_arrival.shape[0]
+    s = state[0]
+    heap, running = lines[0], lines[1]
+    while s.done < n and s.outcome == DONE and s.now < until:
+        if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
+            s.steps = 0
+        i = arriving(requests, s, by_arrival)
+        while i >= 0:
+            _wait(requests, s, heap, i, True, settings)
+            i = arriving(requests, s, by_arrival)
+        if s.running == 0 and s.waiting == 0:
+            idle(requests, s, by_arrival)
+            continue
+        if full(columns, s, s.running + s.waiting, s.running):
+            columns = with_room(columns, s, s.running + s.waiting, s.running)
+        threshold = settings.threshold if s.running + s.waiting > 1 else 0
+        defer = _begin(requests, s, running, settings)
+        first, before = s.entries, s.evicted
+        _schedule_running(requests, s, heap, running, columns.evicted, threshold, defer, settings)
+        if s.evicted == before:
+            _admit(requests, s, heap, running, threshold, defer, settings)
+        s.steps += 1
+        sums = _entries(requests, s, running, columns.entries)
+        if sums.tokens == 0:
+            if s.evicted == before and not idle(requests, s, by_arrival):
+                if until < np.inf:  # the next request may change that
+                    break
+                s.outcome, s.about = STUCK, heap[0] if s.waiting > 0 else running[0]
+                break
+            continue
+        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        _process(requests, s, running, columns.entries, first, settings.limits)
+        if s.outcome != DONE:
+            break
+    return columns

@@ -1,0 +1,190 @@
+"""The scheduler of vLLM since its version 1 engine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import CostModel
+from optsched.policies import policy as register
+from optsched.policies.runner import Fleet, Job, Runner, too_long, waiting_rank
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode
+from optsched.workloads.predict import estimates
+
+Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
+"""The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
+
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
+"""What a server of vLLM 0.32 takes on an A100 or a smaller GPU."""
+
+
+class VllmV1(Runner):
+    """The scheduler of vLLM's version 1 engine, as it is in vLLM 0.32.
+
+    A step has a budget of ``max_num_batched_tokens``. Running requests take from it first, in the
+    order in which they were admitted, each all tokens that it has still to process. Then waiting
+    requests are admitted while budget, seats and KV last. Prefills are split at the end of the
+    budget. Where a running request lacks KV, the last of the running requests is preempted, or the
+    one of lowest priority. It loses its KV, keeps its tokens and waits first in line. A step that
+    preempts admits nobody.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Max requests that run at once.
+    max_num_batched_tokens : int
+        Max tokens of a step.
+    long_prefill_token_threshold : int
+        Max tokens of one request in a step, unless it is alone in the system; 0: no limit.
+    watermark : float
+        Share of the KV blocks that an admission leaves free, unless nothing runs.
+    scheduler_reserve_full_isl : bool
+        Whether a request is admitted only if its whole input fits into the free KV. Otherwise its
+        first chunk needs to fit.
+    prefill_schedule_interval : int
+        Prefills are scheduled in every so many steps, counted since the engine was idle. Others
+        defer them while some request decodes, unless requests were left waiting the last time.
+    policy : {"fcfs", "priority"}
+        Whether requests are served by arrival, or by ``priority``.
+    priority : {"arrival", "prompt", "output", "total", "volume", "work"}
+        What ``"priority"`` serves first, ascending (ties: arrival, index); see `Rules`. The last in
+        this order is preempted first.
+
+    Raises
+    ------
+    InputError
+        A value is out of its range.
+
+    Notes
+    -----
+    Its code was compared batch by batch with that of vLLM (docs/lab/vllm-conformance.md), on
+    instances with ``"cached"`` accounting and without limits. Limits of an instance hold beside
+    the scheduler's own. vLLM has no maximum of prefill tokens; prefills beyond it are cut. Where
+    phases are kept apart, the first request of a step decides its phase. Where prefills are not
+    split, an input that is longer than ``max_num_batched_tokens`` runs alone; vLLM refuses such
+    settings, and those with fewer tokens than seats.
+    """
+
+    evict_mode: EvictMode = "recompute"
+    hybrid = chunked = True  # unless the instance forbids it
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+        long_prefill_token_threshold: int = 0,
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+        prefill_schedule_interval: int = 1,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        priority: Priority = "arrival",
+    ) -> None:
+        for name, value, low in (
+            ("max_num_seqs", max_num_seqs, 1),
+            ("max_num_batched_tokens", max_num_batched_tokens, 1),
+            ("long_prefill_token_threshold", long_prefill_token_threshold, 0),
+            ("prefill_schedule_interval", prefill_schedule_interval, 1),
+        ):
+            if value < low:
+                raise InputError(f"{name}: found {value!r}; expected an integer >= {low}")
+        if not 0 <= watermark < 1:
+            raise InputError(f"watermark: found {watermark!r}; expected 0 <= watermark < 1")
+        if policy not in ("fcfs", "priority"):
+            raise InputError(f"policy: found {policy!r}; expected fcfs or priority")
+        if priority not in get_args(Priority):
+            orders = ", ".join(get_args(Priority))
+            raise InputError(f"priority: found {priority!r}; expected one of {orders}")
+        if policy == "fcfs" and priority != "arrival":
+            raise InputError(f"priority: found {priority!r}; expected it with policy=priority")
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.watermark, self.scheduler_reserve_full_isl = watermark, scheduler_reserve_full_isl
+        self.prefill_schedule_interval = prefill_schedule_interval
+        self.policy, self.priority = policy, priority
+
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
+        from optsched.judge.replay import limits_of
+        from optsched.policies.engine import common, vllm_v1 as loop
+
+        instance = job.instance
+        mode: EvictMode = "restart" if instance.in_rounds else self.evict_mode
+        limits = limits_of(instance, mode)
+        requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+        predicted, _ = estimates(instance)
+        requests["priority"] = waiting_rank(self.priority, instance, predicted, job.cost)
+        # vLLM counts the blocks with the one that it keeps empty.
+        blocks = instance.kv_capacity // instance.kv_block_tokens + 1
+        settings = loop.Settings(
+            limits._replace(max_running=min(limits.max_running, self.max_num_seqs)),
+            float(instance.clock_origin),
+            min(limits.max_batch_tokens, self.max_num_batched_tokens),
+            self.long_prefill_token_threshold if limits.chunked else 0,
+            int(self.watermark * blocks) * instance.kv_block_tokens,
+            self.scheduler_reserve_full_isl,
+            self.prefill_schedule_interval,
+            self.policy == "priority",
+        )
+        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+
+        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
+            return loop.run(
+                requests, state, settings, job.cost.array, queue, columns, lines[w], until
+            )
+
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        return common.Compiled(job, mode, requests, states, step, limits.chunked)
+
+    def uses_lengths(self, instance: Instance) -> bool:
+        """See `Runner.uses_lengths`."""
+        return self.priority in ("output", "total", "volume", "work")
+
+    def allows(self, instance: Instance) -> str | None:
+        """See `Runner.allows`. A prompt may be too long unless prefills are split."""
+        return too_long(instance) if instance.chunked_prefill is False else None
+
+    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
+        """See `Runner.waiting_rank`. The places are by true lengths."""
+        return waiting_rank(self.priority, instance, instance.output_tokens, cost)
+
+
+@register("vllm-v1", "vLLM's version 1 engine: running requests first, prefills in chunks")
+def vllm_v1(
+    *,
+    max_num_seqs: int = MAX_NUM_SEQS,
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    long_prefill_token_threshold: int = 0,
+    watermark: float = 0.0,
+    scheduler_reserve_full_isl: bool = True,
+    prefill_schedule_interval: int = 1,
+    policy: str = "fcfs",
+    priority: str = "arrival",
+) -> VllmV1:
+    """Return `VllmV1`; the parameters bear vLLM's names.
+
+    Parameters
+    ----------
+    max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, watermark
+        As for `VllmV1`.
+    scheduler_reserve_full_isl, prefill_schedule_interval, policy, priority
+        As for `VllmV1`.
+
+    Returns
+    -------
+    VllmV1
+    """
+    return VllmV1(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        watermark=watermark,
+        scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+        prefill_schedule_interval=prefill_schedule_interval,
+        policy=policy,  # type: ignore[arg-type]
+        priority=priority,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,376 @@
+"""A policy of optsched inside vLLM: vLLM's KV manager and executor, our order and admission.
+
+vLLM takes the class by its name, and the policy from its configuration::
+
+    LLM(
+        model="...",
+        scheduler_cls="optsched.vllm.PolicyScheduler",
+        additional_config={"optsched": {"policy": "mc-sf", "cost_model": "model.toml"}},
+        enable_prefix_caching=False,
+    )
+
+A request says in ``SamplingParams(extra_args={"predicted_output_tokens": 120})`` how long its
+output is thought to be. Without that it is thought to be ``max_tokens`` long. Importing this module
+does not need vLLM. It was written for the versions in `TESTED`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import CostModel, UnitCost, load_cost_model
+from optsched.policies import make_policy
+from optsched.policies.base import Batch, Rules, Scheduler, View
+from optsched.policies.engine.readable import Readable
+from optsched.problem.errors import PolicyError, UsageError
+from optsched.problem.instance import Instance, Limits
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Base
+else:
+    _Base = object  # vLLM's class comes in when it is asked for
+
+TESTED = ("0.32.0",)
+"""The versions of vLLM that this module was tested with."""
+
+PREDICTED = "predicted_output_tokens"
+"""The name of a request's prediction in ``SamplingParams.extra_args``."""
+
+
+class Desk:
+    """What a policy that is asked batch by batch is told of a server's requests.
+
+    Requests are numbered as they come. Nothing is known of their outputs but predictions.
+
+    Parameters
+    ----------
+    policy : Rules or Policy
+        What is asked: rules, or an object with ``batch(view)``.
+    cost : CostModel
+        Batch times, for policies that use them.
+    kv_capacity, kv_block_tokens : int
+        KV tokens of the server, and of a block.
+    limits : Limits
+        Max tokens and requests of a step.
+    chunked : bool
+        Whether prefills may be split.
+    seed : int
+        Seed of random decisions.
+
+    Raises
+    ------
+    UsageError
+        The policy cannot be asked batch by batch.
+    """
+
+    def __init__(
+        self,
+        policy: Scheduler,
+        cost: CostModel,
+        kv_capacity: int,
+        kv_block_tokens: int,
+        limits: Limits,
+        *,
+        chunked: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(policy, Rules) and not callable(getattr(policy, "batch", None)):
+            raise UsageError(
+                f"policy: found {type(policy).__name__}, which runs as a whole; expected Rules or "
+                "an object with batch(view)"
+            )
+        self.policy, self.cost = policy, cost
+        self.kv_capacity = kv_capacity - kv_capacity % kv_block_tokens
+        self.block, self.limits, self.chunked = kv_block_tokens, limits, chunked
+        self.generator = np.random.default_rng(seed)
+        self.arrival: list[float] = []
+        self.prompt: list[int] = []
+        self.predicted: list[int] = []
+        self.asked: Any = policy
+        self.told = 0  # requests that rules have been told of
+
+    def add(self, arrival: float, prompt: int, predicted: float) -> int:
+        """Take in a request, and return its number.
+
+        Parameters
+        ----------
+        arrival : float
+            In seconds.
+        prompt : int
+            Prompt tokens.
+        predicted : float
+            Predicted output tokens. What does not fit into the KV capacity is cut.
+
+        Returns
+        -------
+        int
+        """
+        self.arrival.append(arrival)
+        self.prompt.append(prompt)
+        self.predicted.append(max(1, min(round(predicted), self.kv_capacity - prompt + 1)))
+        return len(self.arrival) - 1
+
+    def ask(
+        self,
+        now: float,
+        waiting: list[int],
+        running: list[int],
+        generated: NDArray[np.int64],
+        cached: NDArray[np.int64],
+        decoding: NDArray[np.bool_],
+    ) -> Batch:
+        """Ask the policy for the next batch.
+
+        Parameters
+        ----------
+        now : float
+            In seconds.
+        waiting, running : list of int
+            As in a `View`.
+        generated, cached : ndarray of int64
+            Tokens produced and cached, of each request that was taken in.
+        decoding : ndarray of bool
+            Whether the whole input of each is cached.
+
+        Returns
+        -------
+        Batch
+
+        Raises
+        ------
+        PolicyError
+            The policy answers anything but a batch.
+        """
+        prompt, predicted = np.array(self.prompt), np.array(self.predicted)
+        if isinstance(self.policy, Rules) and self.told < len(prompt):
+            known = Instance(
+                np.array(self.arrival), prompt, predicted, self.kv_capacity, "second", "cached",
+                self.limits, kv_block_tokens=self.block,
+                chunked_prefill=None if self.chunked else False,
+            )  # fmt: skip
+            if self.told:
+                self.asked.learn(known)
+            else:
+                self.asked = Readable(self.policy, known)
+            self.told = len(prompt)
+        view = View(
+            now=now,
+            waiting=waiting,
+            running=running,
+            arrival=np.array(self.arrival),
+            prompt_tokens=prompt,
+            predicted=predicted,
+            remaining=np.maximum(1.0, predicted - generated),
+            generated=generated,
+            cached=cached,
+            decoding=decoding,
+            kv_capacity=self.kv_capacity,
+            kv_offset=0,
+            limits=self.limits,
+            hybrid=True,
+            chunked=self.chunked,
+            evict_mode="recompute",
+            generator=self.generator,
+            cost=self.cost,
+            kv_block_tokens=self.block,
+        )
+        answer = self.asked.batch(view)
+        if not isinstance(answer, Batch):
+            raise PolicyError(f"policy: found {answer!r:.80}; expected a Batch")
+        return answer
+
+
+def _refused(config: Any) -> str | None:
+    """Return what a configuration of vLLM asks for that the scheduler cannot do, or None."""
+    wrong = {
+        "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "pipeline_parallel_size > 1": config.parallel_config.pipeline_parallel_size > 1,
+        "speculative_config": config.speculative_config,
+        "lora_config": config.lora_config,
+        "kv_transfer_config": config.kv_transfer_config,
+        "ec_transfer_config": config.ec_transfer_config,
+        "an encoder": config.model_config.is_encoder_decoder,
+        "multimodal inputs": config.model_config.is_multimodal_model,
+        "a runner other than generate": config.model_config.runner_type != "generate",
+    }
+    return next((name for name, found in wrong.items() if found), None)
+
+
+class _Decides(_Base):
+    """What gives vLLM's scheduler the order, the admission and the preemptions of a policy.
+
+    It stands before vLLM's class in the order of inheritance, whose attributes it uses.
+    """
+
+    def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
+        wrong = _refused(vllm_config)
+        if wrong is not None:
+            raise UsageError(f"optsched.vllm: found {wrong}; expected a configuration without")
+        super().__init__(vllm_config, *args, **options)
+        config = vllm_config.additional_config.get("optsched", {})
+        if not isinstance(config, dict) or "policy" not in config:
+            raise UsageError(
+                f"additional_config.optsched: found {config!r:.80}; expected a policy, as in "
+                '{"policy": "fcfs"}'
+            )
+        settings, model = self.scheduler_config, config.get("cost_model")
+        self._desk = Desk(
+            make_policy(config["policy"])[0],
+            UnitCost() if model is None else load_cost_model(model),
+            (self.kv_cache_config.num_blocks - 1) * self.block_size,  # one stays empty
+            self.block_size,
+            Limits(self.max_num_scheduled_tokens, None, self.max_num_running_reqs),
+            chunked=settings.enable_chunked_prefill,
+            seed=int(config.get("seed", 0)),
+        )
+        self._number: dict[str, int] = {}  # of each request
+        self._known: list[Any] = []
+        self._turns: list[int] = []  # when each began to wait
+        self._turn = 0
+
+    def add_request(self, request: Any) -> None:
+        """Take in a request with its prediction."""
+        extra = request.sampling_params.extra_args or {}
+        predicted = float(extra.get(PREDICTED, request.max_tokens))
+        number = self._desk.add(request.arrival_time, request.num_prompt_tokens, predicted)
+        self._number[request.request_id] = number
+        self._known.append(request)
+        self._turns.append(0)
+        self._waits(number)
+        super().add_request(request)
+
+    def _waits(self, number: int) -> None:
+        self._turn += 1
+        self._turns[number] = self._turn
+
+    def _ask(self) -> Batch:
+        """Ask the policy about the requests that wait and run."""
+        from vllm.v1.request import RequestStatus
+
+        place, known = self._number, self._known
+        running = [place[r.request_id] for r in self.running]
+        waiting = [
+            place[r.request_id]
+            for r in self.waiting
+            if r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        ]
+        if not running and not waiting:
+            return Batch()
+        n, alive = len(known), [*running, *waiting]
+        generated, cached = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        decoding = np.zeros(n, np.bool_)
+        generated[alive] = [known[i].num_output_tokens for i in alive]
+        cached[alive] = [known[i].num_computed_tokens for i in alive]
+        decoding[running] = [not known[i].is_prefill_chunk for i in running]
+        return self._desk.ask(
+            time.time(),
+            sorted(waiting, key=self._turns.__getitem__),
+            sorted(running, key=lambda i: (self._desk.arrival[i], i)),
+            generated, cached, decoding,
+        )  # fmt: skip
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Return what the next step processes."""
+        from vllm.v1.request import RequestStatus
+
+        self.current_step += 1
+        self.kv_cache_manager.new_step_starts()
+        answer = self._ask()
+        for i in answer.evict:
+            request = self._known[i]
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+            self._waits(i)
+        fresh: list[Any] = []
+        resumed: list[Any] = []
+        old: list[Any] = []
+        blocks: dict[str, Any] = {}
+        tokens: dict[str, int] = {}
+        left = self.max_num_scheduled_tokens
+        for i, wanted in answer.tokens.items():
+            request = self._known[i]
+            waits = request.status != RequestStatus.RUNNING
+            rest = request.num_tokens - request.num_computed_tokens
+            c = min(int(wanted), rest, left)
+            if c < 1 or (waits and len(self.running) >= self.max_num_running_reqs):
+                continue
+            new = self.kv_cache_manager.allocate_slots(request, c)
+            if new is None:
+                continue  # the policy asks for more KV than there is
+            if waits:
+                first = request.status == RequestStatus.WAITING
+                (fresh if first else resumed).append(request)
+                self.waiting.remove_request(request)
+                self.running.append(request)
+                request.status = RequestStatus.RUNNING
+            else:
+                old.append(request)
+            blocks[request.request_id] = (
+                self.kv_cache_manager.get_blocks(request.request_id) if waits else new
+            )
+            tokens[request.request_id] = c
+            left -= c
+        return self._output(fresh, resumed, old, blocks, tokens)
+
+    def _output(self, fresh: Any, resumed: Any, old: Any, blocks: Any, tokens: Any) -> Any:
+        """Return the step as vLLM's executor expects it."""
+        from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+
+        if self.use_v2_model_runner:
+            fresh, resumed = [*fresh, *resumed], []
+        known = [
+            NewRequestData.from_request(
+                r, blocks[r.request_id].get_block_ids(),
+                *((r._all_token_ids,) if self.use_v2_model_runner else ()),
+                uses_mrope=self.model_uses_mrope,
+            )
+            for r in fresh
+        ]  # fmt: skip
+        cached = self._make_cached_request_data(old, resumed, tokens, {}, blocks)
+        if not self.use_v2_model_runner:
+            self.prev_step_scheduled_req_ids.clear()
+            self.prev_step_scheduled_req_ids.update(tokens)
+        output = SchedulerOutput(
+            scheduled_new_reqs=known,
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=tokens,
+            total_num_scheduled_tokens=sum(tokens.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            scheduled_encoder_input_stats=None,
+            preempted_req_ids=self.reset_preempted_req_ids,
+            finished_req_ids=self.finished_req_ids,
+            free_encoder_mm_hashes=[],
+            new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
+            num_spec_tokens_to_schedule=0,
+            ec_manager_metadata=self.encoder_cache_manager.get_manager_metadata(),
+        )
+        self._update_after_schedule(output)
+        return output
+
+
+def _scheduler_class() -> type:
+    """Return the class, which is made only here since its base is vLLM's own."""
+    import vllm
+    from vllm.v1.core.sched.scheduler import Scheduler as Base
+
+    version = str(vllm.__version__).partition("+")[0]
+    if version not in TESTED:
+        warnings.warn(
+            f"optsched.vllm: found vLLM {version}; tested with {', '.join(TESTED)}", stacklevel=3
+        )
+    return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class when vLLM, or a user, asks for it."""
+    if name != "PolicyScheduler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _scheduler_class()
+    return globals()[name]

@@ -1,0 +1,518 @@
+"""Certificates in seconds: exact, below every optimum, close to the float bounds, hard to forge."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exhaustive_batches import Exhaustive
+from test_batch_bounds import PLAIN, poisson, prices, tiny
+from test_certificate import corrupted, sealed
+from typer.testing import CliRunner
+
+import optsched.bounds.checker_parts as checker_parts
+from optsched import BatchCost, Instance, bound, load_cost_model
+from optsched.bounds import busy_time as busy, checker_kernel, lower_bound, paths
+from optsched.bounds.certificate import (
+    TICKS_PER_SECOND,
+    busy_time_leaf,
+    certify,
+    parts,
+    paths_leaf,
+    verify_certificate,
+    work_leaf,
+)
+from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_kernel import LEAD_BITS, UNIT_BITS, least_costs, path_costs
+from optsched.bounds.checker_parts import Rejected
+from optsched.bounds.checker_seconds import _completions
+from optsched.bounds.machine import srpt_completions
+from optsched.cli import app
+from optsched.files.read_write import write_instance
+from optsched.problem.errors import UsageError, ViolationError
+
+FLOAT = {"tel": "work", "mean_ttft": "prefill-work", "makespan": "work-makespan"}
+"""The bound in float64 that each objective's leaf ``work`` proves."""
+LEVELS = np.array([0.3, 1.0, 4.0])
+ULP = 2.0**-52
+"""The exact optimum is a fraction that the exhaustive search rounds to a float once."""
+
+
+def exact(instance: Instance, certificate: dict[str, Any]) -> Fraction:
+    """What a certificate states, in the unit of its objective."""
+    requests = instance.n if certificate["objective"] == "mean_ttft" else 1
+    return Fraction(certificate["value"], certificate["ticks_per_second"] * requests)
+
+
+def cuts(rng: np.random.Generator, n: int) -> Iterator[tuple[int, int]]:
+    """Disjoint ranges of n requests, some of which may be in none."""
+    ends = sorted(set(rng.integers(1, n + 1, 2).tolist()) | {n})
+    begin = 0
+    for end in ends:
+        if rng.random() < 0.9 or end == n:
+            yield begin, end - 1
+        begin = end
+
+
+def trees(
+    rng: np.random.Generator, instance: Instance, cost: BatchCost, objective: str
+) -> Iterator[dict[str, Any]]:
+    """Trees of every kind, with prices near those of a schedule and wild ones."""
+    yield work_leaf()
+    yield parts(objective, [(i, j, work_leaf()) for i, j in cuts(rng, instance.n)])
+    if objective != "tel":
+        return
+    for width, p1, p2 in prices(rng, instance, cost):
+        yield busy_time_leaf(width, p1, p2)
+        levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
+        yield paths_leaf(width, p1 + p2, levels, split=int(rng.integers(1, 4)))
+    order = np.argsort(instance.arrival, kind="stable")
+    some = []
+    for i, j in cuts(rng, instance.n):
+        piece = instance.subset(order[i : j + 1])
+        width, p1, p2 = next(prices(rng, piece, cost))
+        leaves = busy_time_leaf(width, p1, p2), paths_leaf(width, p2, LEVELS), work_leaf()
+        some.append((i, j, leaves[int(rng.integers(3))]))
+    yield parts(objective, some)
+
+
+def check_tiny(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        instance, cost = tiny(rng)
+        search = Exhaustive(instance, cost)
+        about = f"{instance.to_dict()} {dict(cost.coefficients)}"
+        for objective, name in FLOAT.items():
+            optimum = search.best(objective)[0]
+            for tree in trees(rng, instance, cost, objective):
+                certificate = json.loads(json.dumps(certify(instance, cost, objective, tree)))
+                verify_certificate(instance, certificate, cost)
+                assert exact(instance, certificate) <= optimum * (1 + ULP), about
+                if tree == work_leaf():
+                    value, _ = lower_bound(
+                        instance, cost_model=cost, objective=objective, method=name
+                    )
+                    # It counts chunks as whole numbers, and loses a tick a request.
+                    assert exact(instance, certificate) >= value * (1 - 1e-9) - 1e-11
+
+
+def test_certificates_of_tiny_instances_are_below_the_optimum_and_close_to_the_bound() -> None:
+    check_tiny(1, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_the_same_by_the_thousand(seed: int) -> None:
+    check_tiny(seed, 400)
+
+
+def test_one_request_alone_is_proved_to_the_tick() -> None:
+    # Prefill of 3 tokens: 10 + 7 + 3 = 20 ms; two decodes: 10 + 5 + 1 = 16 ms each; 52 in all.
+    instance = Instance([1.0], [3], [3], kv_capacity=5, time_unit="second", kv_accounting="cached")
+    for objective, ms in (("tel", 52), ("mean_ttft", 20), ("makespan", 1052)):
+        certificate = certify(instance, PLAIN, objective, work_leaf())
+        assert certificate["value"] == ms * TICKS_PER_SECOND // 1000
+        assert verify_certificate(instance, certificate, PLAIN) == pytest.approx(ms / 1000)
+        assert exact(instance, certificate) >= Fraction(
+            verify_certificate(instance, certificate, PLAIN)
+        )
+        found = bound(instance, cost_model=PLAIN, objective=objective, time_limit_s=0)
+        assert found.certified == pytest.approx(ms / 1000)
+
+
+def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
+    # Two requests an hour apart, each alone: 52 ms each. Together they prove no more and no less.
+    instance = Instance(
+        [3600.0, 0.0], [3, 3], [3, 3], kv_capacity=5, time_unit="second", kv_accounting="cached"
+    )
+    alone = [(0, 0, work_leaf()), (1, 1, work_leaf())]
+    for objective, ms in (("tel", 104), ("mean_ttft", 40), ("makespan", 3_600_052)):
+        tree = parts(objective, alone)
+        assert certify(instance, PLAIN, objective, tree)["value"] == ms * 10**9
+        first = parts(objective, alone[:1])
+        less = {"tel": 52, "mean_ttft": 20, "makespan": 52}[objective]
+        assert certify(instance, PLAIN, objective, first)["value"] == less * 10**9
+
+
+def test_the_checkers_machine_is_that_of_the_bounds() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        n = int(rng.integers(1, 30))
+        arrival = np.sort(rng.integers(0, 50, n)).tolist()
+        length = rng.integers(0, 12, n).tolist()
+        assert _completions(arrival, length) == list(srpt_completions(arrival, length))
+
+
+def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        cells = int(rng.integers(1, 20))
+        p1, p2, root = rng.integers(0, 2**20, (3, cells))
+        top = 2 ** int(rng.integers(0, 38))
+        lead, every, l1, l2, r = rng.integers(0, top, (5, 30))
+        cell = rng.integers(0, cells + 3, 30)
+        rows = np.stack([cell, lead * 2**20, every * 2**20, l1, l2, r], axis=1)
+        for row, found in zip(rows.tolist(), least_costs(rows, p1, p2, root), strict=True):
+            c, first, step, *pays = row
+            waits = [0, *(first + k * step for k in range(cells - c))]
+            paid = [
+                sum(pay * int(price[j]) for pay, price in zip(pays, (p1, p2, root), strict=True))
+                for j in range(c, cells)
+            ] + [0]
+            assert found == (min(map(sum, zip(waits, paid, strict=True))) if c < cells else 0)
+
+
+def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: int) -> int:
+    """The least cost of a path by the definition: every start and end, at every multiplier."""
+    cell, down, up, lead, first, every, apart, alone, extra, steps, _ = row
+    span, one = 150, 1 << UNIT_BITS
+    length = [down / (1 << LEAD_BITS), *[1.0] * span]
+
+    def gains(level: list[int]) -> tuple[list[int], list[int]]:
+        low, high, most, at_low, base, rise, fall, fine, _ = level
+        gain, area = [], [0]
+        for j in range(span):
+            p, r = (price[cell + j], root[cell + j]) if cell + j < len(price) else (0, 0)
+            middle = min(max(0, (base + rise * p - fall * r) // 2**fine + 1), most)
+            small = max(0, at_low - p * 2 ** (UNIT_BITS - bits))
+            gain.append(0 if p >= high else small if p <= low else middle)
+            part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
+            area.append(area[-1] + part)
+        return gain, area
+
+    ahead: list = [None] * span
+    for level in levels[0]:
+        gain, area = gains(level)
+        for j in range(first, span):
+            value = max(0, level[8] - area[j + 1])
+            if ahead[j] is None or value > ahead[j][0]:
+                ahead[j] = value, gain[j] if value else 0
+    ends = ahead
+    if steps:
+        ends = [None] * span
+        for level in levels[1]:
+            gain, area = gains(level)
+            for j in range(every, span):
+                starts = range(max(0, min(j, j + 1 - apart)) + 1)
+                free = [i for i in starts if level[8] <= area[j + 1] - area[i]]
+                nothing = ahead[free[-1]] if free else None
+                some = [
+                    ahead[i][0] + area[i + 1] + level[8] - area[j + 1]
+                    - (max(0, gain[i] - ahead[i][1]) if i else
+                       max(0, gain[0] - ahead[0][1]) * up // (1 << LEAD_BITS) + 1)
+                    for i in starts if i not in free and ahead[i] is not None
+                ]  # fmt: skip
+                found = [(v, gain[j]) for v in some] + ([(nothing[0], 0)] if nothing else [])
+                if not found:
+                    continue
+                value, s = min(found, key=lambda one: (one[0], one[1]))
+                if nothing and value < nothing[0]:
+                    s = min(s, nothing[0] - value)
+                least = min([*price, *[0] * span][cell : cell + j + 1] or [0])
+                value += extra * least // 2**16
+                if ends[j] is None or value > ends[j][0]:
+                    ends[j] = value, s
+    costs = [lead + (span - 1) * one]
+    for j, end in enumerate(ends):
+        early = lead + (j - 1) * one if j else 0
+        if end is not None:
+            costs.append(end[0] + max(alone, early + int(min(one, end[1]) * length[j])))
+    return min(costs)
+
+
+def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, compared = np.random.default_rng(5), []
+
+    def both(rows: Any, levels: Any, price: Any, root: Any, bits: int) -> Any:
+        found = path_costs(rows, levels, price, root, bits)
+        for row, table, cost in zip(rows.tolist(), levels.tolist(), found.tolist(), strict=True):
+            assert slow_path_cost(row, table, price.tolist(), root.tolist(), bits) == cost
+            compared.append(cost)
+        return found
+
+    monkeypatch.setattr(checker_kernel, "path_costs", both)
+    while len(compared) < 40:
+        instance, cost = tiny(rng)
+        tokens = busy.tokens_of(instance, cost)
+        width = float(tokens.chain.max()) * rng.choice([0.03, 0.1, 0.3])
+        price = rng.choice([0.1, 2.0, 20.0]) * rng.random(60) ** 2
+        certify(instance, cost, "tel", paths_leaf(width, price, LEVELS))
+    assert len(set(compared)) > 20
+
+
+@pytest.mark.parametrize("rate", [0.5, 4.0, 30.0])
+def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
+    cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
+    tokens = busy.tokens_of(instance, cost)
+    price, width = busy.schedule_prices(tokens.arrival, tokens.machine, 500)
+    for cap in (0.0, 3.0, np.inf):
+        p2 = np.minimum(price, cap)
+        value = busy.value_at(tokens, width, price - p2, p2)
+        proved = certify(instance, cost, "tel", busy_time_leaf(width, price - p2, p2))
+        assert float(exact(instance, proved)) == pytest.approx(value, rel=1e-6)
+    price, width = np.repeat(price[::10] / 5, 40), width / 4
+    value = paths.value_at(tokens, width, price, LEVELS)
+    proved = certify(instance, cost, "tel", paths_leaf(width * 2, price[::2], LEVELS, split=2))
+    # Prices have 16 bits, and payments and prices almost cancel where prices are wild.
+    assert abs(float(exact(instance, proved)) - value) < 1e-5 * (abs(value) + price.sum() * width)
+
+
+@pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
+def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text: str) -> None:
+    # Sums that would leave 64 bits are cut or refused. Where tokens take 1 ms: 3 in the prefill and
+    # 2 more, 5 ms. Where batches take 1 ms: 3 of them.
+    instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
+    for base, token, ms in ((tiny_text, "1", 5), ("1", tiny_text, 3)):
+        cost = BatchCost("extreme", 1, {"base": base, "token": token})
+        optimum = ms / 1000 * (1 + 1e-12)
+        for price, width in ((0, 1), (1, 10**9), (2**39, 10**9), (5, 10**12), (1, 2**1000)):
+            for leaf in (
+                {"relaxation": "busy-time", "width": width, "denominator": 1, "p1": [price, 0],
+                 "p2": [0, price]},
+                {"relaxation": "paths", "width": width, "bits": 0, "split": 1,
+                 "price": [price, 1], "levels": [1, 10**6]},
+            ):  # fmt: skip
+                try:
+                    proved = certify(instance, cost, "tel", leaf)
+                except UsageError:
+                    continue
+                assert exact(instance, proved) <= optimum
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def forge(seed: int, count: int) -> None:
+    """Corrupt certificates: as they are, with the digest made anew, and with a new value too."""
+    rng = np.random.default_rng(seed)
+    tried = passed = 0
+    while tried < count:
+        instance, cost = tiny(rng)
+        objective = list(FLOAT)[int(rng.integers(3))]
+        optimum = Exhaustive(instance, cost).best(objective)[0]
+        for tree in trees(rng, instance, cost, objective):
+            good = json.loads(json.dumps(certify(instance, cost, objective, tree)))
+            for _ in range(12):
+                bad = corrupted(rng, good)
+                if bad == good:
+                    continue
+                tried += 1
+                with pytest.raises(ViolationError):
+                    verify_certificate(instance, bad, cost)
+                for forged in (sealed(bad), claimed(instance, bad)):
+                    try:
+                        verify_certificate(instance, forged, cost)
+                    except ViolationError:
+                        continue
+                    passed += 1
+                    if forged["objective"] == objective:
+                        assert exact(instance, forged) <= optimum * (1 + ULP), json.dumps(forged)
+    assert passed < tried
+
+
+def claimed(instance: Instance, bad: dict[str, Any]) -> dict[str, Any]:
+    """A corrupted certificate whose value a forger sets to what its tree proves."""
+    from optsched.bounds.checker_seconds import proved_ticks
+
+    try:
+        value = proved_ticks(instance, bad, checker_parts.Budget())
+    except Exception:
+        return bad
+    return sealed({**bad, "value": value})
+
+
+def test_corrupted_and_forged_certificates_are_refused_or_still_true() -> None:
+    forge(7, 200)
+
+
+@pytest.mark.slow
+def test_ten_thousand_corruptions_are_refused_or_still_true() -> None:
+    forge(8, 10_000)
+
+
+def test_a_bad_cost_model_is_refused() -> None:
+    instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
+    good = certify(instance, PLAIN, "tel", work_leaf())
+    texts = good["cost_model"]["coefficients"]
+    for change, words in (
+        ({"token": "-1"}, "decimal text >= 0"),
+        ({"token": "nan"}, "decimal text"),
+        ({"token": " 1"}, "decimal text"),
+        ({"token": "1_0"}, "decimal text"),
+        ({"token": "٣"}, "decimal text"),
+        ({"token": 1}, "decimal text"),
+        ({"token": "1e99"}, "at most"),
+        ({"token": "1e-999999999"}, "decimal text"),
+        ({"token": "0", "base": "0.0"}, "batches that take time"),
+        ({"tokens": "1"}, "other names"),
+    ):
+        bad = copy.deepcopy(good)
+        bad["cost_model"]["coefficients"] = {**texts, **change}
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, sealed(bad))
+    for name in texts:
+        bad = copy.deepcopy(good)
+        del bad["cost_model"]["coefficients"][name]
+        with pytest.raises(Rejected, match="other names"):
+            check_certificate(instance, sealed(bad))
+    for layers in (0, -1, 10_001, 1.0, True, "1"):
+        bad = copy.deepcopy(good)
+        bad["cost_model"]["layers"] = layers
+        with pytest.raises(Rejected, match="layers"):
+            check_certificate(instance, sealed(bad))
+    dearer = BatchCost("dearer", 2, PLAIN.coefficients)
+    other = certify(instance, dearer, "tel", work_leaf())
+    check_certificate(instance, other)  # true, but of another cost model
+    with pytest.raises(ViolationError, match="cost_model: found another one"):
+        verify_certificate(instance, other, PLAIN)
+
+
+def test_other_trees_objectives_and_instances_are_refused() -> None:
+    instance = Instance([0.0, 1.0], [3, 3], [3, 3], kv_capacity=9, time_unit="second")
+    leaf = work_leaf()
+    for tree, words in (
+        ({"relaxation": "magic"}, "relaxation"),
+        ({"relaxation": ["work"]}, "relaxation"),
+        ({"relaxation": "work", "value": 7}, "other fields"),
+        ({"sum": []}, "one or more parts"),
+        ({"sum": [leaf]}, "first, last and tree"),
+        ({"max": [{"first": 0, "last": 1, "tree": leaf}]}, "another node"),
+        (parts("tel", [(0, 0, leaf), (0, 1, leaf)]), "found requests 0..1; expected some of 1..1"),
+        (parts("tel", [(0, 2, leaf)]), "requests 0..2"),
+        (parts("tel", [(-1, 1, leaf)]), "requests -1..1"),
+        (parts("tel", [(1, 0, leaf)]), "requests 1..0"),
+        (parts("tel", [(1, 1, leaf), (0, 0, leaf)]), "requests 0..0"),
+        (parts("tel", [(0, 1, parts("tel", [(0, 1, leaf)]))]), "relaxation"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            certify(instance, PLAIN, "tel", tree)
+    busy_leaf = busy_time_leaf(0.1, np.ones(3), np.ones(3))
+    for change, words in (
+        ({"width": 0}, "width or denominator"),
+        ({"denominator": 0}, "width or denominator"),
+        ({"width": 0.5}, "width: found 0.5; expected an integer"),
+        ({"p1": [1]}, "other lengths"),
+        ({"p1": [], "p2": []}, "other lengths"),
+        ({"p1": [-1, 0, 0]}, "below 0"),
+        ({"p2": [2**40, 0, 0]}, "price of 2"),
+        ({"p2": [0, True, 0]}, "expected an integer"),
+        ({"p2": None}, "cannot be checked|expected a list"),
+        ({"price": []}, "other fields"),
+    ):
+        bad = sealed(
+            {**certify(instance, PLAIN, "tel", busy_leaf), "tree": {**busy_leaf, **change}}
+        )
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, bad)
+    path = paths_leaf(0.001, np.ones(3), LEVELS)
+    for change, words in (
+        ({"width": 0}, "width, bits or split"),
+        ({"width": 1}, "too narrow"),
+        ({"bits": -1}, "width, bits or split"),
+        ({"bits": 27}, "width, bits or split"),
+        ({"split": 0}, "width, bits or split"),
+        ({"split": 65}, "width, bits or split"),
+        ({"price": []}, "cells"),
+        ({"price": [0] * 200_000, "split": 64}, "cells"),
+        ({"price": [-1]}, "price out of range"),
+        ({"price": [2**40]}, "price out of range"),
+        ({"levels": []}, "levels"),
+        ({"levels": [1] * 33}, "levels"),
+        ({"levels": [-1]}, "levels"),
+        ({"levels": [0.5]}, "expected an integer"),
+        ({"price": None}, "expected a list"),
+    ):
+        good = certify(instance, PLAIN, "tel", path)
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, sealed({**good, "tree": {**path, **change}}))
+    for leaf_of_latency in (busy_leaf, path):
+        with pytest.raises(UsageError, match="expected 'tel'"):
+            certify(instance, PLAIN, "makespan", leaf_of_latency)
+    with pytest.raises(UsageError, match="another node"):
+        certify(instance, PLAIN, "makespan", {"sum": [{"first": 0, "last": 1, "tree": leaf}]})
+    with pytest.raises(UsageError, match="objective: found 'tps'"):
+        certify(instance, PLAIN, "tps", leaf)
+    rounds = Instance([0], [3], [3], kv_capacity=9)
+    with pytest.raises(UsageError, match="rounds"):
+        certify(rounds, PLAIN, "tel", leaf)
+    good = certify(instance, PLAIN, "tel", leaf)
+    for change, words in (
+        ({"claim": "optimal"}, "claim"),
+        ({"model": "rounds"}, "fields"),
+        ({"ticks_per_second": 0}, "ticks_per_second"),
+        ({"ticks_per_second": 10**19}, "ticks_per_second"),
+        ({"value": good["value"] + 1}, f"expected {good['value']}, which is proved"),
+        ({"denominator": 1}, "fields"),
+    ):
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, sealed({**good, **change}))
+
+
+def test_what_a_check_may_take_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = Instance([0.0] * 9, [3] * 9, [3] * 9, kv_capacity=9, time_unit="second")
+    good = certify(instance, PLAIN, "tel", work_leaf())
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
+    with pytest.raises(Rejected, match="steps; too large to check"):
+        check_certificate(instance, good)
+
+
+def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
+    instance = Instance(
+        [0.0, 0.1], [30, 20], [3, 9], kv_capacity=90, time_unit="second", name="two"
+    )
+    file, proof = tmp_path / "two.json", tmp_path / "proof.json"
+    write_instance(instance, file)
+    model = "llama2-7b-a100-infermax"
+
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    for objective in FLOAT:
+        made = run(
+            "bound", file, "--cost-model", model, "--objective", objective, "--time-limit", 1,
+            "--certificate-out", proof,
+        )  # fmt: skip
+        assert made.exit_code == 0, made.output
+        assert "certificate of" in made.stdout
+        checked = run("verify", file, proof, "--cost-model", model)
+        assert checked.exit_code == 0, checked.output
+        assert f"valid certificate: {objective}" in checked.stdout
+    refused = run("verify", file, proof, "--cost-model", "llama2-7b-a100-fit")
+    assert refused.exit_code == 5
+    assert "cost_model: found another one" in refused.output
+    value = json.loads(proof.read_text())["value"]
+    exact_value = value / TICKS_PER_SECOND
+    found = bound(instance, cost_model=load_cost_model(model), objective="makespan", time_limit_s=0)
+    assert found.certified == pytest.approx(exact_value)
+
+
+def test_a_report_shows_what_is_certified_in_seconds(tmp_path: Path) -> None:
+    from optsched import compare
+    from optsched.files.read_write import write_json
+    from optsched.show.report import gather, page
+
+    model = "llama2-7b-a100-infermax"
+    instance = Instance(
+        [0.0, 0.1, 0.2], [30, 20, 10], [3, 9, 5], kv_capacity=90, time_unit="second", name="three"
+    )
+    compared = compare(instance, ["fcfs"], cost_model=model, time_limit_s=0.5)
+    names = [tmp_path / name for name in ("i.json", "c.json", "right.json", "wrong.json")]
+    write_instance(instance, names[0])
+    write_json(compared.to_dict(), names[1])
+    for name, file in ((model, names[2]), ("llama2-70b-tp2-a100-splitwise", names[3])):
+        write_json(certify(instance, load_cost_model(name), "tel", work_leaf()), file)
+    right = verify_certificate(instance, json.loads(names[2].read_text()))
+    (section,) = gather.gather(names).sections
+    assert [v.state for _, v in section.certificates] == ["verified", "verified"]
+    (comparison,) = section.comparisons
+    assert comparison["certified"] == right  # the other cost model's larger value does not count
+    assert right < verify_certificate(instance, json.loads(names[3].read_text()))
+    text = page.render(gather.gather(names))
+    assert "/ certified" in text
+    assert "total latency" in text

@@ -1,0 +1,113 @@
+"""What a policy is told inside vLLM; `tests/real_vllm` has vLLM itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from slow_judge import TIMED, random_instance
+from test_kv_blocks import in_blocks
+from test_simulate import run_or_error, same
+
+from optsched.policies import Rules, make_policy
+from optsched.policies.base import Batch, View
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import OptschedError, PolicyError, UsageError
+from optsched.problem.instance import Instance, Limits
+from optsched.vllm import Desk
+
+
+class AtTheDesk:
+    """Asks a desk, which numbers requests as they come, before every batch."""
+
+    clairvoyant = False
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.numbers = desk, list[int]()
+
+    def batch(self, view: View) -> Batch:
+        for i in view.waiting:
+            if i not in self.numbers:
+                self.desk.add(view.arrival[i], int(view.prompt_tokens[i]), view.predicted[i])
+                self.numbers.append(i)
+        number = {i: k for k, i in enumerate(self.numbers)}
+        answer = self.desk.ask(
+            view.now, [number[i] for i in view.waiting], [number[i] for i in view.running],
+            *(a[self.numbers] for a in (view.generated, view.cached, view.decoding)),
+        )  # fmt: skip
+        tokens = {self.numbers[k]: c for k, c in answer.tokens.items()}
+        return Batch(tokens, [self.numbers[k] for k in answer.evict], answer.stall)
+
+
+def desk(instance: Instance, policy, **options) -> Desk:
+    made = make_policy(policy)[0] if isinstance(policy, str) else policy
+    kv = (instance.kv_capacity, instance.kv_block_tokens)
+    return Desk(made, TIMED, *kv, instance.limits, **options)
+
+
+@pytest.mark.parametrize("spec", ["fcfs", "mc-sf", "sarathi", "least-work", "rank-output", "trail"])
+def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
+    rng, finished = Random(spec), 0
+    for seed in range(25):
+        instance = in_blocks(rng, random_instance(rng, most=8, unit="second"))
+        instance = replace(
+            instance, kv_accounting="cached", hybrid_batching=None, chunked_prefill=None
+        )
+        if instance.limits.max_prefill_tokens is not None:  # vLLM has no such limit
+            limits = replace(instance.limits, max_prefill_tokens=None)
+            instance = replace(instance, limits=limits)
+        # In order of arrival, as a server numbers them.
+        instance = instance.subset(np.argsort(instance.arrival, kind="stable"))
+        policy = make_policy(spec)[0]
+        if isinstance(policy, Rules):  # what vLLM preempts keeps its tokens
+            policy = replace(policy, evict_mode="recompute")
+        fast = run_or_error(instance, policy, seed=seed)
+        if isinstance(fast, OptschedError):
+            continue
+        assert same(fast, simulate(instance, AtTheDesk(desk(instance, policy)), TIMED))
+        finished += 1
+    assert finished >= 10
+
+
+def test_a_prediction_that_cannot_fit_is_cut() -> None:
+    # 30 of 32 tokens are whole blocks of 10. A prompt of 8 leaves room for 23 output tokens,
+    # the last of which is never cached.
+    instance = Instance([0.0], [8], [5], 32, "second", "cached", kv_block_tokens=10)
+    here = desk(instance, "mc-sf")
+    here.add(0.0, 8, 1000)
+    assert here.predicted == [23]
+    zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    assert here.ask(0.0, [0], [], zero, zero, no).tokens == {0: 8}
+
+
+def test_what_cannot_be_asked_or_answers_nonsense_is_refused() -> None:
+    instance = Instance([0.0], [8], [5], 32, "second", "cached")
+    for spec in ("vllm-v1", "isrtf"):
+        with pytest.raises(UsageError, match=r"policy: found .* which runs as a whole; expected"):
+            desk(instance, spec)
+
+    class Silent:
+        def batch(self, view: View) -> None:
+            return None
+
+    here = desk(instance, Silent(), chunked=False)
+    here.add(0.0, 8, 5)
+    zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    with pytest.raises(PolicyError, match="policy: found None; expected a Batch"):
+        here.ask(0.0, [0], [], zero, zero, no)
+
+
+def test_limits_of_the_server_are_shown() -> None:
+    seen = []
+
+    class Looks:
+        def batch(self, view: View) -> Batch:
+            seen.append((view.kv_capacity, view.kv_block_tokens, view.limits.max_running))
+            return Batch()
+
+    here = Desk(Looks(), TIMED, 35, 16, Limits(max_running=3))
+    here.add(0.0, 8, 5)
+    here.ask(0.0, [0], [], np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_))
+    assert seen == [(32, 16, 3)]
