@@ -70,6 +70,18 @@ def test_one_request_alone_is_its_chain() -> None:
     assert value_of("prefill-work", instance, PLAIN) == pytest.approx(0.020, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["clock", "pieces", "paths", "busy-time", "work"])
+def test_requests_that_never_meet_take_no_less_than_any_bound(name: str) -> None:
+    # Each is done 0.08 s before the next arrives, so fcfs serves every one alone: it is optimal.
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = Instance(
+        [0.0, 0.1, 0.2], [30, 20, 10], [3, 9, 5], kv_capacity=90, time_unit="second"
+    )
+    optimum = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics["tel"]
+    for limit in (0.0, 0.5):
+        assert value_of(name, instance, cost, limit) <= optimum * (1 + 1e-12)
+
+
 def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
     # M = 5 and s = 5, o = 1: each request alone fills the KV, so its share is the whole fixed
     # cost: 10 + 7 + 5 = 22 ms. Two of them complete at 22 and 44 at best, and do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +37,9 @@ from optsched.bounds.machine import srpt_completions
 from optsched.cli import app
 from optsched.files.read_write import write_instance
 from optsched.problem.errors import UsageError, ViolationError
+from optsched.workloads.traces import read_trace
 
+DATA = os.environ.get("OPTSCHED_DATA")
 FLOAT = {"tel": "work", "mean_ttft": "prefill-work", "makespan": "work-makespan"}
 """The bound in float64 that each objective's leaf ``work`` proves."""
 LEVELS = np.array([0.3, 1.0, 4.0])
@@ -283,6 +286,21 @@ def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text:
                 except UsageError:
                     continue
                 assert exact(instance, proved) <= optimum
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
+def test_bounds_of_a_whole_trace_are_certified_to_one_part_in_a_hundred_thousand() -> None:
+    (file,) = Path(DATA or "").rglob("AzureLLMInferenceTrace_conv.csv")
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    for rate, names in ((0.25, ("work", "paths")), (1.0, ("work", "busy-time"))):
+        instance = read_trace("azure", file, rate_scale=rate, kv_accounting="cached")
+        for name in names:
+            found = bound(instance, cost_model=cost, method=name, time_limit_s=20)
+            assert found.certificate is not None
+            proved = verify_certificate(instance, found.certificate, cost)
+            assert proved == pytest.approx(found.value, rel=1e-5)
+            assert found.certified == min(proved, found.value)
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -379,8 +379,10 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
         back = begins[place]
         piece = _piece(shares, ends[back], ends[place])
         largest = _piece(shares, ends[back], ends[place])
-        value = best_value(piece, _ROUNDS)
-        total += max(0.0, polished_value(piece, largest, _SWEEPS) - value)
+        best_value(piece, _ROUNDS)
+        # The piece counts with this, which may be its requests alone and not what its shares prove.
+        counted = best[place] - best[back]
+        total += max(0.0, polished_value(piece, largest, _SWEEPS) - counted)
         place = back
     return Proof(total * (1 - _SAFETY))
 

@@ -129,7 +129,7 @@ class BoundResult:
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
                 ("bound", None if self.value is None else f"{number(self.value)} ({self.name})"),
-                ("certified", self.certified),
+                ("certified", None if self.certified is None else number(self.certified)),
                 ("best schedule", number(self.objective)),
                 (
                     "first bound after",
