@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optsched.analysis import queueing as queueing
+    from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
     from optsched.costs.cost import (
         BatchCost as BatchCost,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     )
 
 _PUBLIC = {
+    "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
     "files.measured": "Measured read_measured write_measured",

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 
 from optsched.costs.cost import BatchCost
@@ -28,6 +29,7 @@ class Verdict:
     broken: dict[str, list[tuple[int | None, int | None]]] = field(default_factory=dict)
     finish: list = field(default_factory=list)
     first_token: list = field(default_factory=list)
+    gap: list = field(default_factory=list)  # between two tokens; None for a single token
     served: list = field(default_factory=list)  # time of all batches of each request
     kv: dict[int, int] = field(default_factory=dict)  # after each batch, or in each busy round
 
@@ -89,6 +91,7 @@ def _judge_rounds(instance, starts: list[int]) -> Verdict:
             verdict.breaks("hybrid_batching", t)
     verdict.finish = [k + o for k, o in zip(starts, outputs, strict=True)]
     verdict.first_token = [k + 1 for k in starts]
+    verdict.gap = [1 if o > 1 else None for o in outputs]
     verdict.kv = dict(kv)
     return verdict
 
@@ -103,6 +106,7 @@ class _Request:
     worker: int | None = None  # that holds its KV
     free_at: Fraction = Fraction(0)
     first_token: Fraction | None = None
+    tokens: list[Fraction] = field(default_factory=list)  # when each was produced
     finish: Fraction | None = None
     served: Fraction = Fraction(0)
 
@@ -163,7 +167,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             request.free_at = max(request.free_at, start)
             decode_phase.discard(i)
             if schedule.evict_mode == "restart":
-                request.generated, request.first_token = 0, None
+                request.generated, request.first_token, request.tokens = 0, None, []
 
         if not entries:
             verdict.breaks("empty_batch", j)
@@ -224,6 +228,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             if request.cached == request.input:
                 decode_phase.add(i)
                 request.generated += 1
+                request.tokens.append(end)
                 if request.first_token is None:
                     request.first_token = end
                 if request.generated == request.output:
@@ -245,6 +250,9 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             verdict.breaks("unfinished", None, i)
     verdict.finish = [r.finish for r in requests.values()]
     verdict.first_token = [r.first_token for r in requests.values()]
+    verdict.gap = [
+        max((b - a for a, b in pairwise(r.tokens)), default=None) for r in requests.values()
+    ]
     verdict.served = [r.served for r in requests.values()]
     return verdict
 

@@ -299,6 +299,8 @@ def test_metrics_by_hand_in_rounds() -> None:
             "mean_tpot": 1.25,
             "p99_tpot": 1.495,  # 1, 1.5: at place 0.99
             "max_tpot": 1.5,
+            "p99_gap": 1.99,  # A: 1; B: tokens at 2, 4, 5, so 2
+            "max_gap": 2,
             "latency_and_ttft": 0.75 * 8 / 3 + 0.25 * 4 / 3,
             "mean_queuing_delay": 1 / 3,  # C begins at 2
             "p99_queuing_delay": 0.98,  # 0, 0, 1: at place 1.98
@@ -480,6 +482,7 @@ def test_starts_and_the_same_runs_as_batches_are_judged_alike(seed: int) -> None
             continue
         assert not slow.broken, (slow.broken, instance.to_dict(), starts)
         assert found.finish.tolist() == slow.finish
+        assert [None if math.isnan(t) else t for t in found.gap] == slow.gap
         twin = evaluate(instance, by_batches)
         assert found.metrics == pytest.approx(twin.metrics)
         assert found.covered_by_hindsight
@@ -512,6 +515,8 @@ def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(seed: int) -> Non
                 [float(t) for t in slow.first_token], rel=1e-9
             )
             assert found.served == pytest.approx([float(t) for t in slow.served], rel=1e-9)
+            gaps = [math.nan if t is None else float(t) for t in slow.gap]
+            assert found.gap == pytest.approx(gaps, rel=1e-9, abs=1e-9, nan_ok=True)
             assert found.batch_kv.tolist() == list(slow.kv.values()), story
 
 

@@ -45,7 +45,7 @@ def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
     known = {name for name, value in times.items() if value is not None}
     assert set(METRICS) - known == {
         "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
-        "evictions",
+        "evictions", "p99_gap", "max_gap",
     }  # fmt: skip
     assert {name: times[name] for name in known} == {
         name: EVALUATION.metrics[name] for name in known

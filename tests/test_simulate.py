@@ -90,7 +90,15 @@ def random_forecast(rng: Random, outputs: list[int]) -> Forecast:
 
 def random_cases(seed: int, count: int) -> list[Instance]:
     rng = Random(seed)
-    return [random_predictions(rng, random_instance(rng, most=8)) for _ in range(count)]
+    return [due(random_predictions(rng, random_instance(rng, most=8))) for _ in range(count)]
+
+
+def due(instance: Instance) -> Instance:
+    """Return the instance with an SLO on the TTFT of most requests, of the order of batches."""
+    rng = Random(instance.sha256)
+    batch = 1.0 if instance.in_rounds else TIMED.layers * 0.05
+    limits = [rng.choice([1.0, 2.0, 4.0, 9.0, 30.0, None]) for _ in range(instance.n)]
+    return replace(instance, slo_ttft=[None if x is None else x * batch for x in limits])
 
 
 def cost_of(instance: Instance) -> BatchCost | None:
@@ -221,7 +229,7 @@ def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypat
     rng = Random(spec)
     compared = 0
     for number in range(60):
-        instance = random_instance(rng, most=8)
+        instance = due(random_instance(rng, most=8))
         if allows(spec, instance) is not None:
             continue
         # What policies are told stays; the truth changes for a request or two. Schedulers that

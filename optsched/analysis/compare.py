@@ -53,6 +53,8 @@ def compare(
     time_limit_s: float = 60.0,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
+    slo_gap: float | None = None,
+    slo_latency: float | None = None,
     seed: int = 0,
     progress: Callable[[str, Any], None] | None = None,
     stop: threading.Event | None = None,
@@ -77,8 +79,8 @@ def compare(
     time_limit_s : float
         Seconds for the bounds that search, the solver (in rounds) and the offline search (in
         seconds), all together. The policies' own time is not limited.
-    slo_ttft, slo_tpot : float, optional
-        Limits of TTFT and TPOT in the instance's time unit, for the metric ``slo_goodput``.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        SLOs of every request, as for `optsched.evaluate`.
     seed : int
         Seed of random policies and of the searches.
     progress : callable, optional
@@ -120,7 +122,9 @@ def compare(
         measured = read_measured(measured)
     if measured is not None:
         measured.check(instance)
-    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot}
+    limits = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+    }  # fmt: skip
     rows: list[PolicyRow] = []
     interrupted = False
     specs = _specs(instance, policies)
@@ -141,7 +145,7 @@ def compare(
             raise
     rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
     if measured is not None:
-        rows.append(_measured_row(instance, measured, slo_ttft, slo_tpot))
+        rows.append(_measured_row(instance, measured, limits))
 
     notes: tuple[str, ...] = ()
     if bound and not interrupted:
@@ -257,15 +261,13 @@ def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | Non
     )
 
 
-def _measured_row(
-    instance: Instance, measured: Measured, slo_ttft: float | None, slo_tpot: float | None
-) -> PolicyRow:
+def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]) -> PolicyRow:
     latency, ttft = measured.latency, measured.ttft
     tpot = None
     if ttft is not None:
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
-    times = Times(instance, latency, ttft, tpot, slo_ttft, slo_tpot)
+    times = Times(instance, latency, ttft, tpot, **limits)
     note = "its ratios hold if the cost model and the KV capacity are those of the server"
     return PolicyRow(
         measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True

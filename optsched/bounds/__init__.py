@@ -163,12 +163,13 @@ def lower_bound(
 
     def take(name: str, proof: Proof) -> None:
         nonlocal best
-        if best[0] is None or proof.value > best[0]:
+        if best[0] is None or goal.signed(proof.value) > goal.signed(best[0]):
             best = proof.value, name
             if progress is not None:
                 progress(name, proof.value)
 
-    task = BoundTask(instance, cost_model or UnitCost(), parse_objective(objective))
+    goal = parse_objective(objective)
+    task = BoundTask(instance, cost_model or UnitCost(), goal)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

@@ -15,6 +15,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.registry import Registry
 from optsched.problem.schedule import Schedule
+from optsched.problem.service import SLOS
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +170,9 @@ _READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "
 _EVERYWHERE = {"prompt_tokens", "output_tokens", "kv_capacity"}
 """Fields that every instance has and that every proof takes into account."""
 _NO_SCHEDULE = {
-    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
+    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", *SLOS,
 }  # fmt: skip
-"""Fields that change neither the feasibility nor the value of any schedule."""
+"""Fields that rule no schedule out. A bound on an objective that depends on SLOs reads them."""
 
 
 def features_of(instance: Instance, cost_model: CostModel | None = None) -> frozenset[str]:

@@ -64,6 +64,8 @@ class Work:
         Own work of the prefill, without shares.
     prefill, total : ndarray of float64
         Machine time (own work and shares) until the first token and until the last.
+    first_shares : ndarray of float64
+        Shares of ``prefill_base`` in the prefill, which are part of ``prefill``.
     first, chain : ndarray of float64
         Time from a request's first batch to its first and its last token, if it were alone: one
         batch after another, each with its fixed cost.
@@ -77,6 +79,7 @@ class Work:
     own_prefill: NDArray[np.float64]
     prefill: NDArray[np.float64]
     total: NDArray[np.float64]
+    first_shares: NDArray[np.float64]
     first: NDArray[np.float64]
     chain: NDArray[np.float64]
     decode_share: NDArray[np.float64]
@@ -137,19 +140,11 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         + cost["prefill_kv"] * before
         + cost["prefill_request"] * chunks
     )
-    share = (
-        base * (before + prompt + offset * chunks) / capacity + prefill_base * prompt / per_batch
-    )
+    first_shares = prefill_base * prompt / per_batch
+    share = base * (before + prompt + offset * chunks) / capacity + first_shares
     first = own_prefill + chunks * (base + prefill_base)
 
-    # Tokens 2..o of every request, flat.
-    steps = instance.output_tokens - 1
-    owner = np.repeat(np.arange(instance.n), steps)
-    ends = np.cumsum(steps)
-    k = np.arange(len(owner)) - np.repeat(ends - steps, steps) + 2.0
-    after = prompt[owner] + k - 1  # cached after the token
-    decode = decode_ms(cost.array, after - 1)
-    refill = token_prefill * after + cost["prefill_request"]
+    owner, after, decode, refill = later_tokens(instance, cost)
     held = (after + offset) / capacity
     with_share = np.minimum(decode + (base + decode_base) * held, refill + base * held)
     alone = np.minimum(decode + base + decode_base, refill + base + prefill_base)
@@ -158,7 +153,8 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
-    decoding = steps > 0
+    steps = instance.output_tokens - 1
+    decoding, ends = steps > 0, np.cumsum(steps)
     begins = (ends - steps)[decoding]
     decode_share, longest_step = np.zeros(instance.n), np.zeros(instance.n)
     if len(begins) > 0:
@@ -170,11 +166,40 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         own_prefill=own_prefill * seconds,
         prefill=(own_prefill + share) * seconds,
         total=(own_prefill + share + per_request(with_share)) * seconds,
+        first_shares=first_shares * seconds,
         first=first * seconds,
         chain=(first + per_request(alone)) * seconds,
         decode_share=np.minimum(decode_share, 1.0) * (1 - _SAFETY),
         longest_step=longest_step * cost.layers / 1000.0 * (1 + _SAFETY),
     )
+
+
+def later_tokens(
+    instance: Instance, cost: BatchCost
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return what tokens 2 to o of every request take, flat, in ms per layer.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    cost : BatchCost
+
+    Returns
+    -------
+    owner : ndarray of int64
+        The request of each token.
+    after, decode, refill : ndarray of float64
+        The tokens cached after it, and the own work of a decode step and of a refill.
+    """
+    steps = instance.output_tokens - 1
+    owner = np.repeat(np.arange(instance.n), steps)
+    ends = np.cumsum(steps)
+    k = np.arange(len(owner)) - np.repeat(ends - steps, steps) + 2.0
+    after = instance.prompt_tokens[owner] + k - 1
+    decode = decode_ms(cost.array, after - 1)
+    refill = (cost["token"] + cost["prefill_token"]) * after + cost["prefill_request"]
+    return owner, after, decode, refill
 
 
 def _ticks(values: NDArray[np.float64]) -> list[int]:

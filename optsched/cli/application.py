@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 import optsched
 from optsched.cli import (
+    capacity,
     comparing,
     data,
     experimenting,
@@ -157,6 +158,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 
 app.command("solve")(solving.solve)
+app.command("capacity")(capacity.capacity)
 app.command("compare")(comparing.compare)
 app.command("bound")(solving.bound)
 app.command("tradeoff")(solving.tradeoff)

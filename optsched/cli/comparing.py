@@ -13,6 +13,8 @@ from optsched.cli.options import (
     InstanceFile,
     JsonOut,
     Seed,
+    SloGap,
+    SloLatency,
     SloTpot,
     SloTtft,
     TimeLimit,
@@ -56,6 +58,8 @@ def compare(
     time_limit: TimeLimit = 60.0,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
     seed: Seed = 0,
     schedules_out: Annotated[
         str | None,
@@ -72,8 +76,6 @@ def compare(
 ) -> None:
     """Compare policies with the best known schedule and with a bound."""
     check_number(time_limit, "--time-limit", 0.0)
-    check_number(slo_ttft, "--slo-ttft", 0.0, strict=True)
-    check_number(slo_tpot, "--slo-tpot", 0.0, strict=True)
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
@@ -98,6 +100,8 @@ def compare(
             time_limit_s=time_limit,
             slo_ttft=slo_ttft,
             slo_tpot=slo_tpot,
+            slo_gap=slo_gap,
+            slo_latency=slo_latency,
             seed=seed,
             progress=progress,
             stop=stop,

@@ -16,6 +16,8 @@ from optsched.cli.options import (
     ScheduleFile,
     ScheduleOut,
     Seed,
+    SloGap,
+    SloLatency,
     SloTpot,
     SloTtft,
     TtftWeight,
@@ -42,6 +44,8 @@ def simulate(
     seed: Seed = 0,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
     ttft_weight: TtftWeight = None,
     schedule_out: ScheduleOut = None,
     requests_out: RequestsOut = None,
@@ -59,7 +63,10 @@ def simulate(
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed)
     wall_s = time.perf_counter() - begin
-    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    limits = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
+    }  # fmt: skip
     evaluation = judge(instance, schedule, cost, **limits)
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
@@ -95,6 +102,8 @@ def evaluate(
     cost_model: CostModelName = None,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
     ttft_weight: TtftWeight = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
@@ -107,7 +116,10 @@ def evaluate(
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    limits = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
+    }  # fmt: skip
     evaluation = judge(instance, schedule, cost, **limits)
     write_requests(evaluation, requests_out)
     data = result_dict(

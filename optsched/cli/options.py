@@ -79,7 +79,7 @@ SloTtft = Annotated[
     option(
         "--slo-ttft",
         "S",
-        "The limit of the time to first token for SLO goodput, in the instance's time unit.",
+        "The SLO on the time to first token, in the instance's time unit.",
         callback=above_0,
     ),
 ]
@@ -89,11 +89,16 @@ TtftWeight = Annotated[
 ]
 SloTpot = Annotated[
     float | None,
+    option("--slo-tpot", "S", "The SLO on the mean time per further token.", callback=above_0),
+]
+SloGap = Annotated[
+    float | None,
+    option("--slo-gap", "S", "The SLO on the largest time between two tokens.", callback=above_0),
+]
+SloLatency = Annotated[
+    float | None,
     option(
-        "--slo-tpot",
-        "S",
-        "The limit of the time per token for SLO goodput, in the instance's time unit.",
-        callback=above_0,
+        "--slo-latency", "S", "The SLO on the time from arrival to last token.", callback=above_0
     ),
 ]
 

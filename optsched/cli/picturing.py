@@ -254,6 +254,25 @@ def _comparison(source: _Source) -> Figure:
     return canvas
 
 
+def _capacity(source: _Source) -> Figure:
+    from optsched.show import plot as pictures
+
+    data = source.data
+    source.pick(("attainment",), "a capacity")
+    rates = data.get("searched") != "workers"
+    found = data["impossible_rate_scale"] if rates else (data["workers"] or {}).get("impossible")
+    canvas, ax = _canvas(data["instance"]["name"], (8.0, 4.5))
+    pictures.plot_capacity(
+        {row["policy"]: row.get("points") or [] for row in data["policies"]},
+        data.get("bound_points") or [],
+        attainment=data["attainment"],
+        impossible=found,
+        xlabel="rate, as a multiple of the instance's" if rates else "workers",
+        ax=ax,
+    )
+    return canvas
+
+
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy, from its schedule's file or by a new simulation."""
     from optsched.judge.evaluate import evaluate
@@ -336,6 +355,7 @@ def _tradeoff(source: _Source) -> Figure:
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
+    "capacity": _capacity,
     "comparison": _comparison,
     "certificate": _certificate,
     "tradeoff": _tradeoff,

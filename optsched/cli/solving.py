@@ -259,7 +259,7 @@ def bound(
             + ", ".join(sorted({name for one in there for name in one.objectives}))
         )
     if json_out != "-":
-        print(f"{words} of any schedule >= {number(found.value)} {times} ({found.name})")
+        print(f"{words} of any schedule {found.sign} {number(found.value)} {times} ({found.name})")
         if found.objective is not None:
             print(
                 f"best schedule found: {number(found.objective)} {times} ({found.found_by}), "

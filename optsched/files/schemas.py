@@ -23,6 +23,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Counts = SkipValidation[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]]]
 _Integers = SkipValidation[list[int]]
+_Limits = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
 
 
 class LimitsFile(BaseModel):
@@ -72,6 +73,10 @@ class RequestsFile(BaseModel):
         None, description="upper ends of these intervals"
     )
     forecast: ForecastFile | None = None
+    slo_ttft: _Limits = Field(None, description="max time to first token; null: no limit")
+    slo_tpot: _Limits = Field(None, description="max mean time per output token after the first")
+    slo_gap: _Limits = Field(None, description="max time between two output tokens in succession")
+    slo_latency: _Limits = Field(None, description="max time from arrival to last token")
     id: SkipValidation[list[str | int] | None] = Field(
         None, description="external names, unique", json_schema_extra={"uniqueItems": True}
     )
@@ -257,6 +262,28 @@ class ComparisonFile(BaseModel):
     policies: list[ComparedPolicy]
 
 
+class CapacityFile(BaseModel):
+    """What `capacity` writes; further fields may appear. Rates are multiples of the instance's."""
+
+    model_config = _OPEN
+    format: Literal["optsched-capacity"]
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+    attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
+    policies: list[dict[str, Any]]
+    best_rate_scale: float | None = None
+    best_origin: str | None = None
+    impossible_rate_scale: float | None = Field(
+        None, description="no schedule attains it at this rate or a larger one"
+    )
+    bound_origin: str | None = None
+    workers: dict[str, float | int | None] | None = Field(
+        None, description="workers given, or the fewest found and those proved too few"
+    )
+
+
 class TradeoffBound(BaseModel):
     """A bound on the weighted sum of mean latency and mean TTFT."""
 
@@ -348,6 +375,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
+    "capacity": CapacityFile,
     "tradeoff": TradeoffFile,
 }
 """The model of each file format."""

@@ -23,7 +23,10 @@ import numpy as np
 from optsched.problem.columns import plain_numbers
 from optsched.problem.errors import InputError
 
-FORMATS = ("instance", "schedule", "result", "comparison", "certificate", "measured", "tradeoff")
+FORMATS = (
+    "instance", "schedule", "result", "comparison", "certificate", "measured", "tradeoff",
+    "capacity",
+)  # fmt: skip
 """Names of the file formats; a file's ``format`` is ``optsched-`` and one of them."""
 
 VERSION = 1

@@ -82,9 +82,11 @@ class Evaluation:
         Number of batches, or of rounds in which something runs.
     split_prefill : bool
         Whether some prefill was processed in chunks.
-    slo_ttft, slo_tpot : float, optional
-        Service level objectives of `metrics`: the maximum TTFT and TPOT of a request that is
-        served well, in the instance's unit.
+    gap : ndarray of float64, shape (n,)
+        Largest time between two output tokens of each request in succession. Tokens that a restart
+        discards do not count. NaN for a single output token.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        SLOs of every request, in place of those of the instance (`evaluate`).
     ttft_weight : float, optional
         The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
     """
@@ -99,9 +101,12 @@ class Evaluation:
     workers: int
     mean_kv: float
     busy_batches: int
+    gap: NDArray[np.float64]
     split_prefill: bool = False
     slo_ttft: float | None = None
     slo_tpot: float | None = None
+    slo_gap: float | None = None
+    slo_latency: float | None = None
     ttft_weight: float | None = None
 
     def __repr__(self) -> str:
@@ -223,8 +228,8 @@ class Evaluation:
         ``tel`` is the sum of latencies and ``makespan`` the last completion. ``tps`` counts
         output tokens per time unit from the first arrival to the last completion.
         ``mean_waiting`` is the mean time in no batch: the queuing delay and later interruptions.
-        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests that
-        meet every given limit, and ``slo_goodput`` their number per time unit. Percentiles are
+        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests within
+        all their SLOs, and ``slo_goodput`` their number per time unit. Percentiles are
         interpolated linearly.
         """
         return derive(self)
@@ -252,6 +257,7 @@ class Evaluation:
                 "latency": self.latency,
                 "ttft": self.ttft,
                 "tpot": self.tpot,
+                "gap": self.gap,
                 "queuing_delay": self.queuing_delay,
                 "waiting": self.waiting,
                 "evictions": self.evictions,
@@ -267,6 +273,8 @@ def evaluate(
     *,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
+    slo_gap: float | None = None,
+    slo_latency: float | None = None,
     ttft_weight: float | None = None,
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
@@ -291,9 +299,10 @@ def evaluate(
     cost_model : BatchCost, str or path, optional
         Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
         refuses it.
-    slo_ttft, slo_tpot : float, optional
-        Service level objectives, in the instance's time unit: the maximum TTFT and TPOT of a
-        request that is served well.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
+        gap between two output tokens, and latency of a request that is served well. Each that is
+        given replaces the instance's column of its name.
     ttft_weight : float, optional
         The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
 
@@ -313,7 +322,7 @@ def evaluate(
         value and limit.
     InputError
         Columns do not fit together, the schedule was made for another instance or cost model, or
-        a service level objective is not a time > 0, or the weight is not in its range.
+        an SLO is not a time > 0, or the weight is not in its range.
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
@@ -325,7 +334,10 @@ def evaluate(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
-    given = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "ttft_weight": ttft_weight}
+    given: dict[str, Any] = {
+        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
+        "ttft_weight": ttft_weight,
+    }  # fmt: skip
     for name, value in given.items():
         expected = None if value is None else check_parameter(name, value)
         if expected is not None:
@@ -338,7 +350,7 @@ def evaluate(
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
-    return replace(judged, slo_ttft=slo_ttft, slo_tpot=slo_tpot, ttft_weight=ttft_weight)
+    return replace(judged, **given)
 
 
 def _judge_starts(
@@ -445,6 +457,7 @@ def _judge_starts(
         workers=1,
         mean_kv=float(volume / rounds),
         busy_batches=rounds,
+        gap=np.where(output > 1, 1.0, np.nan),
     )
 
 
@@ -532,6 +545,7 @@ def _judge_batches(
         workers=workers,
         mean_kv=float((found["kv"] * length).sum() / length.sum()),
         busy_batches=batches,
+        gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(split),
     )
 

@@ -189,6 +189,8 @@ FIELDS = (
     ("free_at", np.float64),  # end of its latest batch, or time of its latest eviction
     ("first_start", np.float64),
     ("first_token", np.float64),
+    ("last_token", np.float64),  # end of the batch that produced its latest token
+    ("gap", np.float64),  # largest time from one token to the next
     ("finish", np.float64),
     ("served", np.float64),
     ("home", np.int64),  # worker that holds its KV, or -1
@@ -314,6 +316,10 @@ def _process(
     if advance(r, c):
         if r.produced == 1:
             r.first_token = end
+            r.gap = 0.0
+        else:
+            r.gap = max(r.gap, end - r.last_token)
+        r.last_token = end
         if r.produced == r.output:
             r.done = True
             r.finish = end

@@ -98,15 +98,28 @@ class BoundResult:
 
     @property
     def gap(self) -> float | None:
-        """The relative gap (objective - value) / objective. None if one of the two is unknown."""
-        if self.value is None or not self.objective:
+        """The relative gap (objective - value) / objective. None if one of the two is unknown.
+
+        Where more is better it is (value - objective) / value.
+        """
+        high, low = self.objective, self.value
+        if self.sign == "<=":
+            high, low = low, high
+        if low is None or not high:
             return None
-        return (self.objective - self.value) / self.objective
+        return (high - low) / high
+
+    @property
+    def sign(self) -> str:
+        """How values of schedules compare with the bound: ``">="``, or ``"<="`` if maximized."""
+        metric = first_metric(self.objective_name)
+        return "<=" if metric is not None and metric.sense == "max" else ">="
 
     def __repr__(self) -> str:
         return (
             f"<BoundResult {self.instance.name!r} in {self.instance.time_unit}s: "
-            f"{self.objective_name} >= {self.value} ({self.name}), best schedule {self.objective}>"
+            f"{self.objective_name} {self.sign} {self.value} ({self.name}), "
+            f"best schedule {self.objective}>"
         )
 
     def _repr_html_(self) -> str:

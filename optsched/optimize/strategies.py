@@ -18,6 +18,7 @@ from optsched.policies.engine.simulate import quick_to_simulate, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError, NoIncumbentError, PolicyError, ViolationError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 
 
@@ -166,6 +167,7 @@ def run_policies(
     instance, cost = interval.task.instance, interval.task.cost_model
     if not quick_to_simulate(instance):
         return
+    limits = service_limits(interval.task.objective)
     try:
         for spec in allowed_policies(instance):
             if budget.over:
@@ -173,7 +175,7 @@ def run_policies(
             if tell is not None:
                 tell(spec)
             try:
-                schedule, evaluation, _ = run_policy(instance, spec, cost, seed=seed)
+                schedule, evaluation, _ = run_policy(instance, spec, cost, seed=seed, **limits)
             except (LoopError, PolicyError):
                 continue
             if outside_reason(evaluation) is None:
@@ -194,6 +196,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     """
     from optsched.optimize.search.offline import POLICIES, improve
 
+    if interval.goal.maximized:
+        return  # the search minimizes
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]
     interval.clock_s = interval.budget.spent_s

@@ -126,7 +126,9 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     says whether it uses output lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
-    ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``.
+    ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``. With ``workers=N`` and
+    ``router=NAME`` it runs on N equal workers (`optsched.policies.routers`), unless it has
+    parameters of these names itself.
 
     Parameters
     ----------
@@ -150,6 +152,8 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
     predictor = _predictor(spec, texts)
     own = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
+    ours = {"workers", "router"} - set(info.parameters)
+    routing = {key: own.pop(key) for key in own.keys() & ours}
     values = convert_all(own, info.parameters, f"policy {name!r}")
     try:
         made = info.make(**values)
@@ -161,10 +165,29 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
         raise InputError(f"policy {spec!r}: cannot be made: {error!r}") from error
     if is_file(name):
         info = _declared(spec, made, info)
+    if routing:
+        made = _routed(spec, made, info, routing)
     if predictor is not None:
         told = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and told)
     return made, info
+
+
+def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str]) -> Scheduler:
+    """Return several workers that run a policy, as its specification asks for."""
+    from optsched.policies.routers import DEFAULT, Routed
+
+    where = f"policy {spec!r}"
+    if "workers" in info.parameters:
+        raise InputError(f"{where}: found a router; expected none, since the policy has its own")
+    if "workers" not in texts:
+        raise InputError(f"{where}: found a router alone; expected workers=N with it")
+    allowed = {"workers": Parameter(int, False, None), "router": Parameter(str, False, None)}
+    values = convert_all(texts, allowed, where)
+    try:
+        return Routed(runner_of(made), values["workers"], values.get("router", DEFAULT))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def runner_of(made: Scheduler) -> Runner:

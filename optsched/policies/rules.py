@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.policies.runner import Job, Order, Runner, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Order, Runner, latest_start, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
-from optsched.problem.schedule import EvictMode, Schedule
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
@@ -31,10 +31,11 @@ class Rules(Runner):
 
     Parameters
     ----------
-    order : {"arrival", "prompt", "output", "total", "volume", "work", "random"}
+    order : {"arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", ..}
         What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
         s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
-        ``"work"`` is `own_work`.
+        ``"work"`` is `own_work`. ``"deadline"`` is when the first token is due by ``slo_ttft``, and
+        ``"slack"`` the time until then that the prefill leaves.
     ties : {"arrival", "random"}
         How requests of equal predicted output are ordered. With ``"random"`` the order is by the
         present estimates, and ties are drawn anew each time that a request starts to wait.
@@ -75,6 +76,9 @@ class Rules(Runner):
     make_room : bool
         Whether the KV that completions free is kept for waiting requests. Running requests past
         their estimates then grow only as others of them leave. It needs ``"evict_shortest"``.
+    late_last : bool
+        Whether a waiting request that can no longer have its first token in time stands behind all
+        that can.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -107,6 +111,7 @@ class Rules(Runner):
     beta: float = 1.0
     promote: bool = False
     make_room: bool = False
+    late_last: bool = False
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -149,6 +154,10 @@ class Rules(Runner):
         if self.make_room and self.overflow != "evict_shortest":
             raise InputError(
                 f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'"
+            )
+        if self.late_last and (self.promote or "all" in self.groups or self.ties == "random"):
+            raise InputError(
+                "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
             )
         if self.order == "random" and self.ties != "random":
             raise InputError(
@@ -195,8 +204,8 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. The loop is in `optsched.policies.engine.rules`."""
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rules as loop
@@ -210,10 +219,9 @@ class Rules(Runner):
         requests["peak"] = whole_blocks(
             instance.prompt_tokens + predicted - 1 + instance.kv_offset, instance.kv_block_tokens
         )
+        requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
-        state = common.new_state(loop.STATE_FIELDS, instance)
-        state["cleared_at"] = -1
         limits = limits_of(instance, mode)
         groups = (*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP)
         settings = loop.Settings(
@@ -233,18 +241,28 @@ class Rules(Runner):
             rules.order == "output",
             rules.promote,
             rules.make_room,
+            rules.late_last,
             bool((predicted < instance.output_tokens).any()),
             rules.max_batch_tokens or UNLIMITED,
             rules.max_prefill_tokens or UNLIMITED,
         )
-        by_arrival = np.lexsort((np.arange(instance.n), instance.release))
         span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
-        generator = np.random.default_rng(job.seed)
-        columns = loop.run(
-            requests, state, settings, job.cost.array, by_arrival, span,
-            common.new_columns(instance), generator,
-        )  # fmt: skip
-        return common.schedule_of(job, mode, requests, state, columns, split=chunked)
+        seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+        usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
+
+        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
+            columns, usage[w] = loop.run(
+                requests, state, settings, job.cost.array, queue, span, columns,
+                generators[w], lines[w], usage[w], until,
+            )  # fmt: skip
+            return columns
+
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        for state in states:
+            state["cleared_at"] = -1
+        return common.Compiled(job, mode, requests, states, step, chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""
@@ -252,6 +270,8 @@ class Rules(Runner):
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. A prompt may be too long unless prefills are split."""
+        if (self.late_last or self.order in ("deadline", "slack")) and instance.slo_ttft is None:
+            return "the instance has no slo_ttft, by which the policy decides"
         split = self.chunked and instance.chunked_prefill is not False
         return None if split else too_long(instance)
 

@@ -5,9 +5,10 @@ Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,9 @@ from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
-Order = Literal["arrival", "prompt", "output", "total", "volume", "work", "random"]
+Order = Literal[
+    "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random"
+]  # fmt: skip
 
 MAX_STALLED_BATCHES = 1_000_000
 """More batches than this without a completion, plus the longest output, are an endless loop."""
@@ -47,6 +50,48 @@ class Job:
     cost: CostModel
     seed: int = 0
     name: str = "policy"
+
+
+class Fleet(Protocol):
+    """Workers that run one scheduler each, in steps, while a router hands them requests.
+
+    Attributes
+    ----------
+    finish : ndarray of float64, shape (n,)
+        Time of each request's last token since the first arrival, infinite while it is unknown.
+    """
+
+    finish: NDArray[np.float64]
+
+    def assign(self, worker: int, request: int) -> None:
+        """Hand a request to a worker. Requests come in the order of their arrivals.
+
+        Parameters
+        ----------
+        worker, request : int
+        """
+
+    def advance(self, until: float) -> None:
+        """Let every worker decide about all batches that begin before a time.
+
+        Parameters
+        ----------
+        until : float
+            Time since the first arrival.
+        """
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of all workers, which have run to the end.
+
+        Returns
+        -------
+        Schedule
+
+        Raises
+        ------
+        LoopError
+            A scheduler would go on for ever, or cannot go on.
+        """
 
 
 class Runner:
@@ -78,7 +123,29 @@ class Runner:
         LoopError
             If the scheduler would go on for ever, or cannot go on.
         """
-        raise NotImplementedError
+        fleet = self.begin(job, 1)
+        if fleet is None:
+            raise NotImplementedError
+        for request in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
+            fleet.assign(0, request)
+        fleet.advance(math.inf)
+        return fleet.schedule()
+
+    def begin(self, job: Job, workers: int) -> Fleet | None:
+        """Return workers that run this scheduler in steps.
+
+        Parameters
+        ----------
+        job : Job
+        workers : int
+            Number of workers. Each has the instance's KV capacity and limits.
+
+        Returns
+        -------
+        Fleet or None
+            None if the scheduler runs only whole instances.
+        """
+        return None
 
     def warm_up(self) -> None:
         """Run a tiny instance, so that compiling and loading code count in no measured time."""
@@ -242,6 +309,44 @@ def own_work(
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
+def first_deadline(instance: Instance) -> NDArray[np.float64]:
+    """Return when each request's first token is due by its SLO on TTFT.
+
+    Parameters
+    ----------
+    instance : Instance
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Time since the first arrival; infinite without an SLO.
+    """
+    if instance.slo_ttft is None:
+        return np.full(instance.n, np.inf)
+    return np.asarray(instance.release + instance.slo_ttft)
+
+
+def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
+    """Return when the prefill of each request must start for its first token to be in time.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost : CostModel
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        `first_deadline` less the time of the whole prefill in a batch of its own.
+    """
+    alone = np.ones(instance.n)
+    if isinstance(cost, BatchCost) and not instance.in_rounds:
+        one = np.ones(instance.n)
+        prompt = instance.prompt_tokens.astype(np.float64)
+        alone = np.asarray(cost.layers * alone_ms(cost.array, prompt, one, fixed=True) / 1000.0)
+    return first_deadline(instance) - alone
+
+
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
@@ -273,6 +378,8 @@ def waiting_rank(
         "total": lambda: prompt + predicted,
         "volume": lambda: prompt * predicted + predicted * (predicted + 1) // 2,
         "work": lambda: own_work(prompt, predicted, cost),
+        "deadline": lambda: first_deadline(instance),
+        "slack": lambda: latest_start(instance, cost),
     }[order]()
     order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
     rank = np.empty(instance.n, dtype=np.int64)

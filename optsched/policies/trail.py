@@ -7,13 +7,14 @@ carries a forecast, the tokens that are left as it runs. Without predictions the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from optsched.policies import policy
-from optsched.policies.base import Batch, Job, Rules, Runner, View
+from optsched.policies.base import Batch, Fleet, Job, Rules, Runner, View
 from optsched.problem.errors import InputError
-from optsched.problem.schedule import EvictMode, Schedule
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
 
 BATCH_TOKENS = 512
@@ -181,8 +182,8 @@ class Trail(Runner):
                 evicted.append(i)
         return Batch(tokens=tokens, evict=evicted)
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`.
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`.
 
         The decisions are those of `batch`, made by the loop in `optsched.policies.engine.rerank`.
         """
@@ -199,7 +200,6 @@ class Trail(Runner):
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
         requests["place"][by_arrival] = np.arange(instance.n)
-        state = common.new_state(loop.STATE_FIELDS, instance)
         limits = limits_of(instance, mode)
         own_batch = self.max_batch_tokens or UNLIMITED
         settings = loop.Settings(
@@ -212,11 +212,16 @@ class Trail(Runner):
             min(own_batch, limits.max_batch_tokens),
             min(self.max_running or UNLIMITED, limits.max_running),
         )
-        columns = loop.run(
-            requests, state, settings, job.cost.array, by_arrival,
-            forecast.offsets, forecast.remaining, common.new_columns(instance),
-        )  # fmt: skip
-        return common.schedule_of(job, mode, requests, state, columns, split=limits.chunked)
+        lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
+
+        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
+            return loop.run(
+                requests, state, settings, job.cost.array, queue,
+                forecast.offsets, forecast.remaining, columns, lines[w], until,
+            )  # fmt: skip
+
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        return common.Compiled(job, mode, requests, states, step, limits.chunked)
 
 
 @policy(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
-from optsched.policies.runner import Job, Runner, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Runner, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
@@ -107,8 +107,8 @@ class VllmV1(Runner):
         self.prefill_schedule_interval = prefill_schedule_interval
         self.policy, self.priority = policy, priority
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. The loop is in `optsched.policies.engine.vllm_v1`."""
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, vllm_v1 as loop
 
@@ -118,7 +118,6 @@ class VllmV1(Runner):
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         predicted, _ = estimates(instance)
         requests["priority"] = waiting_rank(self.priority, instance, predicted, job.cost)
-        state = common.new_state(loop.STATE_FIELDS, instance)
         # vLLM counts the blocks with the one that it keeps empty.
         blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(
@@ -131,11 +130,15 @@ class VllmV1(Runner):
             self.prefill_schedule_interval,
             self.policy == "priority",
         )
-        by_arrival = np.lexsort((np.arange(instance.n), instance.release))
-        columns = loop.run(
-            requests, state, settings, job.cost.array, by_arrival, common.new_columns(instance)
-        )
-        return common.schedule_of(job, mode, requests, state, columns, split=limits.chunked)
+        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+
+        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
+            return loop.run(
+                requests, state, settings, job.cost.array, queue, columns, lines[w], until
+            )
+
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        return common.Compiled(job, mode, requests, states, step, limits.chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""

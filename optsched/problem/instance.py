@@ -23,6 +23,7 @@ from optsched.problem.columns import (
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
+from optsched.problem.service import SLOS, plain_limits, slo_column
 
 TimeUnit = Literal["round", "second"]
 KvAccounting = Literal["generated", "cached"]
@@ -128,6 +129,9 @@ class Instance:
         Ends of an interval that contains the true output tokens. Give both or neither.
     forecast : Forecast, optional
         Predictions of the output tokens left, renewed while a request runs.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : array_like, shape (n,), optional
+        The SLOs of each request, times > 0 in the instance's unit: the max TTFT, TPOT, gap between
+        two output tokens, and latency. None or infinity: no limit.
     name : str
     id : sequence of str or int, optional
         External names of the requests, all different.
@@ -159,6 +163,10 @@ class Instance:
     predicted_lower: NDArray[np.int64] | None = None
     predicted_upper: NDArray[np.int64] | None = None
     forecast: Forecast | None = None
+    slo_ttft: NDArray[np.float64] | None = None
+    slo_tpot: NDArray[np.float64] | None = None
+    slo_gap: NDArray[np.float64] | None = None
+    slo_latency: NDArray[np.float64] | None = None
     name: str = ""
     id: tuple[str | int, ...] | None = None
     known: Mapping[str, Any] | None = None
@@ -192,6 +200,9 @@ class Instance:
         for bound in ("predicted_lower", "predicted_upper"):
             if getattr(self, bound) is not None:
                 put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
+        for name in SLOS:
+            if getattr(self, name) is not None:
+                put(name, slo_column(getattr(self, name), f"requests.{name}", MAX_SECOND))
         self._check_columns()
         self._check_intervals()
         if self.forecast is not None:
@@ -216,6 +227,7 @@ class Instance:
             "predicted": self.predicted,
             "predicted_lower": self.predicted_lower,
             "predicted_upper": self.predicted_upper,
+            **self.slos,
             "id": self.id,
         }
         for key, column in columns.items():
@@ -349,6 +361,11 @@ class Instance:
         return self.time_unit == "round"
 
     @property
+    def slos(self) -> dict[str, NDArray[np.float64]]:
+        """The columns of SLOs that the requests have, by name."""
+        return {name: getattr(self, name) for name in SLOS if getattr(self, name) is not None}
+
+    @property
     def has_predictions(self) -> bool:
         """Whether there are predictions of any kind; without them policies see true lengths."""
         return not all(getattr(self, name) is None for name in PREDICTIONS)
@@ -480,6 +497,7 @@ class Instance:
             predicted_lower=cut(self.predicted_lower),
             predicted_upper=cut(self.predicted_upper),
             forecast=None if self.forecast is None else self.forecast.subset(pick),
+            **{name: column[pick] for name, column in self.slos.items()},
             id=ids,
             known=None,
             name=self.name if name is None else name,
@@ -505,6 +523,7 @@ class Instance:
             requests["predicted_upper"] = self.predicted_upper.tolist()
         if self.forecast is not None:
             requests["forecast"] = self.forecast.to_dict()
+        requests |= {name: plain_limits(column) for name, column in self.slos.items()}
         if self.id is not None:
             requests["id"] = list(self.id)
         data: dict[str, Any] = {

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.service import SLOS
+
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
@@ -155,10 +157,12 @@ class Times:
         Time from arrival to the first token.
     tpot : ndarray of float64, shape (n,), optional
         Time per output token after the first; NaN for requests of one output token.
-    slo_ttft, slo_tpot : float, optional
-        Service level objectives: the maximum TTFT and TPOT of a request that is served well.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        SLOs of every request, in place of those of the instance (`optsched.evaluate`).
     ttft_weight : float, optional
         The weight of TTFT beside latency, from 0 to 1.
+    gap : ndarray of float64, shape (n,), optional
+        Largest time between two output tokens in succession; NaN for requests of one output token.
     """
 
     instance: Instance
@@ -167,7 +171,10 @@ class Times:
     tpot: NDArray[np.float64] | None = None
     slo_ttft: float | None = None
     slo_tpot: float | None = None
+    slo_gap: float | None = None
+    slo_latency: float | None = None
     ttft_weight: float | None = None
+    gap: NDArray[np.float64] | None = None
 
     @property
     def span(self) -> Any:
@@ -183,35 +190,49 @@ def _percentile(column: str, q: int) -> Callable[[Any], Any]:
     return lambda judged: np.percentile(getattr(judged, column), q)
 
 
-def _tpot(reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
-    """Return a function that reduces TPOT over the requests that have one."""
+def _known(column: str, reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
+    """Return a function that reduces a column over the requests that have a value in it."""
 
     def value(judged: Any) -> Any:
-        known = judged.tpot[~np.isnan(judged.tpot)]
+        known = getattr(judged, column)
+        known = known[~np.isnan(known)]
         return reduce(known) if known.size else None
 
     return value
 
 
-def _good(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests meet every given limit; None without a limit or without its times."""
-    limits = [(judged.ttft, judged.slo_ttft), (judged.tpot, judged.slo_tpot)]
-    limits = [(column, limit) for column, limit in limits if limit is not None]
-    if not limits or any(column is None for column, _ in limits):
+def served_well(judged: Any) -> NDArray[np.bool_] | None:
+    """Return which requests are within all their SLOs.
+
+    An SLO that was given for all requests replaces the column of the instance.
+
+    Parameters
+    ----------
+    judged : Evaluation or Times
+
+    Returns
+    -------
+    ndarray of bool, shape (n,), or None
+        None if there is no SLO, or if the times that one limits are unknown.
+    """
+    given = {name: getattr(judged, name) for name in SLOS}
+    limits = {**judged.instance.slos, **{k: v for k, v in given.items() if v is not None}}
+    times = {name: getattr(judged, SLOS[name]) for name in limits}
+    if not limits or any(column is None for column in times.values()):
         return None
     good = np.ones(judged.instance.n, dtype=bool)
-    for column, limit in limits:
-        good &= ~(column > limit)  # a NaN passes: a request of one token has no TPOT to miss
+    for name, limit in limits.items():
+        good &= ~(times[name] > limit)  # a NaN passes: one token has no TPOT and no gap to miss
     return good
 
 
 def _attainment(judged: Any) -> float | None:
-    good = _good(judged)
+    good = served_well(judged)
     return None if good is None else good.mean()
 
 
 def _goodput(judged: Any) -> float | None:
-    good = _good(judged)
+    good = served_well(judged)
     return None if good is None else good.sum() / float(judged.span)
 
 
@@ -223,7 +244,7 @@ def _latency_and_ttft(judged: Any) -> float | None:
 
 
 _LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
-_SLO = ("slo_ttft", "slo_tpot")
+_SLO = tuple(SLOS)
 
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
@@ -238,10 +259,15 @@ _ROWS = (
     Metric("p99_ttft", "p99 TTFT", "time", "", _TTFT, _percentile("ttft", 99)),
     Metric("mean_tpot", "mean TPOT", "time/token",
            "time per output token after the first, over requests that have more than one",
-           _TPOT, _tpot(lambda known: known.mean())),
+           _TPOT, _known("tpot", lambda known: known.mean())),
     Metric("p99_tpot", "p99 TPOT", "time/token", "",
-           _TPOT, _tpot(lambda known: np.percentile(known, 99))),
-    Metric("max_tpot", "max TPOT", "time/token", "", _TPOT, _tpot(lambda known: known.max())),
+           _TPOT, _known("tpot", lambda known: np.percentile(known, 99))),
+    Metric("max_tpot", "max TPOT", "time/token", "",
+           _TPOT, _known("tpot", lambda known: known.max())),
+    Metric("p99_gap", "p99 gap", "time",
+           "largest time between two output tokens of a request in succession",
+           ("gap",), _known("gap", lambda known: np.percentile(known, 99))),
+    Metric("max_gap", "max gap", "time", "", ("gap",), _known("gap", lambda known: known.max())),
     Metric("latency_and_ttft", "latency and TTFT", "time",
            "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
            ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
@@ -266,10 +292,10 @@ _ROWS = (
     Metric("evictions", "evictions", "count", "how often a request lost its KV",
            ("evictions",), lambda judged: judged.evictions.sum(), whole="always"),
     Metric("slo_attainment", "SLO attainment", "share",
-           "share of the requests that meet the limits slo_ttft and slo_tpot",
+           "share of the requests within all their SLOs",
            (), _attainment, sense="max", parameters=_SLO),
     Metric("slo_goodput", "SLO goodput", "requests/time",
-           "requests per unit of time that meet the limits slo_ttft and slo_tpot",
+           "requests within all their SLOs, per unit of time",
            (), _goodput, sense="max", parameters=_SLO),
 )  # fmt: skip
 
@@ -293,6 +319,8 @@ def check_parameter(name: str, value: float) -> str | None:
     -------
     str or None
     """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        return "a number"
     if name == "ttft_weight":
         return None if 0 <= value <= 1 else "a weight from 0 to 1"
     return None if 0 < value < float("inf") else "a time > 0"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.problem.errors import UsageError
 from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
+from optsched.problem.service import SLOS
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Objective:
     ------
     UsageError
         There is no such metric; the metric has no such parameter; a value is out of its range; or
-        the metric needs a parameter and none is given.
+        the metric needs a parameter that no instance has, and none is given.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Objective:
                 raise UsageError(
                     f"objective: {self.name}: {key}: found {value!r}; expected {expected}"
                 )
-        if known and not self.parameters:
+        if known and not self.parameters and not set(known) <= set(SLOS):
             raise UsageError(
                 f"objective: {self.name}: found no parameter; expected {' or '.join(known)}, as in "
                 f"{self.name}:{known[0]}=0.5"
@@ -75,6 +76,25 @@ class Objective:
     def maximized(self) -> bool:
         """Whether more is better, so that a bound lies above every schedule's value."""
         return self.metric.sense == "max"
+
+    def check(self, instance: Instance) -> None:
+        """Check that the metric has the limits that it needs, its own or the instance's.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Raises
+        ------
+        UsageError
+            There is none.
+        """
+        known = self.metric.parameters
+        if known and not self.parameters and not instance.slos:
+            raise UsageError(
+                f"objective: {self.name}: found no limit; expected {' or '.join(known)}, as in "
+                f"{self.name}:{known[0]}=1, or as a column of the instance"
+            )
 
     def integral(self, instance: Instance) -> bool:
         """Whether the value is an integer for every schedule of an instance.

@@ -39,6 +39,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.objective:
             object.__setattr__(self, "objective", parse_objectives(self.objective))
+        for goal in self.objective:
+            goal.check(self.instance)
 
     @property
     def names(self) -> tuple[str, ...]:

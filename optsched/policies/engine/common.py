@@ -6,6 +6,8 @@ this module lazily: it loads numba.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,11 @@ from numba import njit
 from optsched.judge import life
 from optsched.judge.life import Ints, record
 from optsched.judge.replay import read_start
+from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule, from_batches
+from optsched.problem.schedule import EvictMode, Schedule
 
 # Outcomes.
 DONE = 0
@@ -39,6 +42,7 @@ FIELDS = (
     ("key", np.float64),
     ("place", np.int64),
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
+    ("finish", np.float64),  # time of its last token; infinite while it is unknown
 )
 """The fields of a request that every loop has beside those of its life."""
 
@@ -123,6 +127,14 @@ def schedule_of(
     workers: int = 1,
 ) -> Schedule:
     """Return the schedule that a compiled loop made; raise `LoopError` if it made none."""
+    part = part_of(job, requests, state, columns, split=split)
+    schedule = joined(job, mode, [part])
+    batches = columns.batches[: state[0].batches]
+    return replace(schedule, worker=batches["worker"].copy()) if workers > 1 else schedule
+
+
+def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: bool) -> Part:
+    """Return the batches that a compiled loop made; raise `LoopError` if it did not end."""
     s, problem = state[0], job.problem
     if s.outcome != DONE:
         about = int(s.about)
@@ -136,19 +148,70 @@ def schedule_of(
             reason = beyond_limits(problem, size) or reason
         raise endless(job, about, int(s.batches), float(s.now), reason)
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
-    start = batches["start"]
-    return from_batches(
-        np.append(0, batches["entries"]),
+    return Part(
+        batches["start"],
+        batches["entries"],
         entries[REQUEST],
         entries[TOKENS],
-        instance=problem,
-        evicted_offsets=np.append(0, batches["evicted"]),
-        evicted=columns.evicted[: s.evicted],
-        start=None if not s.off_default else problem.at(start) if problem.in_rounds else start,
-        worker=batches["worker"] if workers > 1 else None,
-        evict_mode=mode,
-        cost_model_sha256=job.cost.sha256,
+        batches["evicted"],
+        columns.evicted[: s.evicted],
+        bool(s.off_default),
     )
+
+
+Step = Callable[[int, Any, Ints, Columns, float], Columns]
+"""Runs a worker: its number, its state, the requests assigned to it, columns, until when."""
+
+
+class Compiled:
+    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
+
+    Parameters
+    ----------
+    job : Job
+    mode : {"restart", "recompute"}
+    requests : ndarray of records
+    states : list of ndarray
+        A state for each worker.
+    step : callable
+        See `Step`.
+    split : bool
+        Whether prefills may be split.
+    """
+
+    def __init__(
+        self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool
+    ) -> None:
+        self.job, self.mode, self.requests, self.split = job, mode, requests, split
+        self.states, self.step = states, step
+        self.finish = requests["finish"]
+        self.finish[:] = np.inf
+        self.columns = [new_columns(job.instance) for _ in states]
+        self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
+        self.counts = [0] * len(states)
+
+    def assign(self, worker: int, request: int) -> None:
+        """See `Fleet.assign`."""
+        self.queues[worker, self.counts[worker]] = request
+        self.counts[worker] += 1
+
+    def advance(self, until: float) -> None:
+        """See `Fleet.advance`."""
+        for worker, state in enumerate(self.states):
+            count = self.counts[worker]
+            if state["done"][0] < count and state["now"][0] < until:
+                queue = self.queues[worker, :count]
+                self.columns[worker] = self.step(
+                    worker, state, queue, self.columns[worker], until
+                )  # fmt: skip
+
+    def schedule(self) -> Schedule:
+        """See `Fleet.schedule`."""
+        parts = [
+            part_of(self.job, self.requests, state, columns, split=self.split)
+            for state, columns in zip(self.states, self.columns, strict=True)
+        ]
+        return joined(self.job, self.mode, parts)
 
 
 @njit(cache=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
+from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import (
     MAX_STALLED_BATCHES,
+    Fleet,
     Job,
     Runner,
     beyond_limits,
@@ -19,7 +23,7 @@ from optsched.policies.runner import (
     waiting_rank,
 )
 from optsched.problem.errors import InputError, PolicyError
-from optsched.problem.schedule import EvictMode, Schedule, from_batches, read_start
+from optsched.problem.schedule import EvictMode, Schedule, read_start
 from optsched.workloads.predict import estimates, forecast_of
 
 
@@ -40,15 +44,35 @@ class Online(Runner):
     def warm_up(self) -> None:
         """Do nothing, since a user's object may remember what it was shown."""
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`.
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. Each of several workers asks a copy of the object.
 
-        Raises
-        ------
-        PolicyError
-            If the object raises, names an unknown request or answers anything but a valid batch.
+        `Fleet.advance` raises a `PolicyError` if the object raises, names an unknown request or
+        answers anything but a valid batch.
         """
-        return _Loop(self.policy, job).run()
+        return _Asked(self.policy, job, workers)
+
+
+class _Asked:
+    """A `Fleet` of workers that ask policy objects."""
+
+    def __init__(self, policy: Policy, job: Job, workers: int) -> None:
+        self.job = job
+        self.finish = np.full(job.instance.n, np.inf)
+        self.loops = [
+            _Loop(policy if workers == 1 else deepcopy(policy), job, self.finish, seed)
+            for seed in ([job.seed] if workers == 1 else [[job.seed, w] for w in range(workers)])
+        ]
+
+    def assign(self, worker: int, request: int) -> None:
+        self.loops[worker].by_arrival.append(request)
+
+    def advance(self, until: float) -> None:
+        for loop in self.loops:
+            loop.run(until)
+
+    def schedule(self) -> Schedule:
+        return joined(self.job, self.loops[0].mode, [loop.part() for loop in self.loops])
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -64,18 +88,21 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
 class _Loop:
     """The state of a run: what the policy is shown, and the schedule so far."""
 
-    def __init__(self, policy: Policy, job: Job) -> None:
+    def __init__(
+        self, policy: Policy, job: Job, finish: NDArray[np.float64], seed: int | list[int]
+    ) -> None:
+        self.finish = finish
         self.policy, self.job, self.mode = policy, job, evict_mode_of(policy, job)
         instance, n = job.instance, job.instance.n
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
         self.arrival = instance.release
-        self.by_arrival = np.lexsort((np.arange(n), self.arrival)).tolist()
+        self.by_arrival: list[int] = []  # requests assigned so far
         self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.seen = np.zeros(n, dtype=np.int64)  # most tokens that each has ever produced
-        self.generator = np.random.default_rng(job.seed)
+        self.generator = np.random.default_rng(seed)
 
         def unknown(dtype: type) -> NDArray[Any]:
             return np.full(n, -1, dtype=dtype)
@@ -114,10 +141,10 @@ class _Loop:
         self.done = self.arrived = self.since = 0
         self.off_default = False
 
-    def run(self) -> Schedule:
-        instance, problem = self.job.instance, self.job.problem
-        longest = int(instance.output_tokens.max())
-        while self.done < instance.n:
+    def run(self, until: float) -> None:
+        """Decide about all batches of the assigned requests that begin before a time."""
+        longest = int(self.job.instance.output_tokens.max())
+        while self.done < len(self.by_arrival) and self.now < until:
             self.arrive()
             if not self.running and not self.waiting:
                 self.now = float(self.arrival[self.by_arrival[self.arrived]])
@@ -137,21 +164,22 @@ class _Loop:
                 self.now += batch_time(self.job.cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
-            elif self.arrived < instance.n:
+            elif self.arrived < len(self.by_arrival):
                 self.now = float(self.arrival[self.by_arrival[self.arrived]])
+            elif until < math.inf:  # the next request may change that
+                break
             else:
                 self.stuck()
-        start = instance.at(self.start) if instance.in_rounds else self.start
-        return from_batches(
-            self.offsets,
-            self.request,
-            self.tokens,
-            instance=problem,
-            evicted_offsets=self.evicted_offsets,
-            evicted=self.evicted,
-            start=start if self.off_default else None,
-            evict_mode=self.mode,
-            cost_model_sha256=self.job.cost.sha256,
+
+    def part(self) -> Part:
+        return Part(
+            np.array(self.start, dtype=np.float64),
+            np.array(self.offsets[1:], dtype=np.int64),
+            np.array(self.request, dtype=np.int64),
+            np.array(self.tokens, dtype=np.int64),
+            np.array(self.evicted_offsets[1:], dtype=np.int64),
+            np.array(self.evicted, dtype=np.int64),
+            self.off_default,
         )
 
     def stuck(self) -> None:
@@ -170,8 +198,10 @@ class _Loop:
         raise endless(self.job, request, len(self.offsets) - 1, self.now, reason)
 
     def arrive(self) -> None:
-        n = self.job.instance.n
-        while self.arrived < n and self.arrival[self.by_arrival[self.arrived]] <= self.now:
+        while (
+            self.arrived < len(self.by_arrival)
+            and self.arrival[self.by_arrival[self.arrived]] <= self.now
+        ):
             i = self.by_arrival[self.arrived]
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
@@ -272,6 +302,7 @@ class _Loop:
         self.generated[i] += 1
         if self.generated[i] == self.job.instance.output_tokens[i]:
             self.running.remove(i)
+            self.finish[i] = self.now
             self.done += 1
             self.since = 0
             return

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optsched.policies.base import Batch, View
 from optsched.policies.rules import Rules
-from optsched.policies.runner import waiting_rank
+from optsched.policies.runner import latest_start, waiting_rank
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -167,6 +167,10 @@ class Readable:
         queue = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
         if rules.ties == "random":
             queue = sorted(waiting, key=self.drawn.__getitem__)
+        if rules.late_last:
+            late_after = latest_start(self.instance, view.cost)
+            now = view.now - self.instance.first_arrival
+            queue.sort(key=lambda i: generated[i] == 0 and now > late_after[i])
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)

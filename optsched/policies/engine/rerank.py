@@ -274,6 +274,7 @@ def _process(
         if r.produced == r.output:
             finished += 1
             r.gone = True
+            r.finish = s.now
             continue
         r.seen = max(r.seen, r.produced)
         _shield(r)
@@ -291,8 +292,10 @@ def run(
     offsets: Ints,
     remaining: Floats,
     columns: Any,
+    lines: Ints,
+    until: float,
 ) -> Any:
-    """Run the policy to the end.
+    """Run the policy until every request has finished, or up to a time.
 
     Parameters
     ----------
@@ -300,21 +303,24 @@ def run(
         Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
     settings : Settings
     cost : ndarray of float64, shape (12,)
-    by_arrival : ndarray of int64, shape (n,)
+    by_arrival : ndarray of int64
+        The requests assigned so far. More may be when the loop is called again.
     offsets, remaining
         Columns of a `Forecast`.
     columns : Columns
+    lines : ndarray of int64, shape (3, n + 1)
+        Room for the queue, the running requests, and those set aside.
+    until : float
+        No batch is decided at this time or later.
 
     Returns
     -------
     Columns
     """
-    n = requests.shape[0]
+    n = by_arrival.shape[0]
     s = state[0]
-    heap = np.empty(n + 1, dtype=np.int64)
-    running = np.empty(n, dtype=np.int64)
-    aside = np.empty(n, dtype=np.int64)
-    while s.done < n and s.outcome == DONE:
+    heap, running, aside = lines[0], lines[1], lines[2]
+    while s.done < n and s.outcome == DONE and s.now < until:
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _rank(requests[i], i, settings, offsets, remaining)
@@ -333,6 +339,8 @@ def run(
         if sums.tokens == 0:
             _keep_all(s, running, aside)
             if not idle(requests, s, by_arrival):
+                if until < np.inf:  # the next request may change that
+                    break
                 s.outcome, s.about = STUCK, shares.front
             continue
         _give_up(requests, s, running, aside, columns.evicted, settings)

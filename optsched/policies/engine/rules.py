@@ -70,6 +70,7 @@ REQUEST_FIELDS = (
     ("in_batch", np.int64),  # number of its latest batch, from 1
     ("tie", np.float64),
     ("promoted", np.bool_),
+    ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
 )
 
 STATE_FIELDS = (
@@ -102,6 +103,7 @@ class Settings(NamedTuple):
     by_estimate: bool
     promote: bool
     make_room: bool
+    late_last: bool
     short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
@@ -131,6 +133,19 @@ def _queue_drawn(
     r.place = int(generator.random() * TIES)
     s.counter += 1
     push(requests, heap, s, i)
+
+
+@njit(cache=True)
+def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
+    """Let those at the head that can no longer be in time stand behind all others."""
+    while s.waiting > 0:
+        i = heap[0]
+        r = requests[i]
+        if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
+            return
+        pop(requests, heap, s)
+        r.band = 1
+        push(requests, heap, s, i)
 
 
 @njit(cache=True)
@@ -393,6 +408,8 @@ def _admit(
     i = heap[0]
     r = requests[i]
     pop(requests, heap, s)
+    if settings.late_last:
+        _pass_late(requests, s, heap)
     running[s.running + s.admitted] = i
     s.admitted += 1
     s.held += kv_of(r.prompt + r.produced, settings.limits)
@@ -526,6 +543,7 @@ def _process(
         elif r.produced == r.output:
             finished += 1
             r.gone = True
+            r.finish = s.now
             freed += kv_of(r.cached, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
@@ -550,8 +568,11 @@ def run(
     span: int,
     columns: Columns,
     generator: Any,
-) -> Columns:
-    """Run a scheduler to the end.
+    lines: Ints,
+    usage: Ints,
+    until: float,
+) -> tuple[Columns, Ints]:
+    """Run a scheduler until every request has finished, or up to a time.
 
     Parameters
     ----------
@@ -559,23 +580,29 @@ def run(
         Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
     settings : Settings
     cost : ndarray of float64, shape (12,)
-    by_arrival : ndarray of int64, shape (n,)
+    by_arrival : ndarray of int64
+        The requests assigned so far. More may be when the loop is called again.
     span : int
         Number of batches that a projection may reach ahead.
     columns : Columns
     generator : numpy.random.Generator
+    lines : ndarray of int64, shape (2, n + 1)
+        Room for the queue, and for the running requests in ascending priority.
+    usage : ndarray of int64
+        Projected KV of batch b at cell b.
+    until : float
+        No batch is decided at this time or later.
 
     Returns
     -------
-    Columns
+    columns : Columns
+    usage : ndarray of int64
     """
-    n = requests.shape[0]
+    n = by_arrival.shape[0]
     s = state[0]
-    heap = np.empty(n + 1, dtype=np.int64)
-    running = np.empty(n, dtype=np.int64)  # ascending priority
-    usage = np.zeros(4 * span, dtype=np.int64)  # projected KV of batch b at cell b
+    heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
-    while s.done < n and s.outcome == DONE:
+    while s.done < n and s.outcome == DONE and s.now < until:
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _queue_drawn(requests, s, heap, i, settings, generator)
@@ -602,15 +629,19 @@ def run(
             usage = wider
         if settings.admission == LOOKAHEAD and settings.short:
             _project_short(requests, s, running, usage, settings.limits)
+        if settings.late_last:
+            _pass_late(requests, s, heap)
         first = s.entries
         sums = _form(requests, s, heap, running, usage, entries, evicted, settings)
         if s.admitted + s.lost > 0:
             _settle(requests, s, heap, running, evicted, settings)
         if sums.tokens == 0:
             if not idle(requests, s, by_arrival):
+                if until < np.inf:  # the next request may change that
+                    break
                 s.outcome = STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
             continue
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
-    return columns
+    return columns, usage

@@ -256,6 +256,7 @@ def _process(
         if advance(r, entries[TOKENS, k]) and r.produced == r.output:
             finished += 1
             r.gone = True
+            r.finish = s.now
             s.held -= kv_of(r.cached, limits)
     after_batch(requests, running, s, finished)
 
@@ -268,8 +269,10 @@ def run(
     cost: Floats,
     by_arrival: Ints,
     columns: Columns,
+    lines: Ints,
+    until: float,
 ) -> Columns:
-    """Run the policy to the end.
+    """Run the policy until every request has finished, or up to a time.
 
     Parameters
     ----------
@@ -277,18 +280,22 @@ def run(
         Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
     settings : Settings
     cost : ndarray of float64, shape (12,)
-    by_arrival : ndarray of int64, shape (n,)
+    by_arrival : ndarray of int64
+        The requests assigned so far. More may be when the loop is called again.
     columns : Columns
+    lines : ndarray of int64, shape (2, n + 1)
+        Room for the queue, and for the running requests in the order of admission.
+    until : float
+        No batch is decided at this time or later.
 
     Returns
     -------
     Columns
     """
-    n = requests.shape[0]
+    n = by_arrival.shape[0]
     s = state[0]
-    heap = np.empty(n + 1, dtype=np.int64)
-    running = np.empty(n, dtype=np.int64)  # in the order of admission
-    while s.done < n:
+    heap, running = lines[0], lines[1]
+    while s.done < n and s.outcome == DONE and s.now < until:
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
             s.steps = 0
         i = arriving(requests, s, by_arrival)
@@ -310,6 +317,8 @@ def run(
         sums = _entries(requests, s, running, columns.entries)
         if sums.tokens == 0:
             if s.evicted == before and not idle(requests, s, by_arrival):
+                if until < np.inf:  # the next request may change that
+                    break
                 s.outcome, s.about = STUCK, heap[0] if s.waiting > 0 else running[0]
                 break
             continue

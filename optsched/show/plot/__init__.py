@@ -4,6 +4,7 @@ All functions share a palette that colour-blind readers can tell apart (`optsche
 Where there is too much to draw, they aggregate. matplotlib is loaded on first use.
 """
 
+from optsched.show.plot.capacity import plot_capacity
 from optsched.show.plot.fit import plot_fit
 from optsched.show.plot.policies import (
     plot_comparison,
@@ -25,6 +26,7 @@ __all__ = [
     "plot_bars",
     "plot_batch_times",
     "plot_batches",
+    "plot_capacity",
     "plot_claims",
     "plot_comparison",
     "plot_distribution",

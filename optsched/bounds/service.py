@@ -1,0 +1,298 @@
+"""Upper bounds on how many requests can be served within their SLOs, on one or several workers.
+
+*Windows.* Let a request of arrival a be within SLOs on TTFT F, TPOT or gap p (the smaller of the
+two), and latency L. Its first token is there by ``d1 = a + min(F, L)``, and its last of o tokens by
+``d2 = min(a + L, d1 + p (o - 1))``: a mean of at most p, and gaps of at most p, both say that the
+last comes at most p (o - 1) after the first. So all batches that prefill it for its first token lie
+in [a, d1], and all that it is in lie in [a, d2].
+
+*Time.* The batches of a worker are disjoint, and a batch of length T has room for at most T of own
+work and shares of fixed costs (`optsched.bounds.batch`). So for any set S of requests within their
+SLOs on N workers, with w_i their work up to the first token (or up to the last),
+``sum of w_i over S <= N |union of their windows|``. What others do only takes time away.
+
+*The price of TPOT.* Let p be the largest TPOT limit, b = base + decode_base with p > b, and
+``k = b / (p - b)^2``, ``c = b / (p - b)``. For a request i within its limit let u_i be its smallest
+decode step. The batches in which i decodes take at most p for each of its o - 1 later tokens,
+refilled ones included. Add k u_i times this to the time of all batches: a batch that takes T, holds
+own work V and decodes requests whose u sum up to U then counts ``T (1 + k U) - k p U``. With
+T >= b + V and V >= U this is at least ``V + b - k (p - b) U + k U^2 >= V + c U``, since the
+difference ``b - 2 b U / (p - b) + k U^2`` is a square; and with U = 0 it is at least V. So own work
+can be counted with c u_i more for every decode step. A token that is refilled counts its refill
+less k p u_i, and the smaller of the two is what a later token costs at least.
+
+*Rounds.* A round holds at most M tokens of KV. A request holds its prompt in the round of its first
+token, and its volume (`Instance.volume`) in all; restarts and pauses only add. The limits on
+tokens and requests per batch give the same with the tokens that it processes, and its rounds.
+
+*Counting.* Let x_i in [0, 1] say how much of request i is served within its SLOs, and maximize the
+sum of x_i subject to ``sum of w_i x_i over A <= N |union of A's windows|`` for all sets A. The
+right side is a coverage function, so the w_i x_i form a polymatroid, and the greedy that fills
+requests in ascending w_i is optimal (Edmonds 1970). Windows are first widened such that their ends
+are in the order of their beginnings (or their beginnings in the order of their ends). Then
+intervals of requests decide, and two trees of prefix sums find what fits: O(n log n).
+
+*Rates.* If all arrivals are drawn together by a factor, unions of windows of fixed lengths do not
+grow. So what is impossible at one rate is impossible at every larger rate.
+
+Notes
+-----
+Requests that cannot be within their SLOs alone on an idle worker count as not. Times are whole
+ticks of an integer clock, with windows rounded outward and work inward. Work is lowered by a
+relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of the judge's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof, features_of
+from optsched.bounds.batch import PROVED_FOR, Work, later_tokens, unavoidable_work
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.service import SLOS, check_slo
+
+Floats = NDArray[np.float64]
+
+_MARGIN, _CLOCK = 1e-7, 1e-9
+
+
+def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> dict[str, Floats]:
+    """Return every SLO as a column: those given for all requests, else the instance's, else none.
+
+    Parameters
+    ----------
+    instance : Instance
+    given : mapping of str to float, optional
+        SLOs of every request by name.
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (n,)
+        Infinite where there is no limit.
+
+    Raises
+    ------
+    UsageError
+        There is no SLO at all.
+    InputError
+        One is not a time > 0.
+    """
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    for name, value in given.items():
+        check_slo(name, value)
+    if not given and not instance.slos:
+        raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
+    none = np.full(instance.n, np.inf)
+    columns = {name: instance.slos.get(name, none) for name in SLOS}
+    return {**columns, **{name: np.full(instance.n, value) for name, value in given.items()}}
+
+
+def most_within(
+    instance: Instance,
+    cost_model: CostModel | None,
+    slos: Mapping[str, float | None] | None = None,
+    workers: int = 1,
+) -> int:
+    """Return a number of requests that no schedule exceeds within their SLOs.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : BatchCost, optional
+        An instance in seconds needs one.
+    slos : mapping of str to float, optional
+        SLOs of every request, in place of the instance's columns of these names.
+    workers : int
+        Number of equal workers; each request is on one of them, whatever the router.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    UsageError
+        There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
+    """
+    limits = all_limits(instance, slos)
+    proved = ANY_INSTANCE if instance.in_rounds else PROVED_FOR
+    lacks = sorted(features_of(instance, cost_model) - proved)
+    if lacks:
+        raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
+    if isinstance(cost_model, BatchCost) and not instance.in_rounds:
+        return _in_seconds(instance, cost_model, limits, workers)
+    return _in_rounds(instance, limits, workers)
+
+
+def _in_seconds(
+    instance: Instance, cost: BatchCost, limits: Mapping[str, Floats], workers: int
+) -> int:
+    work = unavoidable_work(instance, cost)
+    widen = 1 + _CLOCK
+    first = np.minimum(limits["slo_ttft"], limits["slo_latency"]) * widen
+    step = np.minimum(limits["slo_tpot"], limits["slo_gap"]) * widen
+    later = _later(instance, step)
+    last = np.minimum(limits["slo_latency"] * widen, first + later)
+    able = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
+    slack = _CLOCK * (1 + instance.release)
+    best = int(able.sum())
+    for length, amount in (
+        (first, work.prefill), (last, work.total), (last, _priced(instance, cost, work, step)),
+    ):  # fmt: skip
+        begin = np.maximum(instance.release - slack, 0.0)[able]
+        end = (instance.release + length + slack)[able]
+        best = min(best, _count(begin, end, amount[able] * (1 - _MARGIN), workers))
+    return best
+
+
+def _later(instance: Instance, step: Floats) -> Floats:
+    """Return the longest time from the first token to the last; 0 for a single token."""
+    steps = instance.output_tokens - 1.0
+    return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
+
+
+def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Floats:
+    """Return the own work of each request with the price of TPOT (see the module's text)."""
+    owner, _, decode, refill = later_tokens(instance, cost)
+    token = np.minimum(decode, refill)
+    second = cost.layers / 1000.0
+    finite = np.isfinite(step) & (instance.output_tokens > 1)
+    fixed = cost["base"] + cost["decode_base"]
+    p = float(step[finite].max()) / second if finite.any() else 0.0
+    if p > fixed > 0:
+        k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
+        least = np.full(instance.n, np.inf)
+        np.minimum.at(least, owner, decode)
+        u = np.where(finite, least, 0.0)[owner]
+        token = np.minimum(decode + c * u, np.maximum(refill - k * p * u, 0.0))
+    later = np.bincount(owner, weights=token, minlength=instance.n)
+    return np.asarray(work.own_prefill + work.first_shares + later * second)
+
+
+def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
+    first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"]))
+    step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
+    later = np.floor(_later(instance, step) * (1 + _CLOCK))
+    last = np.minimum(np.floor(limits["slo_latency"]), first + later)
+    o = instance.output_tokens
+    able = (first >= 1) & (last >= o) & (later >= o - 1)
+    best = int(able.sum())
+    for length, amount, capacity in _loads(instance, first, last):
+        begin, end = instance.release[able], (instance.release + length)[able]
+        best = min(best, _count(begin, end, amount[able].astype(np.float64), workers * capacity))
+    return best
+
+
+def _loads(
+    instance: Instance, first: Floats, last: Floats
+) -> Iterator[tuple[Floats, NDArray[np.int64], int]]:
+    """Yield windows, what requests take up in them, and how much a round has of it."""
+    s, o, limits = instance.prompt_tokens, instance.output_tokens, instance.limits
+    yield first, s + instance.kv_offset, instance.kv_capacity
+    yield last, instance.volume, instance.kv_capacity
+    for most in (limits.max_batch_tokens, limits.max_prefill_tokens):
+        if most is not None:
+            yield first, s, most
+    if limits.max_batch_tokens is not None:
+        yield last, s + o - 1, limits.max_batch_tokens
+    if limits.max_running is not None:
+        yield last, o, limits.max_running
+
+
+def _count(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
+    """Return how many jobs at most fit into their windows, each by its share that fits."""
+    tight = np.isfinite(end) & (work > 0)
+    free = int((~tight).sum())
+    begin, end, work = begin[tight], end[tight], work[tight]
+    if not len(work):
+        return free
+    by_begin = np.lexsort((end, begin))
+    by_end = np.lexsort((begin, end))
+    later_ends = np.maximum.accumulate(end[by_begin])
+    earlier_begins = np.minimum.accumulate(begin[by_end][::-1])[::-1]
+    return free + min(
+        _greedy(begin[by_begin], later_ends, work[by_begin], capacity),
+        _greedy(earlier_begins, end[by_end], work[by_end], capacity),
+    )
+
+
+def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
+    from optsched.bounds.service_kernel import fill
+
+    whole = all((column == np.floor(column)).all() for column in (begin, end, work))
+    room = int(np.floor(np.log10(2.0**59 / (capacity * max(1.0, float(end.max()))))))
+    ticks = 10.0 ** min(0 if whole else 12, room)
+    ends = np.ceil(end * ticks).astype(np.int64) * capacity
+    begins = np.floor(begin * ticks).astype(np.int64) * capacity
+    amount = np.floor(work * ticks).astype(np.int64)
+    some = amount > 0
+    order = np.argsort(amount[some], kind="stable")
+    done = fill(begins[some], ends[some], amount[some], order)
+    shares = (done / amount[some]).sum()
+    return int(np.floor(shares * (1 + _CLOCK) + 1e-6)) + int((~some).sum())
+
+
+def within_share(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO attainment (see the module's text for the proof).
+
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        A share that no schedule on one worker exceeds.
+    """
+    given = dict(task.objective.parameters)
+    return Proof(most_within(task.instance, task.cost_model, given) / task.instance.n)
+
+
+def within_rate(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO goodput: the most requests, over the shortest possible span.
+
+    No schedule ends before the last completion of requests that are each alone on the machine.
+
+    Parameters
+    ----------
+    task : BoundTask
+    budget : Budget
+        Not used.
+
+    Returns
+    -------
+    Proof
+        A number of requests per unit of time that no schedule on one worker exceeds.
+    """
+    instance = task.instance
+    most = most_within(instance, task.cost_model, dict(task.objective.parameters))
+    alone: Floats = instance.output_tokens.astype(np.float64)
+    if not instance.in_rounds:
+        alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
+    return Proof(most / float((instance.release + alone).max()))
+
+
+WITHIN_SHARE = Bound(
+    "slo-work", "work of prefills and of requests in the windows of their SLOs", "second",
+    ("slo_attainment",), within_share, PROVED_FOR,
+)  # fmt: skip
+WITHIN_SHARE_ROUNDS = Bound(
+    "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
+    ANY_INSTANCE,
+)  # fmt: skip
+WITHIN_RATE = Bound(
+    "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",
+    ("slo_goodput",), within_rate, PROVED_FOR,
+)  # fmt: skip
+WITHIN_RATE_ROUNDS = Bound(
+    "slo-volume-rate", "requests that slo-volume allows, over the shortest span", "round",
+    ("slo_goodput",), within_rate, ANY_INSTANCE,
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""``capacity``: the largest load within SLOs, or the fewest workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optsched.cli.options import (
+    CostModelName,
+    InstanceFile,
+    JsonOut,
+    Seed,
+    SloGap,
+    SloLatency,
+    SloTpot,
+    SloTtft,
+    above_0,
+    option,
+    read_checked,
+)
+from optsched.cli.output import LiveLine, emit_json, number, show_table, stop_at_ctrl_c
+from optsched.problem.errors import NoIncumbentError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.analysis.capacity import Capacity
+
+
+def capacity(
+    instance_file: InstanceFile,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    slo_gap: SloGap = None,
+    slo_latency: SloLatency = None,
+    attainment: Annotated[
+        float, option("--attainment", "A", "The share of requests within all their SLOs.")
+    ] = 0.99,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A policy to run (repeatable)."),
+    ] = None,
+    workers: Annotated[
+        str,
+        option("--workers", "N|auto", "Equal workers. With auto the fewest are searched for."),
+    ] = "1",
+    router: Annotated[
+        str, option("--router", "NAME", "The router in front of several workers.")
+    ] = "least-requests",
+    rate_scale: Annotated[
+        float,
+        option("--rate-scale", "X", "The rate, as a multiple of the instance's.", callback=above_0),
+    ] = 1.0,
+    cost_model: CostModelName = None,
+    time_limit: Annotated[
+        float | None,
+        option("--time-limit", "S", "Start no simulation after so many seconds.", callback=above_0),
+    ] = None,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Find the largest load within SLOs, or the fewest workers, and what is proved impossible."""
+    from optsched.analysis.capacity import capacity as run
+
+    count: int | str = workers
+    if workers != "auto":
+        try:
+            count = int(workers)
+        except ValueError:
+            raise UsageError(
+                f"--workers: found {workers!r}; expected an integer >= 1, or auto"
+            ) from None
+    instance, cost = read_checked(instance_file, cost_model, json_out)
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        found = run(
+            instance,
+            policy or None,
+            cost_model=cost,
+            slo_ttft=slo_ttft,
+            slo_tpot=slo_tpot,
+            slo_gap=slo_gap,
+            slo_latency=slo_latency,
+            attainment=attainment,
+            workers=count,
+            router=router,
+            rate_scale=rate_scale,
+            time_limit_s=time_limit,
+            seed=seed,
+            progress=lambda spec, at, share: line.show(f"{spec} at {at:.4g}: {share:.4f}"),
+            stop=stop,
+        )
+    emit_json(found.to_dict(), json_out)
+    if json_out != "-":
+        _show(found)
+    if found.best is None and found.impossible is None:
+        raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
+
+
+def _show(found: Capacity) -> None:
+    rates = found.searched == "rate_scale"
+    what = "rate scale" if rates else "workers"
+    rows = [
+        [row.policy, "clairvoyant" if row.clairvoyant else "", row.value, row.attainment,
+         row.missed, row.wall_s]
+        for row in found.rows
+    ]  # fmt: skip
+    if rows:
+        limit = "missed\nfrom" if rates else "missed\nwith"
+        show_table(["policy", "", what, "SLO\nattainment", limit, "wall\n[s]"], rows,
+                   text_columns=(0, 1), drop=["wall\n[s]", limit, ""])  # fmt: skip
+        print()
+    best = found.best
+    reached = "no policy attains it" if best is None else (
+        f"{best.policy} attains it {'up to' if rates else 'with'} {what} {number(best.value)}"
+    )  # fmt: skip
+    proved = "nothing is proved impossible" if found.impossible is None else (
+        f"impossible for any schedule {'from' if rates else 'with'} {what} "
+        f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
+    )  # fmt: skip
+    print(f"attainment {found.attainment:g}: {reached}; {proved}")
+    for row in found.rows:
+        if row.error is not None:
+            print(f"{row.policy}: {row.error}")
+    if found.interrupted:
+        print("interrupted: the values above are those found until then")

@@ -1,0 +1,65 @@
+"""Schedulers for SLOs: deadlines of first tokens decide who is prefilled next."""
+
+from __future__ import annotations
+
+from optsched.policies import policy
+from optsched.policies.base import Order, Rules
+from optsched.policies.unified import DECODE_FIRST
+
+TOKENS = 512
+"""Max tokens of a batch, which bounds how long a prefill delays the decodes beside it."""
+
+
+def _rules(order: Order, late_last: bool, tokens: int, max_running: int | None) -> Rules:
+    return Rules(
+        order=order,
+        groups=DECODE_FIRST,
+        late_last=late_last,
+        chunked=True,
+        max_batch_tokens=tokens,
+        max_running=max_running,
+    )
+
+
+@policy("edf", "earliest deadline of the first token first, decodes first, chunked prefill")
+def edf(
+    *, late_last: bool = False, max_batch_tokens: int = TOKENS, max_running: int | None = None
+) -> Rules:
+    """Return rules that admit the request whose first token is due first.
+
+    Parameters
+    ----------
+    late_last : bool
+        Whether requests that can no longer be in time wait behind all others.
+    max_batch_tokens, max_running : int, optional
+        Max tokens of a batch, and max requests that hold KV.
+    """
+    return _rules("deadline", late_last, max_batch_tokens, max_running)
+
+
+@policy("least-slack", "least time to spare before the prefill must start first")
+def least_slack(
+    *, late_last: bool = False, max_batch_tokens: int = TOKENS, max_running: int | None = None
+) -> Rules:
+    """Return rules that admit the request whose prefill must start first to be in time.
+
+    Parameters
+    ----------
+    late_last, max_batch_tokens, max_running
+        As for `edf`.
+    """
+    return _rules("slack", late_last, max_batch_tokens, max_running)
+
+
+@policy("late-last", "first come first served, but who can no longer be in time waits behind all")
+def late_last(*, max_batch_tokens: int = TOKENS, max_running: int | None = None) -> Rules:
+    """Return rules that give up requests whose first token will be late, and serve them last.
+
+    A schedule serves every request. For attainment, to serve one last is to drop it early.
+
+    Parameters
+    ----------
+    max_batch_tokens, max_running
+        As for `edf`.
+    """
+    return _rules("arrival", True, max_batch_tokens, max_running)

@@ -1,0 +1,287 @@
+"""Several equal workers behind a router that sends every request to one of them as it arrives.
+
+Any policy takes ``workers=N`` and ``router=NAME`` in its specification::
+
+    vllm:workers=4,router=least-requests
+
+Each worker has the KV capacity and the limits of the instance, and runs the policy by itself. A
+request stays on its worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.policies.base import Fleet, Job, Runner, own_work
+from optsched.policies.engine.parts import Part, joined
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode, Schedule, check_columns
+from optsched.workloads.predict import estimates
+
+MAX_WORKERS = 10_000
+"""Max number of workers behind a router."""
+
+DEFAULT = "least-requests"
+"""The router where workers are given without one."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a request is sent to a worker.
+
+    Parameters
+    ----------
+    name, summary : str
+        The name in specifications, and one line.
+    load : {"turn", "key", "requests", "tokens", "work"}
+        What decides: whose turn it is; the key of the request (its id up to the first ``/``); or
+        the worker of the least load. A worker's load counts its unfinished requests, or sums
+        their prompt tokens, or their predicted `own_work`. Ties: the lowest number.
+    choices : int, optional
+        Workers that are drawn at random for each request, of which the one of less load gets it;
+        None: all of them.
+    """
+
+    name: str
+    summary: str
+    load: Literal["turn", "key", "requests", "tokens", "work"]
+    choices: int | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the choice does not depend on what the workers have done."""
+        return self.load in ("turn", "key")
+
+    def weights(self, job: Job) -> NDArray[np.float64]:
+        """Return what each request adds to the load of its worker while it is unfinished.
+
+        Parameters
+        ----------
+        job : Job
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+
+        Raises
+        ------
+        InputError
+            The load is of predicted work, and nothing is predicted.
+        """
+        instance = job.instance
+        if self.load == "tokens":
+            return instance.prompt_tokens.astype(np.float64)
+        if self.load != "work":
+            return np.ones(instance.n)
+        if not instance.has_predictions:
+            raise InputError(
+                f"router {self.name!r}: found no predictions of output lengths; expected an "
+                "instance with them, or a predictor, such as predictor=oracle"
+            )
+        return own_work(instance.prompt_tokens, estimates(instance)[0], job.cost)
+
+    def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
+        """Return the worker of each request where the choice is `fixed`.
+
+        Parameters
+        ----------
+        instance : Instance
+        order : ndarray of int64, shape (n,)
+            The requests in the order of arrivals.
+        workers : int
+
+        Returns
+        -------
+        list of int
+
+        Raises
+        ------
+        InputError
+            The choice is by keys, and the requests have no ids.
+        """
+        if self.load == "turn":
+            turn = np.empty(instance.n, dtype=np.int64)
+            turn[order] = np.arange(instance.n) % workers
+            return list(turn.tolist())
+        if instance.id is None:
+            raise InputError(
+                f"router {self.name!r}: requests.id: found nothing; expected ids, of which those "
+                "that agree up to the first '/' go to one worker"
+            )
+        return [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
+
+
+ROUTERS: dict[str, Router] = {
+    router.name: router
+    for router in (
+        Router("least-requests", "to the worker with the fewest unfinished requests", "requests"),
+        Router("least-tokens", "to the worker with the fewest unfinished prompt tokens", "tokens"),
+        Router("least-work", "to the worker with the least unfinished predicted work", "work"),
+        Router("power-of-two", "fewest unfinished requests of two random workers", "requests", 2),
+        Router("round-robin", "to the workers in turn", "turn"),
+        Router("sticky", "requests of one key (id up to the first /) to one worker", "key"),
+    )
+}
+"""Every router by name."""
+
+
+def check_workers(workers: object) -> int:
+    """Return a number of workers, checked.
+
+    Parameters
+    ----------
+    workers : object
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    InputError
+        It is not an integer from 1 to `MAX_WORKERS`.
+    """
+    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
+    if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
+        raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
+    return int(workers)  # type: ignore[call-overload]
+
+
+class Routed(Runner):
+    """Equal workers behind a router, each of which runs one scheduler.
+
+    Parameters
+    ----------
+    inner : Runner
+        The scheduler.
+    workers : int
+        Number of workers. With one, schedules are those of the scheduler itself.
+    router : str
+        A name in `ROUTERS`.
+
+    Raises
+    ------
+    InputError
+        The number of workers is out of range, or the router is unknown.
+    """
+
+    def __init__(self, inner: Runner, workers: int, router: str = DEFAULT) -> None:
+        self.inner, self.workers = inner, check_workers(workers)
+        if router not in ROUTERS:
+            raise InputError(f"router {router!r} is unknown; known are {', '.join(ROUTERS)}")
+        self.router = ROUTERS[router]
+        self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
+
+    def run(self, job: Job) -> Schedule:
+        """See `Runner.run`. Routers see which requests have finished when one arrives.
+
+        Raises
+        ------
+        UsageError
+            The scheduler runs only whole instances, and the router looks at the workers' loads.
+        """
+        if self.workers == 1:
+            return self.inner.run(job)
+        instance = job.instance
+        order = np.lexsort((np.arange(instance.n), instance.release))
+        if self.router.fixed:
+            place = self.router.by_turn(instance, order, self.workers)
+        else:
+            weights = self.router.weights(job)
+        fleet = self.inner.begin(job, self.workers)
+        if fleet is None:
+            if not self.router.fixed:
+                names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
+                raise UsageError(
+                    f"router {self.router.name!r}: found a scheduler that runs only whole "
+                    f"instances, {job.name!r}; expected router={names} with it"
+                )
+            return self._one_by_one(job, np.array(place))
+        if self.router.fixed:
+            for i in order.tolist():
+                fleet.assign(place[i], i)
+        else:
+            self._route(job, fleet, order, weights)
+        fleet.advance(np.inf)
+        return fleet.schedule()
+
+    def _route(
+        self, job: Job, fleet: Fleet, order: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> None:
+        """Send each request to the worker of the least load when it arrives."""
+        workers, choices = self.workers, self.router.choices
+        generator = np.random.default_rng([job.seed, workers])
+        arrival = job.instance.release
+        alive = np.empty(0, dtype=np.int64)  # requests that were unfinished at the last arrival
+        at = np.empty(job.instance.n, dtype=np.int64)
+        for i in order.tolist():
+            fleet.advance(float(arrival[i]))
+            alive = alive[fleet.finish[alive] > arrival[i]]
+            loads = np.bincount(at[alive], weights[alive], workers)
+            if choices is None or choices >= workers:
+                chosen = int(loads.argmin())
+            else:
+                drawn = np.sort(generator.choice(workers, choices, replace=False))
+                chosen = int(drawn[loads[drawn].argmin()])
+            at[i] = chosen
+            alive = np.append(alive, i)
+            fleet.assign(chosen, i)
+
+    def _one_by_one(self, job: Job, place: NDArray[np.int64]) -> Schedule:
+        """Run the scheduler on the requests of each worker as an instance of its own."""
+        parts: list[Part] = []
+        mode: EvictMode = "recompute"
+        for worker in range(self.workers):
+            mine = np.flatnonzero(place == worker)
+            if not mine.size:
+                parts.append(_part(None, mine, job))
+                continue
+            own = Job(
+                job.instance.subset(mine), job.problem.subset(mine), job.cost, job.seed, job.name
+            )
+            schedule = self.inner.run(own)
+            if schedule.worker is not None:
+                raise UsageError(
+                    f"router {self.router.name!r}: found a scheduler with several workers of its "
+                    f"own, {job.name!r}; expected one with one worker"
+                )
+            mode = schedule.evict_mode
+            parts.append(_part(schedule, mine, own))
+        return joined(job, mode, parts)
+
+    def warm_up(self) -> None:
+        """See `Runner.warm_up`."""
+        self.inner.warm_up()
+
+    def uses_lengths(self, instance: Instance) -> bool | None:
+        """See `Runner.uses_lengths`."""
+        return self.router.load == "work" or self.inner.uses_lengths(instance)
+
+    def allows(self, instance: Instance) -> str | None:
+        """See `Runner.allows`."""
+        return self.inner.allows(instance)
+
+    def switched_off(self, instance: Instance) -> tuple[str, ...]:
+        """See `Runner.switched_off`."""
+        return self.inner.switched_off(instance)
+
+
+def _part(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Part:
+    """Return the schedule of some requests as a part of the schedule of all."""
+    nothing = np.empty(0, dtype=np.int64)
+    if schedule is None:
+        return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)
+    from optsched.judge.evaluate import evaluate
+
+    start = evaluate(job.problem, schedule, None if job.problem.in_rounds else job.cost).batch_start
+    offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
+    return Part(
+        start.astype(np.float64), offsets[1:], mine[request], tokens,
+        evicted_offsets[1:], mine[evicted], schedule.start is not None,
+    )  # fmt: skip

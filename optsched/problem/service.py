@@ -1,0 +1,98 @@
+"""Service level objectives (SLOs): their names, and the limits of the requests of an instance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.columns import real_column
+from optsched.problem.errors import InputError
+
+SLOS = {"slo_ttft": "ttft", "slo_tpot": "tpot", "slo_gap": "gap", "slo_latency": "latency"}
+"""Every SLO by name, and the time of a request that it limits.
+
+TTFT is the time to the first token, TPOT the mean time per output token after the first, the gap
+the largest time between two output tokens in succession, and latency the time to the last token.
+"""
+
+
+def check_slo(name: str, value: float | None) -> None:
+    """Check the limit of an SLO that holds for all requests.
+
+    Parameters
+    ----------
+    name : str
+        What the error calls it.
+    value : float or None
+        A time in the instance's unit; None is accepted.
+
+    Raises
+    ------
+    InputError
+        The value is not a time > 0.
+    """
+    if value is None:
+        return
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise InputError(f"{name}: found {value!r}; expected a time > 0")
+
+
+def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
+    """Return the limits of an SLO per request as a read-only column.
+
+    Parameters
+    ----------
+    values : array_like, shape (n,)
+        Times > 0, or None or infinity for a request without a limit.
+    name : str
+        What the error calls the column.
+    most : float
+        The largest limit allowed.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Infinite for requests without a limit.
+
+    Raises
+    ------
+    InputError
+        A value is not a time > 0. The error names its request.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        absent = np.isposinf(values)
+    elif hasattr(values, "__iter__") and not isinstance(values, (str, bytes)):
+        values = list(values)
+        absent = np.array([v is None or v == math.inf for v in values], dtype=bool)
+    else:
+        absent = np.zeros(0, dtype=bool)
+    if absent.any():
+        values = [1.0 if no else v for v, no in zip(list(values), absent, strict=True)]
+    found = real_column(values, name, 0.0, most).copy()
+    if (found == 0).any():
+        i = int(np.argmax(found == 0))
+        raise InputError(f"{name}: request {i}: found 0; expected a time > 0, or null for no limit")
+    if absent.any():
+        found[absent] = math.inf
+    found.setflags(write=False)
+    return found
+
+
+def plain_limits(column: NDArray[np.float64]) -> list[float | int | None]:
+    """Return a column of limits as Python numbers, with None for no limit.
+
+    Parameters
+    ----------
+    column : ndarray of float64, shape (n,)
+
+    Returns
+    -------
+    list of float, int or None
+    """
+    return [
+        None if math.isinf(v) else int(v) if v.is_integer() else v for v in column.tolist()
+    ]  # fmt: skip

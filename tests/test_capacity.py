@@ -1,0 +1,221 @@
+"""How much load fits within SLOs: by policy, and proved for all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from command_line import invoke as run, one_line_error
+
+from optsched import Instance, capacity, evaluate, simulate, write_instance
+from optsched.analysis.capacity import on_workers, scaled
+from optsched.bounds.service import most_within
+from optsched.costs.cost import load_cost_model
+from optsched.files.schemas import check_shape
+from optsched.files.strict_json import check_format
+from optsched.problem.errors import InputError, UsageError
+
+MODEL = "llama2-7b-a100-infermax"
+
+
+def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
+    generator = np.random.default_rng(seed)
+    return Instance(
+        np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
+        generator.integers(2, 150, n), kv_capacity=60_000, time_unit="second", name="stream",
+    )  # fmt: skip
+
+
+SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
+
+
+def attainment(instance: Instance, spec: str, scale: float) -> float:
+    at = scaled(instance, scale)
+    share = evaluate(at, simulate(at, spec, MODEL), MODEL, **SLOS).metrics["slo_attainment"]
+    return float(share or 0)
+
+
+def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
+    instance = stream()
+    found = capacity(instance, ["fcfs", "sarathi"], cost_model=MODEL, attainment=0.95, **SLOS)
+    for row in found.rows:
+        assert attainment(instance, row.policy, row.value) == row.attainment >= 0.95
+        assert attainment(instance, row.policy, row.missed) < 0.95
+        assert row.value < row.missed <= row.value * 1.01
+        assert row.missed <= found.impossible
+    assert found.best.value == max(row.value for row in found.rows)
+
+
+def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
+    instance, cost = stream(), load_cost_model(MODEL)
+    found = capacity(instance, ["fcfs"], cost_model=MODEL, attainment=0.95, **SLOS)
+    need = 0.95 * instance.n
+    for factor in (1.0, 1.01, 1.3, 2.0, 10.0):
+        assert most_within(scaled(instance, factor * found.impossible), cost, SLOS) < need
+    assert most_within(scaled(instance, 0.99 * found.impossible), cost, SLOS) >= need
+
+
+def test_more_workers_carry_more_and_longer_limits_too() -> None:
+    instance = stream()
+
+    def ends(workers: int = 1, ttft: float = 1.0) -> tuple[float, float]:
+        found = capacity(
+            instance, ["sarathi"], cost_model=MODEL, workers=workers, slo_ttft=ttft, slo_tpot=0.05
+        )
+        assert found.rows[0].value < found.impossible
+        return found.rows[0].value, found.impossible
+
+    one, two, patient = ends(), ends(2), ends(ttft=5.0)
+    assert one[0] < two[0]
+    assert one[1] < two[1]
+    assert one[0] <= patient[0]
+    assert one[1] <= patient[1]
+
+
+def test_the_fewest_workers_at_a_rate() -> None:
+    instance = stream()
+    found = capacity(
+        instance, ["fcfs", "isrtf"], cost_model=MODEL, workers="auto", rate_scale=6.0, **SLOS
+    )
+    fast = scaled(instance, 6.0)
+
+    def share(spec: str, workers: int) -> float:
+        schedule = simulate(fast, on_workers(spec, workers, found.router), MODEL)
+        return float(evaluate(fast, schedule, MODEL, **SLOS).metrics["slo_attainment"] or 0)
+
+    for row in found.rows:
+        if row.value is not None:
+            assert share(row.policy, row.value) == row.attainment >= 0.99
+            assert row.missed is None or share(row.policy, row.missed) < 0.99
+            assert found.impossible is None or row.value > found.impossible
+    assert found.rows[0].value > 1
+    assert (found.workers, found.searched) == (None, "workers")
+
+
+def test_slos_may_be_columns_and_classes() -> None:
+    instance = stream(120)
+    tight = replace(instance, slo_ttft=[0.5] * 120, slo_tpot=[0.05] * 120)
+    mixed = replace(
+        instance, slo_ttft=[0.5, None] * 60, slo_tpot=[0.05, 0.2] * 60
+    )  # half of the requests wait
+    found = [capacity(one, ["edf"], cost_model=MODEL, attainment=0.9) for one in (tight, mixed)]
+    assert found[0].rows[0].value < found[1].rows[0].value
+    same = capacity(instance, ["edf"], cost_model=MODEL, attainment=0.9, slo_ttft=0.5,
+                    slo_tpot=0.05)  # fmt: skip
+    assert same.rows == tuple(replace(row, wall_s=same.rows[0].wall_s) for row in found[0].rows)
+
+
+def test_by_default_schedulers_for_slos_run_beside_the_usual_ones() -> None:
+    found = capacity(stream(40), cost_model=MODEL, slo_ttft=1.0)
+    assert [row.policy for row in found.rows] == [
+        "fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last",
+    ]  # fmt: skip
+
+
+def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
+    # One request of 4 tokens at a time, five at once, all due by round 2: three workers.
+    instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=4)
+    found = capacity(instance, ["fcfs"], workers="auto", attainment=1.0, slo_ttft=2)
+    assert (found.rows[0].value, found.impossible) == (3, 2)
+    with pytest.raises(InputError, match="found one time only; expected arrivals over time"):
+        capacity(instance, ["fcfs"], slo_ttft=2)
+    apart = Instance([0, 9], [3, 3], [1, 1], kv_capacity=4)
+    with pytest.raises(InputError, match="found 'round'; expected 'second'"):
+        capacity(apart, ["fcfs"], slo_ttft=1)
+
+
+def test_more_workers_than_requests_are_not_tried() -> None:
+    # A request of 40 tokens a round behind another: alone on its worker each is in time.
+    instance = Instance([0, 0, 0], [3, 3, 3], [1, 1, 1], kv_capacity=4)
+    found = capacity(instance, ["fcfs:max_running=1"], workers="auto", attainment=1, slo_ttft=1)
+    assert found.rows[0].value == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"slo_ttft": 0}, "slo_ttft: found 0; expected a time > 0"),
+        ({"slo_ttft": None}, "SLO: found none; expected one of slo_ttft"),
+        ({"attainment": 1.5}, "attainment: found 1.5; expected a share > 0 and <= 1"),
+        ({"attainment": 0}, "attainment: found 0; expected a share > 0"),
+        ({"workers": 0}, "workers: found 0; expected an integer from 1 to 10000"),
+        ({"workers": "many"}, "workers: found 'many'; expected an integer"),
+        ({"router": "best"}, "router 'best' is unknown; known are least-requests"),
+        ({"rate_scale": -1}, "rate_scale: found -1; expected a number > 0"),
+        ({"tolerance": 0}, "tolerance: found 0; expected a number > 0 and < 1"),
+        ({"policies": []}, "policies: found an empty list"),
+        ({"policies": ["fcfs:workers=2"]}, "found workers in it; expected them as an option"),
+        ({"policies": ["nope"]}, "policy 'nope' is unknown"),
+        ({"slo_ttft": 1e-6}, r"found 30 of 30 requests that cannot be within theirs even alone"),
+        ({"slo_tpot": 1e-6}, r"attainment of at most 0"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(more: dict, words: str) -> None:
+    asked = {"policies": ["fcfs"], "cost_model": MODEL, "slo_ttft": 1.0, **more}
+    with pytest.raises((InputError, UsageError), match=words):
+        capacity(stream(30), **asked)
+
+
+def test_a_stop_keeps_what_is_known() -> None:
+    stop = threading.Event()
+    seen: list[tuple[str, float, float]] = []
+
+    def told(spec: str, at: float, share: float) -> None:
+        seen.append((spec, at, share))
+        if len(seen) == 6:
+            stop.set()
+
+    found = capacity(stream(), ["fcfs", "vllm"], cost_model=MODEL, progress=told, stop=stop, **SLOS)
+    assert found.interrupted
+    assert len(found.rows[0].points) == 6
+    assert found.impossible is not None
+    assert found.rows[1].error == "interrupted"
+    none = capacity(stream(), ["fcfs"], cost_model=MODEL, time_limit_s=1e-9, **SLOS)
+    assert (none.interrupted, none.rows[0].value) == (True, None)
+
+
+def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    write_instance(stream(60), "stream.json")
+    words = ("stream.json", "--cost-model", MODEL, "--slo-ttft", 1, "--slo-tpot", 0.05)
+    shown = run("capacity", *words, "--policy", "fcfs", "--json", "found.json")
+    assert shown.exit_code == 0, shown.stderr
+    assert "fcfs attains it up to rate scale" in shown.stdout
+    assert "impossible for any schedule from rate scale" in shown.stdout
+    with open("found.json", encoding="utf-8") as file:
+        data = json.load(file)
+    assert check_format(data, "capacity") in (None, "capacity")
+    check_shape("capacity", data)
+    assert data["best_origin"] == "fcfs"
+    assert data["best_rate_scale"] == data["policies"][0]["rate_scale"]
+    assert data["best_rate_scale"] < data["impossible_rate_scale"]
+    assert run("plot", "found.json", "-o", "found.png").exit_code == 0
+    auto = run("capacity", *words, "--policy", "fcfs", "--workers", "auto", "--rate-scale", 8,
+               "--json", "-")  # fmt: skip
+    workers = json.loads(auto.stdout)["workers"]
+    assert workers["fewest"] > (workers["impossible"] or 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--slo-ttft", 0), "--slo-ttft"),
+        (("--slo-ttft", 1, "--attainment", 2), "attainment: found 2.0"),
+        (("--slo-ttft", 1, "--workers", "two"), "--workers: found 'two'"),
+        (("--slo-ttft", 1, "--workers", 0), "workers: found 0"),
+        (("--slo-ttft", 1, "--workers", 2, "--router", "least-work"), "found no predictions"),
+        ((), "SLO: found none"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(
+    tmp_path, monkeypatch, more: tuple, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    write_instance(stream(30), "stream.json")
+    shown = run("capacity", "stream.json", "--cost-model", MODEL, "--policy", "fcfs", *more)
+    assert words in one_line_error(shown, 2)
