@@ -12,7 +12,7 @@ from brute_force import brute_force_tel
 from command_line import run
 from readable_windows import simulate_windows
 from slow_judge import TIMED, batches, random_batches, random_instance, slow_judge
-from test_simulate import RULES_SPECS, cost_of, run_or_error, same
+from test_simulate import RULES_SPECS, cost_of, due, run_or_error, same
 
 from optsched import bound, compare, evaluate, simulate, solve
 from optsched.analysis.ratio import gap_breakdown
@@ -159,7 +159,7 @@ def test_windows_count_blocks_as_their_readable_twin_does() -> None:
 def test_the_judge_accepts_what_policies_do_with_blocks(name: str) -> None:
     rng, finished = Random(name), 0
     for seed in range(15):
-        instance = in_blocks(rng, random_instance(rng))
+        instance = due(in_blocks(rng, random_instance(rng)))
         if allows(name, instance) is not None:
             continue
         schedule = run_or_error(instance, name, seed=seed)

@@ -49,7 +49,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import ANY_INSTANCE, Bound, BoundTask, Proof, features_of
+from optsched.bounds.base import (
+    ANY_INSTANCE,
+    WHOLE_BLOCKS,
+    Bound,
+    BoundTask,
+    Proof,
+    features_of,
+)
 from optsched.bounds.batch import PROVED_FOR, Work, later_tokens, unavoidable_work
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
@@ -286,7 +293,7 @@ WITHIN_SHARE = Bound(
 )  # fmt: skip
 WITHIN_SHARE_ROUNDS = Bound(
     "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
-    ANY_INSTANCE,
+    ANY_INSTANCE | WHOLE_BLOCKS,
 )  # fmt: skip
 WITHIN_RATE = Bound(
     "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",
@@ -294,5 +301,5 @@ WITHIN_RATE = Bound(
 )  # fmt: skip
 WITHIN_RATE_ROUNDS = Bound(
     "slo-volume-rate", "requests that slo-volume allows, over the shortest span", "round",
-    ("slo_goodput",), within_rate, ANY_INSTANCE,
+    ("slo_goodput",), within_rate, ANY_INSTANCE | WHOLE_BLOCKS,
 )  # fmt: skip
