@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
 
 test: $(STAMP) check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -106,7 +106,7 @@ def check_tiny(seed: int, count: int) -> None:
 
 
 def test_certificates_of_tiny_instances_are_below_the_optimum_and_close_to_the_bound() -> None:
-    check_tiny(1, 40)
+    check_tiny(1, 15)
 
 
 @pytest.mark.slow

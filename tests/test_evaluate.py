@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 from slow_judge import TIMED, batches, corrupted, random_batches, random_instance, slow_judge
+from sweeps import parts
 
 import optsched.judge.replay
 from optsched.costs.cost import BatchCost
@@ -461,11 +461,10 @@ def random_starts(rng: Random, instance: Instance) -> list[int]:
     return [int(a) + rng.randint(0, slack) for a in instance.arrival]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32 - 1))
-def test_starts_and_the_same_runs_as_batches_are_judged_alike(seed: int) -> None:
-    rng = Random(seed)
-    for _ in range(10):
+@pytest.mark.parametrize("numbers", parts(500, 5000))
+def test_starts_and_the_same_runs_as_batches_are_judged_alike(numbers: range) -> None:
+    rng = Random(numbers.start)
+    for _ in numbers:
         instance = random_instance(rng, unit="round")
         starts = random_starts(rng, instance)
         by_starts, by_batches = from_starts(starts, instance), as_batches(instance, starts)
@@ -491,11 +490,10 @@ def test_starts_and_the_same_runs_as_batches_are_judged_alike(seed: int) -> None
             assert getattr(found, name).tolist() == getattr(twin, name).tolist()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32 - 1))
-def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(seed: int) -> None:
-    rng = Random(seed)
-    for _ in range(8):
+@pytest.mark.parametrize("numbers", parts(400, 4000))
+def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(numbers: range) -> None:
+    rng = Random(numbers.start)
+    for _ in numbers:
         instance = random_instance(rng)
         schedule = random_batches(rng, instance)
         if schedule.batches == 0:

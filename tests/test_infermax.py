@@ -144,7 +144,7 @@ KINDS = {
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
-QUICK = {"astar": 12, "flow-highs": 8, "flow-cpsat": 6, "cpsat": 3, "pulp-bigm": 3}
+QUICK = {"astar": 8, "flow-highs": 4, "flow-cpsat": 3, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
 

@@ -10,6 +10,7 @@ import pytest
 from brute_force import brute_force_tel
 from hypothesis import assume, given, settings, strategies as st
 from slow_judge import TIMED, batches, random_instance
+from sweeps import parts
 
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.policies import allows, make_policy, policies
@@ -251,12 +252,13 @@ def judged(instance: Instance, spec: str, seed: int) -> Evaluation | None:
         return None
 
 
+@pytest.mark.parametrize("numbers", parts(30, 120))
 @pytest.mark.parametrize("limited", [False, True])
-def test_no_policy_beats_the_optimum_of_its_model(limited: bool) -> None:
-    rng = Random(99 + limited)
+def test_no_policy_beats_the_optimum_of_its_model(limited: bool, numbers: range) -> None:
+    rng = Random(99 + limited + 1000 * numbers.start)
     reached: dict[str, int] = dict.fromkeys(SPECS, 0)
     plain = {"limits": Limits(), "hybrid_batching": None, "chunked_prefill": None}
-    for number in range(120):
+    for number in numbers:
         instance = random_instance(rng, unit="round", most=4, **({} if limited else plain))
         optimum, starts = brute_force_tel(instance)
         if not starts:
@@ -269,7 +271,7 @@ def test_no_policy_beats_the_optimum_of_its_model(limited: bool) -> None:
             assert found.metrics["tel"] >= optimum, (spec, instance.to_dict())
             reached[spec] += found.metrics["tel"] == optimum
     # An optimum that no policy ever reaches would not be of their model.
-    assert reached["mc-sf"] > 20, reached
+    assert reached["mc-sf"] > len(numbers) // 6, reached
 
 
 def test_a_paused_schedule_may_beat_the_optimum_and_is_not_covered() -> None:

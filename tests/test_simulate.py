@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from slow_judge import TIMED, batches, random_instance
+from sweeps import parts
 
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
@@ -137,14 +138,18 @@ def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
 # --- the compiled engine and its twin ---------------------------------------------------------
 
 
+@pytest.mark.parametrize("numbers", parts(20, 40))
 @pytest.mark.parametrize("spec", RULES_SPECS)
-def test_the_compiled_engine_decides_as_the_readable_twin(spec: str, monkeypatch) -> None:
+def test_the_compiled_engine_decides_as_the_readable_twin(
+    spec: str, numbers: range, monkeypatch
+) -> None:
     monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 300)
     rules = make_policy(spec)[0]
     assert isinstance(rules, Rules)
-    rng = Random(spec)
+    rng = Random(f"{spec} {numbers.start}")
     finished = 0
-    for number, instance in enumerate(random_cases(20_000 + len(spec), 40)):
+    seed = 20_000 + len(spec) + 1000 * numbers.start
+    for number, instance in zip(numbers, random_cases(seed, len(numbers)), strict=True):
         mine = rules
         if number % 3 == 0 and rules.max_batch_tokens is not None:
             # The shipped C of 4096 would never bind here.
@@ -158,14 +163,18 @@ def test_the_compiled_engine_decides_as_the_readable_twin(spec: str, monkeypatch
             continue
         assert same(fast, slow), (spec, mine, instance.to_dict(), rows_of(fast), rows_of(slow))
         finished += 1
-    assert finished >= 15
+    assert finished >= len(numbers) // 3
 
 
+@pytest.mark.parametrize("numbers", parts(20, 60))
 @pytest.mark.parametrize("spec", SPECS)
-def test_no_policy_makes_a_schedule_that_the_judge_rejects(spec: str, monkeypatch) -> None:
+def test_no_policy_makes_a_schedule_that_the_judge_rejects(
+    spec: str, numbers: range, monkeypatch
+) -> None:
     monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
     finished = 0
-    for number, instance in enumerate(random_cases(30_000 + len(spec), 60)):
+    seed = 30_000 + len(spec) + 1000 * numbers.start
+    for number, instance in zip(numbers, random_cases(seed, len(numbers)), strict=True):
         if allows(spec, instance) is not None:
             continue
         found = run_or_error(instance, spec, seed=number)
@@ -174,15 +183,16 @@ def test_no_policy_makes_a_schedule_that_the_judge_rejects(spec: str, monkeypatc
         assert isinstance(found, Schedule), (spec, found, instance.to_dict())
         evaluate(instance, found, cost_of(instance))
         finished += 1
-    assert finished >= 10
+    assert finished >= len(numbers) // 6
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if not s.startswith("alpha-")])
-def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str) -> None:
+@pytest.mark.parametrize("numbers", parts(12, 40))
+def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str, numbers: range) -> None:
     # In seconds: each refill produces a token. In rounds, where evictions lose all progress,
     # two requests may evict each other for ever (vllm-hy does).
-    rng = Random(40_000)
-    for number in range(40):
+    rng = Random(40_000 + numbers.start)
+    for number in numbers:
         instance = random_predictions(rng, random_instance(rng, unit="second", most=8))
         free = replace(instance, limits=Limits(), hybrid_batching=None, chunked_prefill=None)
         try:
@@ -222,13 +232,16 @@ def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) 
     return int(np.searchsorted(judged.batch_end, judged.finish[changed].min()))
 
 
+@pytest.mark.parametrize("numbers", parts(15, 60))
 @pytest.mark.parametrize("spec", SPECS)
-def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypatch) -> None:
+def test_hidden_lengths_change_no_decision_before_they_show(
+    spec: str, numbers: range, monkeypatch
+) -> None:
     monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
     made, info = make_policy(spec)
-    rng = Random(spec)
+    rng = Random(f"{spec} {numbers.start}")
     compared = 0
-    for number in range(60):
+    for number in numbers:
         instance = due(random_instance(rng, most=8))
         if allows(spec, instance) is not None:
             continue
@@ -256,7 +269,7 @@ def test_hidden_lengths_change_no_decision_before_they_show(spec: str, monkeypat
         head = [{j: e for j, e in evicted_of(s).items() if j < last} for s in (one, two)]
         assert head[0] == head[1], story
         compared += 1
-    assert compared >= 8
+    assert compared >= len(numbers) // 8
 
 
 class Spy:

@@ -280,6 +280,7 @@ def cluster(log: Path) -> Iterator[Any]:
         yield cluster
 
 
+@pytest.mark.slow
 @needs_dask
 def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: Any) -> None:
     whole = run_experiment(SURVIVAL, {"size": 12, "nap": 0.05}, out=tmp_path / "whole")
