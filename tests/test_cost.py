@@ -82,7 +82,7 @@ def test_batch_time_of_a_mixed_batch():
     cost = BatchCost("x", 3, POWERS).array
     sums = add_decode(add_decode(EMPTY, 7), 4)
     sums = add_prefill(add_prefill(sums, 3, 2), 5, 0)
-    assert sums[:8] == (10, 2, 11, 2, 8, 34, 6, 2)
+    assert sums[:9] == (10, 2, 11, 7, 2, 8, 34, 6, 2)
     time = batch_time(cost, sums)
     assert time == pytest.approx(3 * ms / 1000, rel=1e-15)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import REGISTRY, Bound, BoundTask, Proof, features_of
-from optsched.costs.cost import CostModel, UnitCost
+from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -83,6 +84,8 @@ def raise_bound(
 ) -> None:
     """Run one bound, or all bounds that are proved for a task, and hand over each proof.
 
+    Under a tabulated cost model each bound runs once for every minorant.
+
     Parameters
     ----------
     task : BoundTask
@@ -103,14 +106,17 @@ def raise_bound(
     queue = usable(task, method)
     if method == "auto":
         queue = [bound for bound in queue if not bound.searches or bound.suits(task)]
-    for place, bound in enumerate(queue):
+    cost = task.cost_model
+    costs = cost.minorants if isinstance(cost, BatchCost) else (cost,)
+    runs = [(bound, replace(task, cost_model=one)) for bound in queue for one in costs]
+    for place, (bound, question) in enumerate(runs):
         started = place > 0
         if started and budget.stopped:
             break
         if bound.searches and method == "auto" and budget.over:
             break
-        share = 1.0 / (len(queue) - place) if bound.searches else 1.0
-        take(bound.name, bound.function(task, budget.part(share)))
+        share = 1.0 / (len(runs) - place) if bound.searches else 1.0
+        take(bound.name, bound.function(question, budget.part(share)))
 
 
 def lower_bound(

@@ -130,7 +130,8 @@ class Bound:
         list of str
             Sorted by name; empty if the bound is proved for all.
         """
-        return sorted(features_of(task.instance, task.cost_model) - self.features)
+        needed = features_of(task.instance, task.cost_model) - MINORANTS
+        return sorted(needed - self.features)
 
     def applies(self, task: BoundTask) -> bool:
         """Return whether the bound is one for the task's objective and the instance's time unit.
@@ -165,6 +166,11 @@ away and gives none. A schedule that fits with blocks fits without them, and tak
 a bound for every schedule without blocks holds with them, and a bound that uses no schedule of its
 own allows for this feature. A method that finds schedules must count blocks itself."""
 
+MINORANTS = frozenset({"cost.table"})
+"""The feature of a tabulated cost model. Bounds run under its minorants, which are linear
+(`optsched.costs.table` says why that is right), so every bound on the times of tokens allows for
+it. A method that prices batches itself must not."""
+
 _READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "chunked_prefill"}
 """Fields of an `Instance` that `features_of` reads."""
 _EVERYWHERE = {"prompt_tokens", "output_tokens", "kv_capacity"}
@@ -190,8 +196,9 @@ def features_of(instance: Instance, cost_model: CostModel | None = None) -> froz
         instance forbids them, ``chunked_prefill`` if prefills may be split,
         ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
         limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
-        0. A later version of `Instance` may have further fields; each that differs from its
-        default is a feature of its name.
+        0. A tabulated one has ``cost.table`` and the coefficients of its minorants. A later version
+        of `Instance` may have further fields; each that differs from its default is a feature of
+        its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *instance.limits.as_dict()}
     if (instance.arrival != instance.arrival[0]).any():
@@ -206,7 +213,10 @@ def features_of(instance: Instance, cost_model: CostModel | None = None) -> froz
             if value is not default and (not np.isscalar(value) or value != default):
                 found.add(column.name)
     if isinstance(cost_model, BatchCost) and not instance.in_rounds:
-        found |= {f"cost.{name}" for name in cost_model.coefficients if cost_model[name] != 0}
+        for one in cost_model.minorants:
+            found |= {f"cost.{name}" for name in one.coefficients if one[name] != 0}
+        if cost_model.table is not None:
+            found |= MINORANTS
     return frozenset(found)
 
 

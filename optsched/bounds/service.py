@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import (
     ANY_INSTANCE,
+    MINORANTS,
     WHOLE_BLOCKS,
     Bound,
     BoundTask,
@@ -129,11 +130,11 @@ def most_within(
     """
     limits = all_limits(instance, slos)
     proved = ANY_INSTANCE if instance.in_rounds else PROVED_FOR
-    lacks = sorted(features_of(instance, cost_model) - proved)
+    lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
     if isinstance(cost_model, BatchCost) and not instance.in_rounds:
-        return _in_seconds(instance, cost_model, limits, workers)
+        return min(_in_seconds(instance, c, limits, workers) for c in cost_model.minorants)
     return _in_rounds(instance, limits, workers)
 
 

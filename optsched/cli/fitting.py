@@ -54,7 +54,7 @@ def fit(
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Fit a cost model to profiles in the columns of Vidur, Splitwise or AIConfigurator."""
+    """Fit a cost model to profiles of Vidur, Splitwise, AIConfigurator or LLMServingSim."""
     check_outputs(out, plot, json_out)
     if plot is not None:
         from optsched.show.plot.style import check_suffix
@@ -63,6 +63,7 @@ def fit(
     from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import errors_of, fit as run
     from optsched.files.read_write import write_bytes
+    from optsched.problem.errors import UsageError
 
     others = [load_cost_model(other) for other in against or []]
     found = run(
@@ -75,6 +76,10 @@ def fit(
         target=target,
         seed=seed,
     )
+    if others and not found.profile.tables:
+        raise UsageError(
+            "--against: found a profile that is tabulated and holds no rows out; expected none"
+        )
     for note in found.profile.notes:
         print(f"fit: {note}", file=sys.stderr)
     compared = errors_of(found, [found.cost_model, *others]) if others else []
@@ -116,7 +121,10 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: f
         rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
     show_table(headers, rows, text_columns=(0, 8))
-    print("errors are those of held-out rows within the range of validity")
+    if found.cost_model.table is None:
+        print("errors are those of held-out rows within the range of validity")
+    else:
+        print("errors are those of values that were left out and interpolated")
     _show_model(found.cost_model)
     if compared:
         print()
@@ -227,5 +235,11 @@ def _show_model(cost: BatchCost) -> None:
         [(key, text, TERMS[key]) for key, text in cost.coefficients.items()],
         text_columns=(0, 1, 2),
     )
+    if cost.table is not None:
+        grids = [" x ".join(map(str, grid.values.shape)) for grid in cost.table.grids]
+        print(
+            f"batches are priced by tables of {', '.join(grids)} values; the coefficients are a "
+            f"linear approximation, and bounds take {len(cost.table.minorants)} minorants"
+        )
     limits = ", ".join(f"{key} {value:g}" for key, value in sorted(cost.valid.items()))
     print(f"valid for: {limits}")

@@ -53,6 +53,9 @@ LAYERS = 0
 ) = range(1, 1 + len(TERMS))  # fmt: skip
 """Places in `BatchCost.array`: ``layers`` stands before the coefficients."""
 
+LINEAR = 1 + len(TERMS)
+"""Length of the array of a model without tables."""
+
 Coefficients = NDArray[np.float64] | Sequence[int]
 """`BatchCost.array`, or exact integers in the same places."""
 
@@ -64,8 +67,8 @@ class Sums(NamedTuple):
     ----------
     tokens : int
         Sum of c over all requests.
-    decode_requests, decode_kv : int
-        Over the requests that decode: their number, and the sum of m.
+    decode_requests, decode_kv, decode_kv_max : int
+        Over the requests that decode: their number, and the sum and the maximum of m.
     prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
         Over the requests that prefill: their number, and the sums of c, c^2, c m and m.
     """
@@ -73,6 +76,7 @@ class Sums(NamedTuple):
     tokens: int
     decode_requests: int
     decode_kv: int
+    decode_kv_max: int
     prefill_requests: int
     prefill_tokens: int
     prefill_square: int
@@ -80,7 +84,7 @@ class Sums(NamedTuple):
     prefill_kv: int
 
 
-EMPTY = Sums(0, 0, 0, 0, 0, 0, 0, 0)
+EMPTY = Sums(0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The sums of an empty batch."""
 
 
@@ -101,6 +105,7 @@ def add_decode(sums: Sums, m: int) -> Sums:
         sums.tokens + 1,
         sums.decode_requests + 1,
         sums.decode_kv + m,
+        max(sums.decode_kv_max, m),
         sums.prefill_requests,
         sums.prefill_tokens,
         sums.prefill_square,
@@ -128,6 +133,7 @@ def add_prefill(sums: Sums, c: int, m: int) -> Sums:
         sums.tokens + c,
         sums.decode_requests,
         sums.decode_kv,
+        sums.decode_kv_max,
         sums.prefill_requests + 1,
         sums.prefill_tokens + c,
         sums.prefill_square + c * c,
@@ -141,8 +147,9 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
 
     Parameters
     ----------
-    cost : ndarray of float64, shape (1 + coefficients,)
-        `BatchCost.array` or `UnitCost.array`.
+    cost : ndarray of float64
+        `BatchCost.array` or `UnitCost.array`: ``layers`` and the coefficients. A tabulated model
+        goes on as `optsched.costs.table.CostTable.array` says.
     sums : Sums
         Content of the batch.
 
@@ -155,23 +162,71 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         return 0.0
     if cost[LAYERS] == 0.0:
         return 1.0
-    ms = cost[TOKEN] * sums.tokens + cost[BASE]
-    if sums.decode_requests > 0:
-        ms += (
-            cost[DECODE_KV] * sums.decode_kv
-            + cost[DECODE_REQUEST] * sums.decode_requests
-            + cost[DECODE_BASE]
-        )
-    if sums.prefill_requests > 0:
-        ms += (
-            cost[PREFILL_SQUARE] * sums.prefill_square
-            + cost[PREFILL_CROSS] * sums.prefill_cross
-            + cost[PREFILL_KV] * sums.prefill_kv
-            + cost[PREFILL_TOKEN] * sums.prefill_tokens
-            + cost[PREFILL_REQUEST] * sums.prefill_requests
-            + cost[PREFILL_BASE]
-        )
-    return float(cost[LAYERS] * ms / 1000.0)
+    at, forms = 0, 1
+    if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
+        at, forms = LINEAR, int(cost[LINEAR])
+    ms = 0.0
+    for _ in range(forms):
+        form = cost[at + TOKEN] * sums.tokens + cost[at + BASE]
+        if sums.decode_requests > 0:
+            form += (
+                cost[at + DECODE_KV] * sums.decode_kv
+                + cost[at + DECODE_REQUEST] * sums.decode_requests
+                + cost[at + DECODE_BASE]
+            )
+        if sums.prefill_requests > 0:
+            form += (
+                cost[at + PREFILL_SQUARE] * sums.prefill_square
+                + cost[at + PREFILL_CROSS] * sums.prefill_cross
+                + cost[at + PREFILL_KV] * sums.prefill_kv
+                + cost[at + PREFILL_TOKEN] * sums.prefill_tokens
+                + cost[at + PREFILL_REQUEST] * sums.prefill_requests
+                + cost[at + PREFILL_BASE]
+            )
+        ms = max(ms, form)
+        at += LINEAR - 1
+    if len(cost) == LINEAR:
+        return float(cost[LAYERS] * ms / 1000.0)
+    kv = sums.decode_kv / max(sums.decode_requests, 1)
+    uneven = sums.decode_kv_max - kv
+    quantities = np.array([
+        sums.tokens, sums.decode_requests + sums.prefill_requests, sums.prefill_tokens,
+        sums.prefill_kv, sums.decode_requests, kv,
+    ])  # fmt: skip
+    total, grids, at = 0.0, int(cost[at + 1]), at + 2
+    for grid in range(grids):
+        axes = int(cost[at])
+        at += 1
+        place, share, stride = np.zeros(axes, np.int64), np.zeros(axes), np.ones(axes, np.int64)
+        size = 1
+        for a in range(axes):
+            x, n, first = quantities[int(cost[at])], int(cost[at + 1]), at + 2
+            low, high = 0, n - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if cost[first + middle] <= x:
+                    low = middle
+                else:
+                    high = middle
+            place[a] = low
+            share[a] = max(0.0, (x - cost[first + low]) / (cost[first + high] - cost[first + low]))
+            stride[:a] *= n
+            size *= n
+            at = first + n
+        value = 0.0
+        for corner in range(1 << axes):
+            weight, cell = 1.0, at
+            for a in range(axes):
+                up = (corner >> a) & 1
+                weight *= share[a] if up else 1.0 - share[a]
+                cell += (place[a] + up) * stride[a]
+            value += weight * cost[cell]
+        at += size
+        if grid == 0:
+            quantities[-1] = kv + value * uneven
+        else:
+            total += value
+    return float(cost[LAYERS] * max(ms, total) / 1000.0)
 
 
 # One request, in milliseconds per layer

@@ -1,11 +1,11 @@
-"""How long a batch takes: one round, or a linear model fitted to profiles of a machine."""
+"""How long a batch takes: one round, or a model fitted to profiles of a machine."""
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, canonical_json
 
@@ -74,6 +75,9 @@ class BatchCost:
     valid : mapping of str to float, optional
         Range of validity: limits by name, for example ``max_batch_tokens``, as
         `optsched.judge.validity.WORDS` lists them. The judge warns when a schedule leaves it.
+    table : CostTable, optional
+        Tables by which batches are priced (`optsched.costs.table`). Then the coefficients are a
+        linear approximation, and price single requests alone, for schedulers that order by work.
 
     Raises
     ------
@@ -88,6 +92,7 @@ class BatchCost:
     kv_capacity_tokens: int | None = None
     provenance: str = ""
     valid: Mapping[str, float] = field(default_factory=dict)
+    table: CostTable | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -118,12 +123,32 @@ class BatchCost:
                 f"coefficients: found token and base that make a batch of one token take {one:g} "
                 f"s; expected at least {MIN_BATCH_S:g} s"
             )
+        if self.table is not None:
+            try:
+                self.minorants  # noqa: B018 (their coefficients are checked)
+            except InputError as error:
+                raise InputError(f"table.minorants: {error}") from None
+
+    @cached_property
+    def minorants(self) -> tuple[BatchCost, ...]:
+        """Linear models under which no batch takes longer: the model itself if it is linear.
+
+        Bounds take these; see `optsched.costs.table`.
+        """
+        if self.table is None:
+            return (self,)
+        return tuple(
+            replace(self, name=f"{self.name}, minorant {k}", coefficients=texts, table=None)
+            for k, texts in enumerate(self.table.minorants)
+        )
 
     @cached_property
     def array(self) -> NDArray[np.float64]:
-        """``layers`` and the coefficients in ms per layer, for `batch_time`."""
+        """``layers``, the coefficients in ms per layer, and the table, for `batch_time`."""
         values = [float(self.layers)] + [float(self.coefficients.get(k, 0)) for k in COEFFICIENTS]
         array = np.array(values, dtype=np.float64)
+        if self.table is not None:
+            array = np.concatenate([array, self.table.array])
         array.setflags(write=False)
         return array
 
@@ -133,8 +158,12 @@ class BatchCost:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of what the times depend on: the layers and the decimal text of coefficients."""
-        data = {"layers": self.layers, "unit": UNIT, "coefficients": dict(self.coefficients)}
+        """SHA-256 of what times depend on: layers, the text of the coefficients, the table."""
+        data: dict[str, Any] = {
+            "layers": self.layers, "unit": UNIT, "coefficients": dict(self.coefficients),
+        }  # fmt: skip
+        if self.table is not None:
+            data["table"] = self.table.to_dict()
         return hashlib.sha256(canonical_json(data)).hexdigest()
 
 
@@ -243,7 +272,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         raise InputError(f"unit: found {data['unit']!r}; expected {UNIT!r}")
     known = {
         "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
-        "provenance", "valid",
+        "provenance", "valid", "table",
     }  # fmt: skip
     for key in data:
         if key not in known:
@@ -273,6 +302,12 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
             number = float("nan")
         if not number >= 0:
             raise InputError(f"valid.{key}: found {_short(value)}; expected a number >= 0")
+    table = None
+    if "table" in data:
+        try:
+            table = table_from_dict(data["table"])
+        except InputError as error:
+            raise InputError(f"table: {error}") from None
     return BatchCost(
         name=str(data.get("name", default_name)),
         layers=data["layers"],
@@ -280,6 +315,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         kv_capacity_tokens=capacity,
         provenance=str(data.get("provenance", "")),
         valid={k: float(v) for k, v in valid.items()},
+        table=table,
     )
 
 

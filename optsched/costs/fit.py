@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
 from optsched.costs.hardware import kv_capacity
+from optsched.costs.linear import non_negative
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
+from optsched.costs.table import no_skew
+from optsched.costs.tabulate import interpolated, left_out, tabulate
 from optsched.problem.errors import InputError
 
 TARGET = 0.08
@@ -158,6 +161,10 @@ def fit(
     cross-validation on the training rows meets the target. The report says how many rows were
     left out, and the judge warns about schedules outside the range.
 
+    The profile of LLMServingSim becomes a tabulated model (`optsched.costs.table`). Its errors are
+    those of interpolation: every inner value of a grid is predicted from its two neighbours on each
+    axis, and rows that are not on the grid from the grid.
+
     Parameters
     ----------
     profiles : str, path or Profile
@@ -197,6 +204,8 @@ def fit(
         if isinstance(profiles, Profile)
         else read_profile(profiles, model=model, tensor_parallel=tensor_parallel, hardware=hardware)
     )
+    if profile.grids:
+        return _tabulated(profile, name, target)
     generator = np.random.default_rng(seed)
     values = np.zeros(len(COEFFICIENTS))
     valid: dict[str, float] = {}
@@ -219,10 +228,9 @@ def fit(
             "would take no time"
         )
     whole = any(table.whole_batch for table in profile.tables)
-    shape, degree = profile.shape, profile.tensor_parallel
     cost_model = BatchCost(
-        name=name or f"{shape.name}-tp{degree}-{profile.hardware.name}-fit",
-        layers=1 if whole else shape.layers,
+        name=name or _name(profile),
+        layers=1 if whole else profile.shape.layers,
         coefficients={
             key: f"{values[COLUMN[key]]:.6g}" for key in COEFFICIENTS if key in names
         },
@@ -231,6 +239,60 @@ def fit(
         valid=valid,
     )  # fmt: skip
     return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
+
+
+def _name(profile: Profile) -> str:
+    return f"{profile.shape.name}-tp{profile.tensor_parallel}-{profile.hardware.name}-fit"
+
+
+def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
+    """Return the tabulated model of a profile's grids, and the errors of interpolation."""
+    dense, request, attention = profile.grids
+    table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
+    checked = {"per token": dense, "per request": request, "attention": attention}
+    reports = []
+    for operator, grid in checked.items():
+        measured, predicted = left_out(grid)
+        reports.append(_interpolated(operator, grid.values.size, measured, predicted, target))
+    if profile.apart is not None and len(profile.apart[1]):
+        points, measured = profile.apart
+        predicted = interpolated(attention, points)
+        reports.append(_interpolated("attention, apart", 0, measured, predicted, target))
+    axes = attention.axes
+    cost_model = BatchCost(
+        name=name or _name(profile),
+        layers=profile.shape.layers,
+        coefficients={
+            key: f"{value:.6g}" for key, value in zip(COEFFICIENTS, linear, strict=True) if value
+        },
+        kv_capacity_tokens=_capacity(profile),
+        provenance="; ".join([
+            f"tabulated by optsched from profiles in {profile.source} of {profile.shape.name} on "
+            f"{profile.hardware.name}, tensor parallel {profile.tensor_parallel}; the coefficients "
+            "are a linear approximation, and price single requests alone",
+            *profile.notes,
+        ]),
+        valid={
+            "max_batch_tokens": float(dense.axes["tokens"][-1]),
+            "max_prefill_chunk_tokens": float(axes["prefill_tokens"][-1]),
+            "max_decode_requests": float(axes["decode_requests"][-1]),
+            "max_request_kv_tokens": float(axes["decode_kv"][-1]),
+        },
+        table=table,
+    )  # fmt: skip
+    return Fit(cost_model, tuple(reports), profile.rejected, profile, 0, target, 0.0)
+
+
+def _interpolated(
+    operator: str,
+    cells: int,
+    measured: NDArray[np.float64],
+    predicted: NDArray[np.float64],
+    target: float,
+) -> OperatorFit:
+    every = np.ones(len(measured), dtype=bool)
+    report = _report(operator, every, every, every, measured, predicted, target)
+    return replace(report, rows=cells)
 
 
 def _known(value: float) -> float | None:
@@ -344,29 +406,6 @@ class _Data:
             for name in np.unique(self.operator[rows])
             if (mine := rows & (self.operator == name)).any()
         )
-
-
-def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
-
-    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
-    many orders of magnitude.
-
-    Parameters
-    ----------
-    matrix : ndarray of float64, shape (rows, columns)
-    target : ndarray of float64, shape (rows,)
-
-    Returns
-    -------
-    ndarray of float64, shape (columns,)
-        0 for columns that are all zero.
-    """
-    from scipy.optimize import nnls  # loaded only to fit
-
-    scale = np.abs(matrix).max(axis=0, initial=0)
-    scale[scale == 0] = 1
-    return np.asarray(nnls(matrix / scale, target)[0] / scale)
 
 
 def _first_rung(

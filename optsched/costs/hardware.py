@@ -70,6 +70,8 @@ class Architecture:
         Attention heads, and heads of keys and values.
     vocab : int
         Tokens of the vocabulary.
+    head_size : int
+        Width of an attention head; 0: ``hidden / heads``.
     """
 
     name: str
@@ -79,19 +81,19 @@ class Architecture:
     kv_heads: int
     ffn: int
     vocab: int
+    head_size: int = 0
 
-    @property
-    def head_size(self) -> int:
-        """Width of an attention head."""
-        return self.hidden // self.heads
+    def __post_init__(self) -> None:
+        if not self.head_size:
+            object.__setattr__(self, "head_size", self.hidden // self.heads)
 
     @property
     def layer_weights(self) -> dict[str, int]:
         """Number of weights in a layer's matrices, by operator."""
-        kv = self.kv_heads * self.head_size
+        heads, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         return {
-            "attn_pre_proj": self.hidden * (self.hidden + 2 * kv),
-            "attn_post_proj": self.hidden * self.hidden,
+            "attn_pre_proj": self.hidden * (heads + 2 * kv),
+            "attn_post_proj": self.hidden * heads,
             "mlp_up_proj": 2 * self.hidden * self.ffn,
             "mlp_down_proj": self.hidden * self.ffn,
         }
@@ -120,9 +122,11 @@ DEVICES = {
         Device("a800-80gb", 2039, 312, 80, 400),
         Device("a100-40gb", 1555, 312, 40, 600),
         Device("h100-80gb", 3350, 989, 80, 900),
+        Device("rtx4090", 1008, 165.2, 24, 64),
+        Device("rtxpro6000", 1792, 503.8, 96, 128),
     )
 }
-"""Known devices by name: SXM variants, with the peaks of the makers' data sheets."""
+"""Known devices by name, with the peaks of the makers' data sheets; data centre cards are SXM."""
 
 ARCHITECTURES = {
     shape.name: shape
@@ -132,6 +136,7 @@ ARCHITECTURES = {
         Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
         Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
         Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
+        Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
     )
 }
 """Known model architectures by name."""
@@ -159,6 +164,24 @@ def device(name: str) -> Device:
     return DEVICES[name]
 
 
+def same_device(name: str, other: str) -> bool:
+    """Return whether a maker's name of a device holds that of a known one.
+
+    Parameters
+    ----------
+    name : str
+        For example ``NVIDIA GeForce RTX 4090``.
+    other : str
+        One of `DEVICES`, for example ``rtx4090``.
+
+    Returns
+    -------
+    bool
+    """
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    return other.split("-")[0] in plain
+
+
 def architecture(name: str) -> Architecture:
     """Return a known model architecture.
 
@@ -177,7 +200,8 @@ def architecture(name: str) -> Architecture:
     InputError
         The name is unknown.
     """
-    plain = name.lower().replace("meta-", "").replace("llama-", "llama").removesuffix("-hf")
+    plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
+    plain = plain.removesuffix("-hf").replace("llama3.1-", "llama3-")
     if plain not in ARCHITECTURES:
         raise InputError(f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[plain]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost
+from optsched.costs.table import Grid
 
 
 def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
@@ -41,7 +45,23 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
     if model.valid:
         lines += ["", "[valid]"]
         lines += [f"{key} = {value:.15g}" for key, value in sorted(model.valid.items())]
+    if model.table is not None:
+        for minorant in model.table.minorants:
+            lines += ["", "[[table.minorants]] # no batch takes less"]
+            lines += [f"{key} = {_decimal(text)}" for key, text in minorant.items()]
+        lines += ["", "[table.skew]", *_grid(model.table.skew)]
+        for grid in model.table.grids:
+            lines += ["", "[[table.grids]] # ms per layer", *_grid(grid)]
     return "\n".join(lines) + "\n"
+
+
+def _grid(grid: Grid) -> list[str]:
+    axes = ", ".join(f"{name} = {_list(axis)}" for name, axis in grid.axes.items())
+    return [f"axes = {{ {axes} }}", f"values = {_list(grid.values.ravel())}"]
+
+
+def _list(values: NDArray[np.float64]) -> str:
+    return "[" + ", ".join(f"{value!r}" for value in values.tolist()) + "]"
 
 
 def _quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -266,12 +267,17 @@ def _certificate(interval: Interval) -> dict[str, Any] | None:
     task = interval.task
     if interval.tree is None or not isinstance(task.cost_model, BatchCost):
         return interval.certificate
-    try:
-        made = make(task.instance, task.cost_model, interval.goal.name, interval.tree[1])
-    except UsageError:
-        return None  # for example a coefficient with more digits than the checker takes
-    interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
-    return made
+    best, value = None, -math.inf
+    for cost in task.cost_model.minorants:
+        try:
+            made = make(task.instance, cost, interval.goal.name, interval.tree[1])
+        except UsageError:
+            continue  # for example a coefficient with more digits than the checker takes
+        if (proved := certified_value(task.instance, made)) > value:
+            best, value = made, proved
+    if best is not None:
+        interval.prove(value, interval.bound_origin or "")
+    return best
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Measured times of operators from public profiles: Vidur, Splitwise and AIConfigurator.
+"""Measured times of operators from public profiles, of four kinds.
 
 Each source has a reader in a file of its own. It recognises its files in a folder, checks every
 row against the peaks of the device, and returns `Table` objects that say what each row's batch
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from optsched.costs.hardware import Device, device, same_architecture
 from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
+from optsched.costs.profiles.llmservingsim import read_llmservingsim
 from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, read_splitwise, splitwise_rows
 from optsched.costs.profiles.tables import COLUMN, Profile, Rejected, Table
 from optsched.costs.profiles.vidur import LAYER_OPERATORS, read_vidur
@@ -35,8 +36,9 @@ def read_profile(
     ----------
     folder : str or path
         A folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
-        Splitwise's ``perf_model.csv`` (Patel et al. 2024), or AIConfigurator's ``*.parquet`` (Xu
-        et al. 2026). If a folder inside it has the name of ``model``, that one is read.
+        Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et
+        al. 2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a
+        folder inside it has the name of ``model``, that one is read.
     model : str, optional
         Name of the model. Vidur's profiles default to the folder's name and Splitwise's to
         their only model; AIConfigurator's need it.
@@ -64,11 +66,11 @@ def read_profile(
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
-    for reader in (read_vidur, read_splitwise, read_aiconfigurator):
+    for reader in (read_llmservingsim, read_vidur, read_splitwise, read_aiconfigurator):
         found = reader(path, model, tensor_parallel, peak)
         if found is not None:
             return found
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "
-        "(Splitwise) or *.parquet (aiconfigurator)"
+        "(Splitwise), dense.csv with attention.csv (LLMServingSim) or *.parquet (aiconfigurator)"
     )

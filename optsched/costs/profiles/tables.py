@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.hardware import Architecture, Device
+from optsched.costs.table import Grid
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
@@ -199,6 +200,13 @@ class Profile:
         Rows that are faster than the device can be.
     notes : tuple of str
         What the profile lacks.
+    grids : tuple of Grid
+        Milliseconds per layer of a profile that becomes a tabulated model; it has no tables.
+    skew : Grid, optional
+        See `optsched.costs.table`.
+    apart : tuple of ndarray
+        Points of the last grid's quantities, shape (rows, 4), and their milliseconds per layer,
+        shape (rows,), that were measured and are not on that grid.
     """
 
     source: str
@@ -208,6 +216,9 @@ class Profile:
     tables: tuple[Table, ...]
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    skew: Grid | None = None
+    apart: tuple[Floats, Floats] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import version
 
-from optsched.bounds.base import ANY_INSTANCE
+from optsched.bounds.base import ANY_INSTANCE, MINORANTS
 from optsched.costs.batch import COEFFICIENTS
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -102,7 +102,8 @@ METHODS = {
             ("makespan", "tel", "mean_ttft", "latency_and_ttft"),
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
-            features=ANY_INSTANCE | {f"cost.{name}" for name in COEFFICIENTS},  # the judge's prices
+            # The judge prices the schedules.
+            features=ANY_INSTANCE | MINORANTS | {f"cost.{name}" for name in COEFFICIENTS},
         )
     }
 }

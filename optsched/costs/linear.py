@@ -1,0 +1,60 @@
+"""Linear models with coefficients >= 0 that are near measured times, or below them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
+
+    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
+    many orders of magnitude.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (rows, columns)
+    target : ndarray of float64, shape (rows,)
+
+    Returns
+    -------
+    ndarray of float64, shape (columns,)
+        0 for columns that are all zero.
+    """
+    from scipy.optimize import nnls  # loaded only to fit
+
+    scale = np.abs(matrix).max(axis=0, initial=0)
+    scale[scale == 0] = 1
+    return np.asarray(nnls(matrix / scale, target)[0] / scale)
+
+
+def minorant(
+    relative: NDArray[np.float64], near: NDArray[np.bool_], least: Mapping[int, float]
+) -> NDArray[np.float64]:
+    """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
+
+    Parameters
+    ----------
+    relative : ndarray of float64, shape (rows, columns)
+        What multiplies each coefficient in the time of a row, divided by that time.
+    near : ndarray of bool, shape (rows,)
+        The rows that count in the mean. The others count a thousandth as much.
+    least : mapping of int to float
+        Minimum of a coefficient by its column.
+
+    Returns
+    -------
+    ndarray of float64, shape (columns,)
+    """
+    from scipy.optimize import linprog
+
+    weights = near / near.sum() + 1e-3 / len(near)
+    scale = relative.max(axis=0)
+    scale[scale == 0] = 1
+    rows = relative / scale
+    bounds = [(least.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]
+    found = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
+    return np.asarray(found.x / scale)

@@ -1,0 +1,211 @@
+"""Profiles of LLMServingSim: kernels of vLLM, timed one by one in microseconds.
+
+``dense.csv`` has the layers that process every token, ``per_sequence.csv`` those that run once per
+request, ``attention.csv`` the attention of batches that prefill and decode, and ``skew.csv``
+attention over unequal KV. ``meta.yaml`` names the model and the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.hardware import BYTES, Architecture, Device, architecture, same_device
+from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
+from optsched.costs.table import Grid, no_skew
+from optsched.problem.errors import InputError
+
+FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
+ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
+"""Layers that run once per batch. The others run in every layer of the model."""
+TWICE = ("layernorm",)
+"""Layers that run twice in every layer of the model."""
+MATRICES = {
+    "qkv_proj": "attn_pre_proj", "o_proj": "attn_post_proj", "gate_up_proj": "mlp_up_proj",
+    "down_proj": "mlp_down_proj",
+}  # fmt: skip
+"""Matrix products, and what `Architecture.layer_weights` calls them."""
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+AXES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
+
+
+def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
+    """Return the profile from a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder of the tables, or one with them in a folder ``profile`` or ``tp`` and the degree.
+    model : str or None
+        Name of the model; by default that of ``meta.yaml``.
+    degree : int
+        Degree of tensor parallelism that was profiled.
+    peak : Device
+        Device that was profiled.
+
+    Returns
+    -------
+    Profile or None
+        None if the folder has no such tables.
+
+    Raises
+    ------
+    InputError
+        A file, a column or a part of a grid is missing, or ``meta.yaml`` names another device.
+    """
+    for folder in (path / f"tp{degree}", path / "profile", path):
+        if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
+            break
+    else:
+        return None
+    meta = _meta(folder)
+    if "gpu" in meta and not same_device(meta["gpu"], peak.name):
+        raise InputError(
+            f"{folder / 'meta.yaml'}: gpu: found {meta['gpu']!r}; expected {peak.name!r}, or "
+            "another --device"
+        )
+    name = model or meta.get("model")
+    if name is None:
+        raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
+    shape = architecture(name)
+    rejected: list[Rejected] = []
+    notes = []
+    dense = _layers(folder / FILES[0], "tokens", shape, degree, peak, rejected)
+    if degree > 1:
+        # Two all-reduces by a ring in every layer, as `roofline_data` has them.
+        ring = 2 * 2 * (degree - 1) / degree * BYTES * shape.hidden / (peak.link_gb_s / 2) / 1e6
+        dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
+        notes.append("all-reduces were not profiled and are priced at the peak of the link")
+    grids = [dense, _layers(folder / FILES[1], "requests", shape, degree, peak, rejected)]
+    attention, apart = _attention(folder / FILES[2], peak, rejected)
+    skew = no_skew()
+    if not (folder / "skew.csv").is_file() or meta.get("skew_profile") == "false":
+        notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
+    else:
+        skew = _skew(folder / "skew.csv", peak, rejected)
+    return Profile(
+        "LLMServingSim's tables", shape, degree, peak, (), tuple(rejected), tuple(notes),
+        (*grids, attention), skew, apart,
+    )  # fmt: skip
+
+
+def _meta(folder: Path) -> dict[str, str]:
+    """Return the fields of meta.yaml that are needed, without a reader of YAML."""
+    for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
+        if file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in ("model", "gpu")}
+            found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
+            return {key: match[1].strip() for key, match in found.items() if match}
+    return {}
+
+
+def _layers(
+    file: Path, axis: str, shape: Architecture, degree: int, peak: Device, rejected: list[Rejected]
+) -> Grid:
+    """Return the time of all kernels of a table by tokens or by requests, in ms per layer."""
+    column = {"requests": "sequences"}.get(axis, axis)
+    rows = Measurements(file, read_table(file, ("layer", column, "time_us")), peak, rejected)
+    sizes, ms = rows.numbers(column, 1), rows.times("time_us") / 1000
+    layer = rows.frame["layer"].astype(str).to_numpy()
+    matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
+    if matrix.any():
+        weights = {name: shape.layer_weights[own] / degree for name, own in MATRICES.items()}
+        weight = np.array([weights[name] for name in layer[matrix]])
+        flops = 2 * weight * sizes[matrix]
+        only = rows.only(matrix)
+        good[matrix] = only.possible("time_us", ms[matrix], flops, BYTES * weight)
+    values = np.unique(sizes)
+    total = np.zeros(len(values))
+    for name in np.unique(layer):
+        mine = good & (layer == name)
+        if not mine.any():
+            raise InputError(f"{file}: layer {name}: found no usable rows; expected some")
+        order = np.argsort(sizes[mine])
+        one = np.interp(values, sizes[mine][order], ms[mine][order])
+        total += one / shape.layers if name in ONCE else one * (1 + (name in TWICE))
+    return Grid({axis: values}, total)
+
+
+def _attention(
+    file: Path, peak: Device, rejected: list[Rejected]
+) -> tuple[Grid, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return the grid of attention, and the rows that are not on it.
+
+    Where decode batches were measured with more requests than any mixed batch had, mixed ones go on
+    as decodes alone do.
+    """
+    rows = Measurements(file, read_table(file, (*ATTENTION, "time_us")), peak, rejected)
+    points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
+    ms = rows.times("time_us") / 1000
+    prefills, decodes = points[:, 0] > 0, points[:, 2] > 0
+    pure = ~prefills & decodes
+    if not (prefills & decodes).any() or not pure.any():
+        raise InputError(f"{file}: found no mixed batches or no decodes; expected both")
+    axes = _complete(points[prefills & decodes])
+    last = axes[2][-1]
+    more = np.unique(points[pure, 2])
+    axes[0] = np.concatenate([[0.0], axes[0]])
+    axes[2] = np.concatenate([[0.0], axes[2], more[more > last]])
+    values = np.full([len(axis) for axis in axes], np.nan)
+    place = np.stack([np.searchsorted(a, points[:, k]) for k, a in enumerate(axes)], axis=1)
+    found = [np.isin(points[:, k], axis) for k, axis in enumerate(axes)]
+    mixed, alone = np.all(found, axis=0) & prefills & decodes, prefills & ~decodes
+    values[tuple(place[mixed].T)] = ms[mixed]
+    alone &= found[0] & found[1]
+    values[place[alone, 0], place[alone, 1], 0] = ms[alone, None]
+    decode_only = pure & found[2] & found[3]
+    for p, t in zip(place[decode_only], ms[decode_only], strict=True):
+        values[0, :, p[2], p[3]] = t
+    values[0, :, 0] = 0.0
+    k = int(np.searchsorted(axes[2], last))
+    further = values[:1, :, k + 1 :] - values[:1, :, k : k + 1]
+    values[1:, :, k + 1 :] = values[1:, :, k : k + 1] + further
+    if np.isnan(values).any():
+        hole = np.argwhere(np.isnan(values))[0]
+        at = ", ".join(f"{n} {a[i]:g}" for n, a, i in zip(ATTENTION, axes, hole, strict=True))
+        raise InputError(f"{file}: found no row of {at}; expected one")
+    apart = ~(mixed | alone | decode_only)
+    grid = Grid(dict(zip(AXES, axes, strict=True)), values)
+    return grid, (points[apart], ms[apart])
+
+
+def _complete(points: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return the axes of the largest grid whose cells are all among some points.
+
+    A profile may hold several grids, each of some prefills. The one chosen has the shortest and
+    the longest prefills, if any has.
+    """
+    cells: dict[float, set[tuple[float, ...]]] = {}
+    for chunk, *rest in points.tolist():
+        cells.setdefault(chunk, set()).add(tuple(rest))
+
+    def of(grid: set[tuple[float, ...]]) -> list[float]:
+        return [chunk for chunk, found in cells.items() if found >= grid]
+
+    def score(grid: set[tuple[float, ...]]) -> tuple[bool, int]:
+        chunks = of(grid)
+        whole = min(chunks) == min(cells) and max(chunks) == max(cells)
+        return whole, len(chunks) * len(grid)
+
+    best = max(cells.values(), key=score)
+    return [np.unique(of(best)), *(np.unique(column) for column in zip(*best, strict=True))]
+
+
+def _skew(file: Path, peak: Device, rejected: list[Rejected]) -> Grid:
+    """Return the share of the way from mean to maximum KV by decodes: relative least squares."""
+    rows = Measurements(
+        file, read_table(file, ("n", "t_mean_us", "t_max_us", "t_skew_us")), peak, rejected
+    )
+    n = rows.numbers("n", 1)
+    mean, most, uneven = (rows.times(f"t_{name}_us") for name in ("mean", "max", "skew"))
+    used = most > mean
+    counts = np.unique(n[used])
+    if len(counts) < 2:
+        raise InputError(f"{file}: n: found {len(counts)} values; expected at least two")
+    x, y = (most - mean) / mean, (uneven - mean) / mean
+    share = [float((x * y)[used & (n == k)].sum() / (x * x)[used & (n == k)].sum()) for k in counts]
+    return Grid({"decode_requests": counts}, np.clip(share, 0.0, 1.0))

@@ -1,0 +1,218 @@
+"""Tables of measured times, interpolated: the second kind of cost model.
+
+A tabulated model prices a batch by its grids, summed over them. Each grid gives milliseconds per
+layer over some of `QUANTITIES`. Between the values of an axis the time is linear, below the first
+it is that of the first, and beyond the last it goes on as between the last two. A batch takes the
+larger of this sum and of the *minorants*, which are linear like the models without tables. So
+
+- every minorant is at most the time of every batch, whatever the tables hold. A schedule's tokens
+  therefore appear at times that a schedule under the minorant also reaches: let each batch end when
+  it ends here, and start later. Any bound on the times of tokens that is proved for the minorant
+  and for schedules that may wait holds here;
+- methods that take the formula of `optsched.costs.batch` for the time of a batch must refuse the
+  feature ``cost.table``.
+
+Decodes of one batch that hold unequal amounts of KV take longer than their mean would. `skew` is
+the share, by number of decodes, of the way from the mean to the maximum at which the grids are
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from optsched.costs.batch import COEFFICIENTS
+from optsched.problem.errors import InputError
+
+QUANTITIES = (
+    "tokens", "requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv",
+)  # fmt: skip
+"""What an axis may be: tokens processed, requests, tokens of prefills, KV cached before them,
+requests that decode, and the KV that each of these has cached."""
+
+MAX_CELLS = 1_000_000
+"""Maximum number of values in a grid."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Values over some quantities of a batch.
+
+    Parameters
+    ----------
+    axes : mapping of str to array_like
+        Ascending values, at least two, by quantity.
+    values : array_like
+        As many as the axes have cells, the last axis running fastest. Kept as an ndarray of
+        float64 with one dimension per axis.
+
+    Raises
+    ------
+    InputError
+        A quantity is unknown, an axis does not ascend, or a value is missing, negative or not a
+        number.
+    """
+
+    axes: Mapping[str, NDArray[np.float64]]
+    values: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise InputError("axes: found none; expected a table of quantities")
+        axes = {}
+        for name, given in self.axes.items():
+            if name not in QUANTITIES:
+                raise InputError(f"axes.{name}: unknown; known are {', '.join(QUANTITIES)}")
+            axis = axes[name] = _numbers(given, f"axes.{name}")
+            if axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any():
+                raise InputError(f"axes.{name}: expected two or more numbers that ascend")
+        shape = tuple(len(axis) for axis in axes.values())
+        values = _numbers(self.values, "values")
+        if values.size != np.prod(shape) or values.size > MAX_CELLS:
+            cells = " x ".join(map(str, shape))
+            raise InputError(
+                f"values: found {values.size}; expected {cells}, and at most {MAX_CELLS}"
+            )
+        object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "values", values.reshape(shape))
+
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """The number of axes, each axis as its quantity, length and values, and the values."""
+        parts: list[ArrayLike] = [[len(self.axes)]]
+        for name, axis in self.axes.items():
+            parts += [[QUANTITIES.index(name), len(axis)], axis]
+        return np.concatenate([*parts, self.values.ravel()]).astype(np.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the grid as a file holds it.
+
+        Returns
+        -------
+        dict
+        """
+        axes = {name: axis.tolist() for name, axis in self.axes.items()}
+        return {"axes": axes, "values": self.values.ravel().tolist()}
+
+
+def _numbers(given: Any, name: str) -> NDArray[np.float64]:
+    try:
+        values = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise InputError(f"{name}: found something else; expected numbers >= 0")
+    values.setflags(write=False)
+    return values
+
+
+def no_skew() -> Grid:
+    """Return the skew of a machine that decodes unequal requests like equal ones."""
+    return Grid({"decode_requests": [0, 1]}, [0, 0])  # type: ignore[arg-type, dict-item]
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """The tables of a cost model, and linear models below them.
+
+    Parameters
+    ----------
+    grids : sequence of Grid
+        Milliseconds per layer; a batch takes their sum.
+    minorants : sequence of mapping of str to str
+        Decimal text of the coefficients of each minorant, in milliseconds per layer.
+    skew : Grid
+        Share by ``decode_requests`` alone; see the module's text.
+
+    Raises
+    ------
+    InputError
+        There is no grid or no minorant, or the skew has another axis.
+    """
+
+    grids: Sequence[Grid]
+    minorants: Sequence[Mapping[str, str]]
+    skew: Grid = field(default_factory=no_skew)
+
+    def __post_init__(self) -> None:
+        for name in ("grids", "minorants"):
+            if not getattr(self, name):
+                raise InputError(f"{name}: found none; expected at least one")
+        if list(self.skew.axes) != ["decode_requests"]:
+            raise InputError("skew: found other axes; expected decode_requests alone")
+
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """What `optsched.costs.batch.batch_time` reads behind the coefficients.
+
+        The number of minorants and their coefficients, the number of grids and each `Grid.array`.
+        The first of these is the skew.
+        """
+        forms = [[float(m.get(name, 0)) for name in COEFFICIENTS] for m in self.minorants]
+        grids = [self.skew, *self.grids]
+        counts = [len(forms)], [len(grids)]
+        return np.concatenate([counts[0], *forms, counts[1], *(grid.array for grid in grids)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as a file holds it.
+
+        Returns
+        -------
+        dict
+        """
+        return {
+            "minorants": [dict(minorant) for minorant in self.minorants],
+            "skew": self.skew.to_dict(),
+            "grids": [grid.to_dict() for grid in self.grids],
+        }
+
+
+def table_from_dict(data: Any) -> CostTable:
+    """Return the table of a parsed cost model file.
+
+    Parameters
+    ----------
+    data : mapping
+        ``minorants``, ``grids`` and, optionally, ``skew``.
+
+    Returns
+    -------
+    CostTable
+
+    Raises
+    ------
+    InputError
+        A field is missing, unknown or wrong. The error names it.
+    """
+    if not isinstance(data, Mapping) or not set(data) <= {"minorants", "grids", "skew"}:
+        raise InputError("expected minorants, grids and skew")
+
+    def grid(entry: Any, name: str) -> Grid:
+        if not isinstance(entry, Mapping) or set(entry) != {"axes", "values"}:
+            raise InputError(f"{name}: expected axes and values")
+        if not isinstance(entry["axes"], Mapping):
+            raise InputError(f"{name}.axes: expected a table of quantities")
+        try:
+            return Grid(entry["axes"], entry["values"])
+        except InputError as error:
+            raise InputError(f"{name}.{error}") from None
+
+    def entries(name: str) -> list[Any]:
+        found = data.get(name)
+        if not isinstance(found, list):
+            raise InputError(f"{name}: found {type(found).__name__}; expected a list of tables")
+        return found
+
+    minorants = []
+    for k, entry in enumerate(entries("minorants")):
+        if not isinstance(entry, Mapping):
+            raise InputError(f"minorants[{k}]: expected a table of coefficients")
+        minorants.append({key: str(value) for key, value in entry.items()})
+    grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(entries("grids"))]
+    skew = grid(data["skew"], "skew") if "skew" in data else no_skew()
+    return CostTable(grids, minorants, skew)

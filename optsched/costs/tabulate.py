@@ -1,0 +1,143 @@
+"""A tabulated cost model from the grids of a profile, with its minorants and a linear model.
+
+The minorants are linear programs: coefficients >= 0 that are at most the table at every point of a
+sample, and near it where batches are as serving makes them. One is near where they decode, another
+where they prefill. `optsched.costs.table` says why no point between those of the sample can make a
+bound wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.linear import minorant, non_negative
+from optsched.costs.table import CostTable, Grid
+
+Floats = NDArray[np.float64]
+
+LONG_KV, FEW_DECODES, SHORT_CHUNK = 4096, 8, 256
+"""The minorants are near the table where requests hold at most so many KV tokens, and where batches
+decode at least so many requests or prefill at least so many tokens."""
+BASE = COEFFICIENTS.index("base")
+_PLACES = 64
+"""Maximum number of values of the axis of tokens in the sample."""
+
+
+def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[CostTable, Floats]:
+    """Return the table of three grids with its minorants, and a linear model that is near it.
+
+    Parameters
+    ----------
+    dense, request : Grid
+        Milliseconds per layer by tokens and by requests of a batch.
+    attention : Grid
+        Milliseconds per layer by tokens and KV of prefills, and number and KV of decodes.
+    skew : Grid
+        See `optsched.costs.table`.
+
+    Returns
+    -------
+    table : CostTable
+    linear : ndarray of float64, shape (coefficients,)
+        Relative least squares over the sample.
+    """
+    dense, request, attention, skew = map(_rounded, (dense, request, attention, skew))
+    points = _sample(dense, request, attention)
+    chunk, cached, n, kv, requests = points.T
+    ms = np.interp(n + chunk, dense.axes["tokens"], dense.values)
+    ms += np.interp(requests, request.axes["requests"], request.values)
+    ms += interpolated(attention, points[:, :4])
+    prefills, decodes = chunk > 0, n > 0
+    terms: Mapping[str, Floats] = {
+        "token": n + chunk, "base": np.ones(len(ms)), "decode_kv": n * kv, "decode_request": n,
+        "decode_base": decodes, "prefill_square": chunk**2, "prefill_cross": chunk * cached,
+        "prefill_kv": cached, "prefill_token": chunk, "prefill_request": requests - n,
+        "prefill_base": prefills,
+    }  # fmt: skip
+    relative = np.stack([terms[name] for name in COEFFICIENTS], axis=1) / ms[:, None]
+    linear = non_negative(relative, np.ones(len(ms)))
+    short = (cached <= LONG_KV) & (kv <= LONG_KV)
+    where = (short & ~prefills & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
+    minorants = [_text(minorant(relative, near, {BASE: 1e-6 * ms.min()})) for near in where]
+    return CostTable((dense, request, attention), minorants, skew), linear
+
+
+def interpolated(grid: Grid, points: Floats) -> Floats:
+    """Return the values of a grid at some points, as `batch_time` reads them within its range.
+
+    Parameters
+    ----------
+    grid : Grid
+    points : ndarray of float64, shape (points, axes)
+
+    Returns
+    -------
+    ndarray of float64, shape (points,)
+    """
+    from scipy.interpolate import RegularGridInterpolator
+
+    axes = list(grid.axes.values())
+    inside = np.clip(points, [axis[0] for axis in axes], [axis[-1] for axis in axes])
+    return np.asarray(RegularGridInterpolator(axes, grid.values)(inside))
+
+
+def left_out(grid: Grid) -> tuple[Floats, Floats]:
+    """Return inner values of a grid, and what their two neighbours on an axis give for them.
+
+    Parameters
+    ----------
+    grid : Grid
+
+    Returns
+    -------
+    values, predicted : ndarray of float64, shape (cells,)
+        Of every axis after another. Values of 0, where a batch is empty, are left out.
+    """
+    values, predicted = [], []
+    for k, axis in enumerate(grid.axes.values()):
+        line = np.moveaxis(grid.values, k, -1)
+        share = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
+        values.append(line[..., 1:-1].ravel())
+        predicted.append((line[..., :-2] * (1 - share) + line[..., 2:] * share).ravel())
+    found, expected = np.concatenate(values), np.concatenate(predicted)
+    return found[found > 0], expected[found > 0]
+
+
+def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
+    """Return batches: prefill tokens and KV, decodes and their KV, and the number of requests.
+
+    They are the grid of attention, and prefills and decodes alone at further numbers of tokens.
+    Each has one prefill, and again as many as can be.
+    """
+    chunks, cached, decodes, kv = attention.axes.values()
+    tokens = dense.axes["tokens"]
+    tokens = tokens[np.unique(np.linspace(0, len(tokens) - 1, _PLACES).round().astype(int))]
+    most = request.axes["requests"][-1]
+    found = set(product(chunks, cached, decodes, kv))
+    found |= set(product(tokens[tokens <= chunks[-1]], cached, [0.0], kv[:1]))
+    found |= set(product([0.0], cached[:1], tokens[tokens <= decodes[-1]], kv))
+    points = np.array([p for p in sorted(found) if p[0] + p[2] > 0])
+    points[points[:, 0] == 0, 1] = 0
+    points[points[:, 2] == 0, 3] = 0
+    points = np.unique(points, axis=0)
+    chunk, n = points[:, 0], points[:, 2]
+    many = n + np.minimum(chunk, np.maximum(1, most - n))
+    return np.concatenate(
+        [np.column_stack([points, n + (chunk > 0)]), np.column_stack([points, many])]
+    )
+
+
+def _rounded(grid: Grid) -> Grid:
+    """Return a grid with values of six digits, so that files are short."""
+    return Grid(grid.axes, np.array([float(f"{value:.6g}") for value in grid.values.ravel()]))
+
+
+def _text(values: Floats) -> dict[str, str]:
+    """Return the decimal text of coefficients, rounded down, without those that are 0."""
+    texts = zip(COEFFICIENTS, values * (1 - 1e-5), strict=True)
+    return {name: f"{value:.6g}" for name, value in texts if value > 0}

@@ -1,0 +1,297 @@
+"""Tabulated cost models: interpolated times, minorants for bounds, and LLMServingSim's files."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from optsched import BatchCost, Instance, bound, evaluate, load_cost_model, simulate, solve
+from optsched.bounds import lower_bound
+from optsched.bounds.certificate import verify_certificate
+from optsched.cli import app
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
+from optsched.costs.fit import fit
+from optsched.costs.table import CostTable, Grid, table_from_dict
+from optsched.problem.errors import InputError, UsageError
+
+DATA = os.environ.get("OPTSCHED_DATA")
+real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
+
+FLAT_THEN_LINEAR = Grid({"tokens": [1, 100, 200]}, [10, 10, 60])
+ATTENTION = Grid({"decode_requests": [0, 2, 4], "decode_kv": [10, 30]}, [0, 0, 4, 8, 8, 16])
+SKEW = Grid({"decode_requests": [0, 2]}, [0, 0.5])
+LINEAR = {"base": "10.0", "token": "0.1"}
+
+
+def tabulated(*, minorant: dict[str, str] | None = None, skew: Grid = SKEW) -> BatchCost:
+    table = CostTable([FLAT_THEN_LINEAR, ATTENTION], [minorant or {"base": "10.0"}], skew)
+    return BatchCost("tabulated", 2, LINEAR, table=table)
+
+
+def ms_of(cost: BatchCost, *, decodes: tuple[int, ...] = (), chunk: int = 0) -> float:
+    sums = EMPTY
+    for m in decodes:
+        sums = add_decode(sums, m)
+    return 1000 * batch_time(cost.array, add_prefill(sums, chunk, 0) if chunk else sums)
+
+
+def test_a_batch_takes_the_sum_of_its_grids_interpolated() -> None:
+    cost = tabulated()
+    # Two layers. 150 tokens: half way from 10 to 60 ms.
+    assert ms_of(cost, chunk=150) == pytest.approx(2 * 35)
+    # Three decodes of 20 tokens each: half way from 6 ms (20 tokens, two) to 12 ms (four).
+    assert ms_of(cost, decodes=(20, 20, 20)) == pytest.approx(2 * (10 + 9))
+    # Below the first value of an axis it is that of the first; 300 tokens go on by 0.5 ms each.
+    assert ms_of(cost, decodes=(5, 5)) == pytest.approx(2 * (10 + 4))
+    assert ms_of(cost, chunk=300) == pytest.approx(2 * 110)
+
+
+def test_unequal_decodes_are_read_between_their_mean_and_their_maximum() -> None:
+    # Two decodes of 10 and 30: mean 20, maximum 30, share 0.5: read at 25, which is 7 ms.
+    assert ms_of(tabulated(), decodes=(10, 30)) == pytest.approx(2 * (10 + 7))
+
+
+def test_no_batch_takes_less_than_a_minorant() -> None:
+    cost = tabulated(minorant={"base": "10", "token": "0.4"})
+    # 100 tokens: 10 ms by the grid, 10 + 40 by the minorant. 300 tokens: 110 and 130.
+    assert ms_of(cost, chunk=100) == pytest.approx(2 * 50)
+    assert ms_of(cost, chunk=300) == pytest.approx(2 * 130)
+
+
+def test_compiled_and_plain_times_are_equal() -> None:
+    from optsched.judge import life
+
+    cost, generator = tabulated(), np.random.default_rng(5)
+    for _ in range(50):
+        sums = EMPTY
+        for m in generator.integers(0, 60, size=generator.integers(1, 7)):
+            sums = add_decode(sums, int(m))
+        sums = add_prefill(sums, int(generator.integers(1, 300)), int(generator.integers(0, 50)))
+        assert life.batch_time(cost.array, sums) == batch_time(cost.array, sums)
+
+
+def test_a_linear_model_is_its_own_minorant() -> None:
+    linear = BatchCost("linear", 2, LINEAR)
+    assert linear.minorants == (linear,)
+    (minorant,) = tabulated().minorants
+    assert dict(minorant.coefficients) == {"base": "10.0"}
+    assert minorant.table is None
+
+
+def an_instance() -> Instance:
+    return Instance(
+        [0.0, 0.01, 0.02], [120, 60, 20], [5, 3, 8], kv_capacity=300, time_unit="second",
+        chunked_prefill=True,
+    )  # fmt: skip
+
+
+def test_bounds_are_the_largest_of_the_minorants() -> None:
+    lines = [{"base": "10"}, {"base": "0.1", "token": "0.1"}]
+    cost = BatchCost("two", 2, LINEAR, table=CostTable([FLAT_THEN_LINEAR], lines))
+    instance = an_instance()
+    each = [lower_bound(instance, cost_model=BatchCost("one", 2, line))[0] for line in lines]
+    found, _ = lower_bound(instance, cost_model=cost)
+    assert found == max(each)
+    for policy in ("fcfs", "least-work", "vllm-v1", "sarathi"):
+        schedule = simulate(instance, policy, cost_model=cost)
+        assert evaluate(instance, schedule, cost).metrics["tel"] >= found
+
+
+def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> None:
+    # A prompt of 150 tokens and 3 of output: one batch of 2 * 35 ms and two of 2 * 10. The
+    # minorant 10 + 0.1667 c (35 ms at 150 tokens, but 10.17 for a decode) is above none of these.
+    grids = [Grid({"tokens": [1, 100, 200]}, [10, 10, 60])]
+    cost = BatchCost("x", 2, LINEAR, table=CostTable(grids, [{"base": "10"}]))
+    instance = Instance([0.0], [150], [3], kv_capacity=400, time_unit="second",
+                        chunked_prefill=False)  # fmt: skip
+    found = bound(instance, cost_model=cost, time_limit_s=1)
+    assert found.objective == pytest.approx(0.110)
+    assert found.value == pytest.approx(3 * 0.020)  # three batches of at least 20 ms
+    assert found.certificate is not None
+    proved = verify_certificate(instance, found.certificate, cost)
+    assert proved == pytest.approx(0.060)
+    assert verify_certificate(instance, found.certificate, cost.minorants[0]) == proved
+
+
+def test_exact_methods_refuse_a_table_and_the_search_takes_it() -> None:
+    instance, cost = an_instance(), tabulated()
+    with pytest.raises(UsageError, match=r"cannot do cost\.table"):
+        solve(instance, method="cpsat", cost_model=cost, time_limit_s=1)
+    found = solve(instance, cost_model=cost, time_limit_s=0.5)
+    assert found.method == "search"
+    assert found.objective == evaluate(instance, found.schedule, cost).metrics["makespan"]
+
+
+def test_the_file_gives_the_same_model(tmp_path: Path) -> None:
+    from optsched.costs.model_file import to_toml
+
+    cost = tabulated()
+    (tmp_path / "x.toml").write_text(to_toml(cost), encoding="utf-8")
+    again = load_cost_model(tmp_path / "x.toml")
+    assert again.sha256 == cost.sha256 != BatchCost("tabulated", 2, LINEAR).sha256
+    assert (again.array == cost.array).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"grids": []}, "grids: found none"),
+        ({"minorants": []}, "minorants: found none"),
+        ({"minorants": 3}, "minorants: found int; expected a list"),
+        ({"other": 1}, "expected minorants, grids and skew"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}}]}, r"grids\[0\]: expected axes and values"),
+        ({"grids": [{"axes": {"token": [1, 2]}, "values": [1, 2]}]}, "axes.token: unknown"),
+        ({"grids": [{"axes": {"tokens": [2, 1]}, "values": [1, 2]}]}, "numbers that ascend"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1]}]}, "values: found 1; expected 2"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, -2]}]}, "expected numbers >= 0"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, "x"]}]}, "expected numbers >= 0"),
+        ({"skew": {"axes": {"tokens": [1, 2]}, "values": [0, 0]}}, "decode_requests alone"),
+    ],
+)
+def test_a_wrong_table_is_refused_by_name(change: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        table_from_dict(CostTable([FLAT_THEN_LINEAR], [LINEAR]).to_dict() | change)
+
+
+@pytest.mark.parametrize(
+    ("minorant", "words"),
+    [({"bas": "1"}, "coefficients.bas: unknown"), ({"decode_kv": "1"}, "a batch of one token")],
+)
+def test_a_wrong_minorant_is_refused(minorant: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=rf"table\.minorants: .*{words}"):
+        tabulated(minorant=minorant)
+
+
+# LLMServingSim's files. Everything takes ten times what an RTX 4090 needs at least.
+
+CHUNKS, KV, DECODES = (0, 64, 512, 2048), (0, 64, 512, 2048, 4096), (0, 1, 8, 64)
+
+
+def attention_us(chunk: int, cached: int, n: int, kv: int) -> float:
+    return 5 + 0.01 * chunk + 1e-5 * chunk * cached + 0.004 * n * kv
+
+
+def dense_us(layer: str, tokens: int) -> float:
+    return {"gate_up_proj": 300 + 15 * tokens, "layernorm": 2 + 0.01 * tokens, "embedding": 32.0}[
+        layer
+    ]
+
+
+def write_profile(folder: Path) -> Path:
+    folder.mkdir()
+    sizes = (1, 16, 64, 256, 1024, 2048)
+    pd.DataFrame(
+        [(layer, t, dense_us(layer, t))
+         for layer in ("gate_up_proj", "layernorm", "embedding") for t in sizes],
+        columns=["layer", "tokens", "time_us"],
+    ).to_csv(folder / "dense.csv", index=False)  # fmt: skip
+    pd.DataFrame(
+        [("lm_head", n, 320 + 3.2 * n) for n in (1, 8, 64, 128)],
+        columns=["layer", "sequences", "time_us"],
+    ).to_csv(folder / "per_sequence.csv", index=False)
+    rows = [
+        (c, m, n, k, attention_us(c, m, n, k))
+        for c, m, n, k in product(CHUNKS, KV, DECODES, KV)
+        if (c or n) and (c or not m) and bool(n) == bool(k)
+    ]
+    columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "attention.csv", index=False)
+    (folder / "meta.yaml").write_text(
+        "gpu: NVIDIA GeForce RTX 4090\nmodel: meta-llama/Llama-3-8B\n"
+    )
+    return folder
+
+
+def test_llmservingsim_becomes_the_table_that_was_measured(tmp_path: Path) -> None:
+    found = fit(write_profile(tmp_path / "p"), hardware="rtx4090")
+    cost = found.cost_model
+    assert (cost.name, cost.layers) == ("llama3-8b-tp1-rtx4090-fit", 32)
+    # One layer: gate_up once, the norm twice, the embedding in one of 32 layers; lm_head likewise.
+    sums = add_prefill(EMPTY, 448, 512)
+    for _ in range(64):
+        sums = add_decode(sums, 2048)
+    tokens, requests = 512, 65
+    us = 300 + 15 * tokens + 2 * (2 + 0.01 * tokens) + 32 / 32
+    us += (320 + 3.2 * requests) / 32 + attention_us(448, 512, 64, 2048)
+    assert batch_time(cost.array, sums) == pytest.approx(32 * us / 1e6, rel=1e-5)
+    # Times are linear in tokens and in requests, so values that are left out come back. Attention
+    # has a constant that an empty batch lacks.
+    assert [row["mean_error"] < 1e-5 for row in found.rows()] == [True, True, False]
+    assert cost.valid["max_batch_tokens"] == 2048
+    # The minorants are below every batch of the grid, and one is near each of two of them.
+    shares = []
+    for chunk, n, kv in ((0, 64, 512), (2048, 0, 64)):
+        sums = add_prefill(EMPTY, chunk, 0) if chunk else EMPTY
+        for _ in range(n):
+            sums = add_decode(sums, kv)
+        whole = batch_time(cost.array, sums)
+        shares.append(max(batch_time(m.array, sums) for m in cost.minorants) / whole)
+    assert min(shares) > 0.9
+    assert max(shares) <= 1
+
+
+def test_the_skew_is_the_share_that_was_measured(tmp_path: Path) -> None:
+    folder = write_profile(tmp_path / "p")
+    # Of 10 us between mean and maximum, two decodes take 8 us more and eight decodes 2.
+    pd.DataFrame(
+        [(2, 20, 30, 28), (8, 40, 50, 42)], columns=["n", "t_mean_us", "t_max_us", "t_skew_us"]
+    ).to_csv(folder / "skew.csv", index=False)
+    table = fit(folder, hardware="rtx4090").cost_model.table
+    assert table is not None
+    assert table.skew.axes["decode_requests"].tolist() == [2, 8]
+    assert table.skew.values.tolist() == pytest.approx([0.8, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("dense.csv", lambda f: f.rename(columns={"time_us": "time_ms"}), "no column 'time_us'"),
+        ("dense.csv", lambda f: f.assign(time_us=f.time_us / 1000), "beats rtx4090"),
+        ("dense.csv", lambda f: f.assign(time_us=-1.0), "line 2: time_us: found"),
+        ("attention.csv", lambda f: f[f.n_decode == 0], "no mixed batches or no decodes"),
+        ("attention.csv", lambda f: f[(f.prefill_chunk != 512) | (f.n_decode > 0)],
+         "found no row of prefill_chunk 512"),
+    ],
+)  # fmt: skip
+def test_a_wrong_profile_is_named(tmp_path: Path, file: str, change, words: str) -> None:
+    folder = write_profile(tmp_path / "p")
+    change(pd.read_csv(folder / file)).to_csv(folder / file, index=False)
+    with pytest.raises(InputError, match=words):
+        fit(folder, hardware="rtx4090")
+
+
+def test_another_device_than_the_profile_s_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"meta\.yaml: gpu: found 'NVIDIA GeForce RTX 4090'"):
+        fit(write_profile(tmp_path / "p"))
+
+
+def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsys) -> None:
+    folder, out = write_profile(tmp_path / "p"), tmp_path / "x.toml"
+    words = ["fit", str(folder), "--device", "rtx4090"]
+    with pytest.raises(SystemExit, match="0"):
+        app([*words, "-o", str(out)])
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("per token", "attention", "2 minorants"))
+    assert load_cost_model(out).table is not None
+    with pytest.raises(SystemExit, match="2"):
+        app([*words, "--against", str(out)])
+    assert "--against" in capsys.readouterr().err
+
+
+@real
+@pytest.mark.parametrize(("gpu", "model"), [("rtx4090", "llama-3.1-8b"),
+                                            ("rtxpro6000", "qwen3-32b")])  # fmt: skip
+def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -> None:
+    found = fit(Path(DATA or "") / "llmservingsim" / f"{gpu}-{model}", hardware=gpu)
+    assert all(row["reached"] for row in found.rows())
+    # A decode of 64 requests with 1,024 tokens each: a minorant is within 10 % of the table.
+    sums = EMPTY
+    for _ in range(64):
+        sums = add_decode(sums, 1024)
+    whole = batch_time(found.cost_model.array, sums)
+    assert max(batch_time(m.array, sums) for m in found.cost_model.minorants) > 0.85 * whole
