@@ -3,7 +3,8 @@
 `optsched.optimize.ramp.relaxation` describes the relaxation, the form of a leaf, and why both are
 valid. No code of it is used here. Each level takes the product of the previous graph with a
 tracker. It drops the paths that by the previous multipliers cost a period's ``value`` or more. Each
-period proves the min of its ``value`` and the bound of its last level. The leaf proves their sum.
+period proves the min of its ``value`` and the bound of its last level. A last level without
+multipliers proves ``value`` if no schedule below it can be enumerated. The leaf proves their sum.
 
 Costs are Python integers, so that none can wrap. A node that no path reaches has the cost None, so
 that no cost, however large, can be mistaken for it. The work of a check is limited in advance: the
@@ -19,6 +20,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from optsched.bounds.checker_labels import Enumeration, Requests
 from optsched.bounds.checker_parts import Budget, Columns, Rejected, expect, integer, integers
 
 MAX_LEVELS = 1000
@@ -187,6 +189,16 @@ def _period(
         )
         cutoff = (value - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         budget.spend(4 * len(requests))
+        if level["multipliers"] is None:
+            last = level is levels[-1] and level["floors"] is None and level["counters"] == []
+            expect(last and rest is not None, "multipliers: found none; expected a list")
+            timed = max(a for a, _, _ in requests) == 0 or clock > 0
+            expect(timed, "clock: found none; expected one to enumerate schedules")
+            arrival, peak, floor = (list(of) for of in zip(*kinds, strict=True))
+            of = Requests(arrival, peak, floor, copies, capacity, clock)
+            schedules = Enumeration(graph, rest or [], pi, unit, cutoff, of, budget)
+            expect(schedules.empty(), f"found a schedule below {value}; expected none")
+            return value
         if level["floors"] is None:
             tracker: _Multisets | _Counters = _Counters(level["counters"], kind_of, copies)
         else:

@@ -85,6 +85,10 @@ _ARCS_PER_ORDER = 80
 """After each level, annealing tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
 """The divisor of the first thread's orders if a second thread looks for schedules too."""
+_CLOSE = 0.01
+"""Below this gap to the target schedules are enumerated, until there are too many labels."""
+_LABELS, _NODES_PER_LABEL = 30_000, 3
+"""There may be so many labels, and one more per so many nodes of the graph."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -416,6 +420,8 @@ def _refine(
         search(min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER), deadline)
         update(relaxation)
         relaxation.prune()
+        if relaxation.gap < _CLOSE and not over():
+            relaxation.finish(_LABELS + relaxation.graph.nodes // _NODES_PER_LABEL)
         update(relaxation)
 
     while True:

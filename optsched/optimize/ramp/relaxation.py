@@ -235,13 +235,14 @@ class Level:
         The floor of each request's class in tokens, if the tracker is a multiset.
     counters : list of list of int
         The groups of requests that are counted, if the tracker is a row of counters.
-    multipliers : ndarray of int64, shape (n,)
-        pi_i times the denominator.
+    multipliers : ndarray of int64, shape (n,), or None
+        pi_i times the denominator. The last level may have none: schedules are then enumerated
+        (`optsched.optimize.ramp.finish`).
     """
 
     floors: NDArray[np.int64] | None
     counters: list[list[int]]
-    multipliers: NDArray[np.int64]
+    multipliers: NDArray[np.int64] | None
 
 
 @dataclass(eq=False)
@@ -505,11 +506,38 @@ class Relaxation:
         else:
             self._paths.append(path)
 
-    def _prove(self, value: int) -> None:
+    def finish(self, most: int) -> None:
+        """Enumerate the schedules below `upper`, and prove the bound that this shows.
+
+        It needs multipliers for the graph (`ascend`), and does nothing where enumeration is refused
+        (`optsched.optimize.ramp.finish.refused`).
+
+        Parameters
+        ----------
+        most : int
+            The max number of labels. With more of them nothing changes.
+
+        Raises
+        ------
+        Interrupted
+            The stop flag was set.
+        """
+        from optsched.optimize.ramp.finish import finish, refused
+
+        if self.graph is None or self.closed or refused(self):
+            return
+        shown = finish(self, most)
+        if shown is None:
+            return
+        if shown.starts is not None:
+            self._offer_starts(shown.starts)
+        self._prove(shown.bound, [Level(None, [], None)])
+
+    def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
         value = min(value, self.upper)
         if value > self.bound or (value == self.bound and not self.levels):
             self.bound = value
-            self.levels = list(self._chain)
+            self.levels = [*self._chain, *last]
             if self.improved is not None:
                 self.improved(self)
 
@@ -541,7 +569,9 @@ class Relaxation:
         if (counts != self.copies).any():
             return
         steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
-        starts = self.starts(symbols[symbols >= 0], steps)
+        self._offer_starts(self.starts(symbols[symbols >= 0], steps))
+
+    def _offer_starts(self, starts: NDArray[np.int64]) -> None:
         total = self.jobs.total(starts)
         if total < self._known and self.jobs.feasible(starts):
             self.found.append(starts)
@@ -758,7 +788,8 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
     ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
     multiplier (over the denominator) per request of the period; a counter lists the positions of
-    identical requests in the period; a level with neither only deletes. ``value`` is what the
+    identical requests in the period; a level with neither only deletes. In the last level
+    ``multipliers`` may be null: schedules are enumerated. ``value`` is what the
     period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
     sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
 
@@ -778,7 +809,9 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
                     {
                         "floors": None if level.floors is None else level.floors.tolist(),
                         "counters": level.counters,
-                        "multipliers": level.multipliers.tolist(),
+                        "multipliers": (
+                            None if level.multipliers is None else level.multipliers.tolist()
+                        ),
                     }
                     for level in levels
                 ],

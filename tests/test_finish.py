@@ -1,0 +1,177 @@
+"""Enumerated schedules: the optimum or the target, as the readable twin has it, and certified."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import brute_force_tel
+from readable_finish import Readable
+from test_ramp import coarse_to_fine, replayed, tiny_instance
+
+from optsched.bounds.checker_parts import Rejected
+from optsched.optimize.ramp import finish as ramp_finish, prove
+from optsched.optimize.ramp.finish import finish, refused
+from optsched.optimize.ramp.graph import Interrupted
+from optsched.optimize.ramp.prove import prove_all
+from optsched.optimize.ramp.relaxation import Level, Relaxation, needed_clock, periods
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+
+
+def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[str]:
+    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin."""
+    rng = np.random.default_rng(seed)
+    seen: Counter[str] = Counter()
+    for turn in range(count):
+        instance = tiny_instance(rng, turn, most)
+        for jobs in periods(instance):
+            part = instance.subset(jobs.index)
+            optimum, _ = brute_force_tel(part)
+            horizon = int(rng.integers(0, needed_clock(jobs) + 1)) if turn % 3 == 0 else None
+            target = max(1, optimum + int(rng.integers(-4, 6)))
+            relaxation = Relaxation(jobs, target, horizon=horizon)
+            for floors in coarse_to_fine(relaxation)[: int(rng.integers(1, 4))]:
+                if relaxation.graph is None or relaxation.closed:
+                    break
+                relaxation.use_floors(floors + int(rng.integers(0, 2)))
+                relaxation.ascend(evaluations=int(rng.integers(0, 20)))
+                if turn % 2:
+                    relaxation.prune()
+            if relaxation.graph is None or relaxation.closed or refused(relaxation):
+                seen["not needed or refused"] += 1
+                continue
+            upper = relaxation.upper  # a path may have been a better schedule
+            shown = finish(relaxation, 10**6)
+            assert shown is not None
+            assert shown.bound == min(target, optimum), instance.to_dict()
+            assert (shown.starts is None) == (upper <= optimum)
+            if shown.starts is not None:
+                assert jobs.feasible(shown.starts)
+                assert jobs.total(shown.starts) == optimum
+            if turn % every == 0:
+                assert Readable(relaxation).finish() == (shown.bound, shown.labels)
+                seen["as the twin"] += 1
+            relaxation.finish(10**6)
+            assert relaxation.bound == shown.bound
+            assert replayed(part, relaxation) == shown.bound
+            seen["found" if upper > optimum else "proved"] += 1
+            seen["short clocks"] += relaxation.clock < needed_clock(jobs)
+    return seen
+
+
+def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() -> None:
+    seen = check_enumeration(1, 150, 5, 3)
+    assert min(seen["found"], seen["proved"], seen["as the twin"]) > 10
+    assert seen["short clocks"] > 5
+
+
+@pytest.mark.slow
+def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_requests() -> None:
+    check_enumeration(2, 5000, 6, 20)
+
+
+def test_proofs_end_by_enumeration_at_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With coarse first graphs and a wide limit, most tiny proofs end by enumeration.
+    monkeypatch.setattr(prove, "_CLOSE", 1.0)
+    monkeypatch.setattr(prove, "_FIRST", 3)
+    rng = np.random.default_rng(9)
+    enumerated = 0
+    for turn in range(80):
+        instance = tiny_instance(rng, turn)
+        optimum, _ = brute_force_tel(instance)
+        proofs = prove_all(instance, seed=turn)
+        assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
+        enumerated += sum(len(p.levels) > 0 and p.levels[-1].multipliers is None for p in proofs)
+    assert enumerated > 10
+
+
+def ready(instance: Instance, target: int) -> Relaxation:
+    """Return a relaxation with multipliers for one floor for all."""
+    relaxation = Relaxation(periods(instance)[0], target)
+    relaxation.use_floors(coarse_to_fine(relaxation)[0])
+    relaxation.ascend()
+    return relaxation
+
+
+def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> None:
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    shown = finish(relaxation, 10**6)
+    assert shown is not None
+    assert shown.starts is not None
+    assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
+    relaxation.finish(10**6)
+    assert relaxation.bound == relaxation.upper == shown.bound
+    assert relaxation.found[-1].tolist() == shown.starts.tolist()
+
+
+def test_more_labels_than_allowed_prove_nothing() -> None:
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    shown = finish(relaxation, 10**6)
+    assert shown is not None
+    needed = sum(shown.labels)
+    before = relaxation.bound, list(relaxation.levels)
+    relaxation.finish(needed - 1)
+    assert (relaxation.bound, relaxation.levels) == before
+    relaxation.finish(10 * needed)
+    assert relaxation.bound == shown.bound > before[0]
+
+
+def test_the_stop_flag_ends_the_enumeration() -> None:
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    relaxation.stop[0] = 1
+    with pytest.raises(Interrupted):
+        finish(relaxation, 10**6)
+
+
+def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    many = Instance(
+        np.zeros(70), rng.integers(1, 4, 70), np.arange(1, 71), kv_capacity=100
+    )  # 70 kinds of outputs: more than 63, so that some are merged
+    assert "merged" in refused(Relaxation(periods(many)[0], 10**5))
+    late = Relaxation(periods(Instance([0, 2], [1, 1], [3, 3], kv_capacity=9))[0], 99, horizon=0)
+    assert "no clock" in refused(late)
+    late.use_floors(late.floor)
+    late.ascend()
+    bound = late.bound
+    late.finish(1000)
+    assert late.bound == bound
+    equal = Relaxation(periods(Instance([0] * 300, [1] * 300, [1] * 300, kv_capacity=9))[0], 10**6)
+    assert "300 equal requests" in refused(equal)
+    monkeypatch.setattr(ramp_finish, "MAX_OUTPUT", 3)
+    assert "output of 4" in refused(
+        Relaxation(periods(Instance([0], [1], [4], kv_capacity=9))[0], 9)
+    )
+
+
+def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejected() -> None:
+    instance = Instance(
+        [0, 3, 3, 3, 1, 1], [5, 5, 3, 1, 2, 3], [6, 2, 4, 3, 4, 4], kv_capacity=11
+    )  # fmt: skip
+    optimum, _ = brute_force_tel(instance)
+    relaxation = ready(instance, optimum + 2)
+    assert relaxation.bound < optimum
+    relaxation.finish(10**6)
+    assert replayed(instance, relaxation) == relaxation.bound == optimum
+
+    def rejected(change: Any, match: str) -> None:
+        other = ready(instance, optimum + 2)
+        other.finish(10**6)
+        change(other)
+        with pytest.raises(Rejected, match=match):
+            replayed(instance, other)
+
+    last = Level(None, [], None)
+    rejected(lambda r: setattr(r, "bound", r.bound + 1), "found a schedule below")
+    rejected(lambda r: setattr(r, "levels", [last]), "found none; expected a list")
+    rejected(lambda r: setattr(r, "levels", [last, *r.levels]), "found none; expected a list")
+    rejected(lambda r: r.levels.append(r.levels[0]), "found none; expected a list")
+    rejected(
+        lambda r: setattr(r, "levels", [*r.levels[:-1], Level(r.jobs.first_kv, [], None)]),
+        "found none; expected a list",
+    )
+    # Without a clock arrivals are not known: the schedules would not be those of the instance.
+    rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
