@@ -106,8 +106,8 @@ def paced_pair(arrival: float, output: int, slo_tpot: float) -> Instance:
 
 
 def test_a_chunk_keeps_the_pace_of_those_that_decode() -> None:
-    # The first batch takes 10 + 5 ms. A batch with a decode and c prompt tokens takes 11 + c ms, and
-    # 30.1 ms are allowed per token: 19 tokens, 19 tokens with 0.2 ms to spare, and then the last 2.
+    # The first batch takes 10 + 5 ms. A batch with a decode and c prompt tokens takes 11 + c ms,
+    # and 30.1 ms are allowed per token: 19 tokens, 19 with 0.2 ms to spare, and then the last 2.
     found = rows(paced_pair(0.001, 9, 0.0301), "paced")
     assert found[:4] == [{0: 5}, {0: 1, 1: 19}, {0: 1, 1: 19}, {0: 1, 1: 2}]
     # Decodes that nothing delays take 11 ms, so they are 19.1 ms ahead after each: by the token

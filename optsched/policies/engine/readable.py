@@ -150,11 +150,11 @@ class Readable:
             if self._next(view, allocated) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
 
-        told = (running, waiting, evicted, generated, allocated)
-        if rules.paced and self._holds(view, *told):
+        told: Any = (running, waiting, evicted, generated, allocated)
+        if rules.paced and self._holds(view, running, waiting, generated, allocated):
             ahead = {i for i in running if self._slack(view, i) > rules.hold * self._pace(i)}
             held = {i for i in ahead if view.decoding[i]}
-            batch = self._form(view, *(copy(one) for one in told), held)
+            batch = self._form(view, *map(copy, told), held)
             if batch.tokens:
                 return batch
         return self._form(view, *told, set())
@@ -170,17 +170,25 @@ class Readable:
         due = self.first_at[i] + self._pace(i) * int(view.generated[i])
         return due - (view.now - self.instance.first_arrival)
 
-    def _holds(self, view: View, running: list[int], waiting: list[int], *rest: Any) -> bool:
+    def _holds(
+        self,
+        view: View,
+        running: list[int],
+        waiting: list[int],
+        generated: dict[int, int],
+        allocated: dict[int, int],
+    ) -> bool:
         """Return whether there are prefills for which those ahead of their pace should wait."""
         if any(not view.decoding[i] for i in running):
             return True
-        line = self._line(view, waiting, rest[1])
-        if not line or (self.rules.late_last and self._late(view, line[0], rest[1])):
+        line = self._line(view, waiting, generated)
+        if not line or (self.rules.late_last and self._late(view, line[0], generated)):
             return False
         i = line[0]
         most = min(view.limits.max_running or INFINITE, self.rules.max_running or INFINITE)
-        whole = int(view.prompt_tokens[i]) + rest[1][i]
-        return len(running) + 1 <= most and self._fits(view, i, whole, running, rest[2], rest[1])
+        whole = int(view.prompt_tokens[i]) + generated[i]
+        fits = self._fits(view, i, whole, running, allocated, generated)
+        return len(running) + 1 <= most and fits
 
     def _late(self, view: View, i: int, generated: dict[int, int]) -> bool:
         now = view.now - self.instance.first_arrival
