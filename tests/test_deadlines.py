@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from optsched import BatchCost, Instance, evaluate, simulate
@@ -84,6 +86,61 @@ def test_without_an_slo_they_are_not_allowed(name: str) -> None:
     bare = Instance([0], [1], [1], kv_capacity=3)
     assert "no slo_ttft" in str(allows(name, bare))
     assert allows(name, one_at_a_time([1])) is None
+
+
+def rows(instance: Instance, spec: str) -> list[dict[int, int]]:
+    """Return the tokens of every batch by request."""
+    schedule = simulate(instance, spec, PLAIN)
+    offsets = schedule.batch_offsets.tolist()
+    return [
+        dict(zip(schedule.request[a:b].tolist(), schedule.tokens[a:b].tolist(), strict=True))
+        for a, b in pairwise(offsets)
+    ]
+
+
+def paced_pair(arrival: float, output: int, slo_tpot: float) -> Instance:
+    return Instance(
+        [0.0, arrival], [5, 40], [output, 2], kv_capacity=100, time_unit="second",
+        slo_ttft=[1.0, 1.0], slo_tpot=[slo_tpot, 1.0],
+    )  # fmt: skip
+
+
+def test_a_chunk_keeps_the_pace_of_those_that_decode() -> None:
+    # The first batch takes 10 + 5 ms. A batch with a decode and c prompt tokens takes 11 + c ms,
+    # and 30.1 ms are allowed per token: 19 tokens, 19 with 0.2 ms to spare, and then the last 2.
+    found = rows(paced_pair(0.001, 9, 0.0301), "paced")
+    assert found[:4] == [{0: 5}, {0: 1, 1: 19}, {0: 1, 1: 19}, {0: 1, 1: 2}]
+    # Decodes that nothing delays take 11 ms, so they are 19.1 ms ahead after each: by the token
+    # after 59 ms, 4 x 19.1 + 30.1 = 106.5 ms are left, which is enough for the whole prompt.
+    assert rows(paced_pair(0.05, 9, 0.0301), "paced:hold=9")[5] == {0: 1, 1: 40}
+
+
+def test_who_is_ahead_lets_prefills_go_first() -> None:
+    # Tokens at 15, 26, 37, 48 and 59 ms; the next is due at 15 + 5 * 100 ms: 456 ms ahead.
+    instance = paced_pair(0.05, 6, 0.1)
+    assert rows(instance, "paced")[5:7] == [{1: 40}, {0: 1, 1: 1}]  # 456 > 2 * 100
+    assert rows(instance, "paced:hold=5")[5] == {0: 1, 1: 40}
+
+
+def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
+    # A decode step takes 11 ms, more than its limit of 10, and leaves no time for others.
+    assert rows(paced_pair(0.001, 3, 0.01), "paced")[1:4] == [{0: 1}, {0: 1}, {1: 40}]
+    # Limits of 100 ms. The long prompt and the short one are prefilled together until 1040 ms. Then
+    # half of the limit, 50 ms, goes on if the short one is behind: 39 tokens beside its decode.
+    behind = Instance(
+        [0.0, 0.0, 0.001], [1000, 30, 100], [2, 3, 2], kv_capacity=2000, time_unit="second",
+        slo_ttft=[9.0] * 3, slo_tpot=[0.1, 0.02, 0.1],
+    )  # fmt: skip
+    assert rows(behind, "paced")[:2] == [{0: 1000, 1: 30}, {0: 1, 1: 1, 2: 38}]
+
+
+def test_pacing_needs_what_it_goes_by() -> None:
+    assert "no slo_tpot" in str(allows("paced", one_at_a_time([1])))
+    assert "no slo_ttft" in str(allows("paced", Instance([0], [1], [1], kv_capacity=3)))
+    with pytest.raises(InputError, match=r"paced: found it with .*hold=0.5"):
+        simulate(paced_pair(0.0, 2, 1.0), "paced:hold=0.5", PLAIN)
+    with pytest.raises(InputError, match="paced: found it with chunked=False"):
+        Rules(paced=True)
 
 
 def test_late_last_goes_with_fixed_orders_only() -> None:

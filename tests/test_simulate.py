@@ -47,6 +47,9 @@ VALUES = {
     "scheduler_reserve_full_isl": ["false"],
     "prefill_schedule_interval": ["3"],
     "policy": ["priority"],
+    "hold": ["1", "1.5", "9"],
+    "by_slack": ["true"],
+    "late_last": ["true", "false"],
 }
 """Values to try for parameters of this name, whichever policy has them."""
 
@@ -95,11 +98,16 @@ def random_cases(seed: int, count: int) -> list[Instance]:
 
 
 def due(instance: Instance) -> Instance:
-    """Return the instance with an SLO on the TTFT of most requests, of the order of batches."""
+    """Return the instance with SLOs on TTFT and TPOT of most requests, of the order of batches."""
     rng = Random(instance.sha256)
     batch = 1.0 if instance.in_rounds else TIMED.layers * 0.05
     limits = [rng.choice([1.0, 2.0, 4.0, 9.0, 30.0, None]) for _ in range(instance.n)]
-    return replace(instance, slo_ttft=[None if x is None else x * batch for x in limits])
+    paces = [rng.choice([0.9, 1.0, 1.3, 2.0, 5.0, None]) for _ in range(instance.n)]
+    return replace(
+        instance,
+        slo_ttft=[None if x is None else x * batch for x in limits],
+        slo_tpot=[None if x is None else x * batch for x in paces],
+    )
 
 
 def cost_of(instance: Instance) -> BatchCost | None:

@@ -25,7 +25,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
 from optsched.problem.specs import is_file, parse_spec
 
-POLICIES = ("fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last")
+POLICIES = ("fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""
 
 MAX_SCALE = 2.0**20

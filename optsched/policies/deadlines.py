@@ -1,4 +1,4 @@
-"""Schedulers for SLOs: deadlines of first tokens decide who is prefilled next."""
+"""Schedulers for SLOs: deadlines decide who is prefilled next, and the pace of decodes how much."""
 
 from __future__ import annotations
 
@@ -63,3 +63,40 @@ def late_last(*, max_batch_tokens: int = TOKENS, max_running: int | None = None)
         As for `edf`.
     """
     return _rules("arrival", True, max_batch_tokens, max_running)
+
+
+@policy("paced", "chunks as large as the TPOT limits of running requests allow, late ones last")
+def paced(
+    *,
+    hold: float = 2.0,
+    late_last: bool = True,
+    by_slack: bool = False,
+    eviction_free: bool = False,
+    max_running: int | None = None,
+) -> Rules:
+    """Return rules that prefill as much in a batch as keeps the pace of those that decode.
+
+    Parameters
+    ----------
+    hold : float
+        Requests that are more than so many tokens ahead of their pace let prefills go first, >= 1.
+    late_last : bool
+        Whether requests that can no longer be in time wait behind all others.
+    by_slack : bool
+        Whether the request is admitted whose prefill must start first to be in time. If not, they
+        are admitted as they arrive.
+    eviction_free : bool
+        Whether a request is admitted only where the predicted peaks of all fit together.
+    max_running : int, optional
+        Max requests that hold KV.
+    """
+    return Rules(
+        order="slack" if by_slack else "arrival",
+        groups=DECODE_FIRST,
+        late_last=late_last,
+        paced=True,
+        hold=hold,
+        admission="reserve" if eviction_free else "present",
+        chunked=True,
+        max_running=max_running,
+    )

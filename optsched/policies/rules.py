@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,6 +80,13 @@ class Rules(Runner):
     late_last : bool
         Whether a waiting request that can no longer have its first token in time stands behind all
         that can.
+    paced : bool
+        Whether a batch that prefills ends before any running request falls behind its ``slo_tpot``:
+        with k tokens, the next is due k times this limit after the first. A batch may take half of
+        the limit in any case. It needs chunked prefill.
+    hold : float
+        While others can be prefilled, requests that are more than so many tokens ahead of their
+        pace do not decode, >= 1. It needs ``paced``.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -112,6 +120,8 @@ class Rules(Runner):
     promote: bool = False
     make_room: bool = False
     late_last: bool = False
+    paced: bool = False
+    hold: float = math.inf
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -158,6 +168,11 @@ class Rules(Runner):
         if self.late_last and (self.promote or "all" in self.groups or self.ties == "random"):
             raise InputError(
                 "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
+            )
+        if (self.paced and not self.chunked) or not self.hold >= 1:
+            raise InputError(
+                f"paced: found it with chunked={self.chunked} and hold={self.hold!r}; expected "
+                "chunked prefill, and hold >= 1"
             )
         if self.order == "random" and self.ties != "random":
             raise InputError(
@@ -219,6 +234,7 @@ class Rules(Runner):
         requests["peak"] = whole_blocks(
             instance.prompt_tokens + predicted - 1 + instance.kv_offset, instance.kv_block_tokens
         )
+        requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
@@ -242,6 +258,8 @@ class Rules(Runner):
             rules.promote,
             rules.make_room,
             rules.late_last,
+            rules.paced,
+            rules.hold,
             bool((predicted < instance.output_tokens).any()),
             rules.max_batch_tokens or UNLIMITED,
             rules.max_prefill_tokens or UNLIMITED,
@@ -272,6 +290,8 @@ class Rules(Runner):
         """See `Runner.allows`. A prompt may be too long unless prefills are split."""
         if (self.late_last or self.order in ("deadline", "slack")) and instance.slo_ttft is None:
             return "the instance has no slo_ttft, by which the policy decides"
+        if self.paced and instance.slo_tpot is None:
+            return "the instance has no slo_tpot, by which the policy decides"
         split = self.chunked and instance.chunked_prefill is not False
         return None if split else too_long(instance)
 

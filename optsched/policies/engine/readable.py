@@ -6,9 +6,13 @@ user's policy is, so it also serves where nobody knows all requests in advance (
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, View
 from optsched.policies.rules import Rules
 from optsched.policies.runner import latest_start, waiting_rank
@@ -37,6 +41,7 @@ class Readable:
         self.turn = 0
         self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
+        self.first_at: dict[int, float] = {}  # times of first tokens
         self.learn(instance)
 
     def learn(self, instance: Instance) -> None:
@@ -83,6 +88,11 @@ class Readable:
         waiting = list(view.waiting)
         evicted: list[int] = []
         generated = {i: int(view.generated[i]) for i in running + waiting}
+        for i in running + waiting:
+            if generated[i] == 0:
+                self.first_at.pop(i, None)  # a restart has lost it
+            else:
+                self.first_at.setdefault(i, view.now - self.instance.first_arrival)
 
         for i in waiting:
             if rules.ties == "random" and i not in self.drawn:
@@ -140,7 +150,71 @@ class Readable:
             if self._next(view, allocated) > view.kv_capacity:
                 return Batch(evict=evicted, stall=True)
 
-        return self._form(view, running, waiting, evicted, generated, allocated)
+        told: Any = (running, waiting, evicted, generated, allocated)
+        if rules.paced and self._holds(view, running, waiting, generated, allocated):
+            ahead = {i for i in running if self._slack(view, i) > rules.hold * self._pace(i)}
+            held = {i for i in ahead if view.decoding[i]}
+            batch = self._form(view, *map(copy, told), held)
+            if batch.tokens:
+                return batch
+        return self._form(view, *told, set())
+
+    def _pace(self, i: int) -> float:
+        limits = self.instance.slo_tpot
+        return INFINITE if limits is None else float(limits[i])
+
+    def _slack(self, view: View, i: int) -> float:
+        """Return the time until the next token is due, if each takes what it may on average."""
+        if not view.decoding[i] or self._pace(i) == INFINITE:
+            return INFINITE
+        due = self.first_at[i] + self._pace(i) * int(view.generated[i])
+        return due - (view.now - self.instance.first_arrival)
+
+    def _holds(
+        self,
+        view: View,
+        running: list[int],
+        waiting: list[int],
+        generated: dict[int, int],
+        allocated: dict[int, int],
+    ) -> bool:
+        """Return whether there are prefills for which those ahead of their pace should wait."""
+        if any(not view.decoding[i] for i in running):
+            return True
+        line = self._line(view, waiting, generated)
+        if not line or (self.rules.late_last and self._late(view, line[0], generated)):
+            return False
+        i = line[0]
+        most = min(view.limits.max_running or INFINITE, self.rules.max_running or INFINITE)
+        whole = int(view.prompt_tokens[i]) + generated[i]
+        fits = self._fits(view, i, whole, running, allocated, generated)
+        return len(running) + 1 <= most and fits
+
+    def _late(self, view: View, i: int, generated: dict[int, int]) -> bool:
+        now = view.now - self.instance.first_arrival
+        return generated[i] == 0 and bool(now > latest_start(self.instance, view.cost)[i])
+
+    def _line(self, view: View, waiting: list[int], generated: dict[int, int]) -> list[int]:
+        """Return the waiting requests in their order."""
+        rules, rank = self.rules, self._ranks(view)[0]
+        line = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
+        if rules.ties == "random":
+            line = sorted(waiting, key=self.drawn.__getitem__)
+        if rules.late_last:
+            line = sorted(line, key=lambda i: self._late(view, i, generated))
+        return line
+
+    def _within(self, view: View, tokens: dict[int, int], i: int, most: float, time: float) -> int:
+        """Return how many more tokens of i's prefill leave a batch within a time."""
+        sums = EMPTY
+        for k, c in tokens.items():
+            add = add_decode(sums, int(view.cached[k])) if view.decoding[k] else None
+            sums = add_prefill(sums, c, int(view.cached[k])) if add is None else add
+        cached = int(view.cached[i])
+        return sum(
+            batch_time(view.cost.array, add_prefill(sums, c, cached)) <= time
+            for c in range(1, int(most) + 1)
+        )
 
     def _form(
         self,
@@ -150,6 +224,7 @@ class Readable:
         evicted: list[int],
         generated: dict[int, int],
         allocated: dict[int, int],
+        held: set[int],
     ) -> Batch:
         """Form the batch group by group, after the evictions that precede it."""
         rules, rank = self.rules, self._ranks(view)[0]
@@ -164,13 +239,10 @@ class Readable:
         hard_batch = limits.max_batch_tokens or INFINITE
         hard_prefill = limits.max_prefill_tokens or INFINITE
         max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
-        queue = waiting if rules.requeue == "back" else sorted(waiting, key=rank.__getitem__)
-        if rules.ties == "random":
-            queue = sorted(waiting, key=self.drawn.__getitem__)
-        if rules.late_last:
-            late_after = latest_start(self.instance, view.cost)
-            now = view.now - self.instance.first_arrival
-            queue.sort(key=lambda i: generated[i] == 0 and now > late_after[i])
+        queue = self._line(view, waiting, generated)
+        slacks = [self._slack(view, i) - (self._pace(i) if i in held else 0) for i in running]
+        paces = [self._pace(i) for i in running if self._slack(view, i) < INFINITE]
+        time_left = max(min(slacks, default=INFINITE), max(paces, default=0.0) / 2)
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)
@@ -180,7 +252,7 @@ class Readable:
             for i in candidates:
                 decoding = i in running and bool(view.decoding[i])
                 fresh = i in waiting
-                if alone or i in lost or (fresh and refused):
+                if alone or i in lost or i in held or (fresh and refused):
                     continue
                 if (group == "running_decode" and not decoding) or (
                     group == "running_prefill" and decoding
@@ -215,6 +287,8 @@ class Readable:
                 hard = min(hard_batch - total, hard_prefill - sum(tokens[k] for k in prefill))
                 if self.chunked:
                     c = min(rest, own_batch - total, own_prefill - total, hard)
+                    if rules.paced:
+                        c = self._within(view, tokens, i, c, time_left)
                     fits = c >= 1
                 else:
                     fits = c <= hard and (total == 0 or total + c <= min(own_batch, own_prefill))

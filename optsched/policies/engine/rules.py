@@ -70,6 +70,8 @@ REQUEST_FIELDS = (
     ("in_batch", np.int64),  # number of its latest batch, from 1
     ("tie", np.float64),
     ("promoted", np.bool_),
+    ("pace", np.float64),  # mean time that each later token may take; infinite: any
+    ("first_at", np.float64),  # time of its first token
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
 )
 
@@ -84,6 +86,8 @@ STATE_FIELDS = (
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
     ("clearings", np.int64),  # since the last completion
     ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
+    ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
+    ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
 )
 
@@ -104,6 +108,8 @@ class Settings(NamedTuple):
     promote: bool
     make_room: bool
     late_last: bool
+    paced: bool
+    hold: float
     short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
@@ -360,7 +366,46 @@ def _make_room(
 
 
 @njit(cache=True)
-def _prefill_size(r: Any, sums: Any, settings: Settings) -> int:
+def _held(r: Any, s: Any, settings: Settings) -> bool:
+    """Whether a request that decodes waits for prefills, since it is ahead of its pace."""
+    due = r.first_at + r.pace * r.produced
+    return bool(s.holding and due - s.now > settings.hold * r.pace)
+
+
+@njit(cache=True)
+def _time_left(requests: Any, s: Any, running: Ints, settings: Settings) -> float:
+    """Return how long a batch may take such that nobody who runs falls behind its pace.
+
+    A request that is held needs the time of a token for the next batch. Half of the longest pace is
+    left in any case, so that who is behind cannot stop all prefills.
+    """
+    left, least = np.inf, 0.0
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.decoding and r.pace < np.inf:
+            slack = r.first_at + r.pace * r.produced - s.now
+            left = min(left, slack - r.pace if _held(r, s, settings) else slack)
+            least = max(least, r.pace / 2)
+    return max(left, least)
+
+
+@njit(cache=True)
+def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> int:
+    """Return how many tokens of a prefill, of at most some, leave the batch within a time."""
+    if most < 1 or batch_time(cost, add_prefill(sums, most, r.cached)) <= time:
+        return most
+    fits = 0
+    while most - fits > 1:
+        middle = (fits + most) // 2
+        if batch_time(cost, add_prefill(sums, middle, r.cached)) <= time:
+            fits = middle
+        else:
+            most = middle
+    return fits
+
+
+@njit(cache=True)
+def _prefill_size(r: Any, s: Any, sums: Any, settings: Settings, cost: Floats) -> int:
     """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
     limits = settings.limits
     if not limits.hybrid and sums.decode_requests > 0:
@@ -372,6 +417,8 @@ def _prefill_size(r: Any, sums: Any, settings: Settings) -> int:
     )
     if limits.chunked:
         c = min(c, own, hard)
+        if settings.paced:
+            c = _tokens_within(r, sums, c, cost, s.time_left)
         return c if c >= 1 else REFUSED
     if c > hard or (c > own and sums.tokens > 0):
         return REFUSED
@@ -430,6 +477,7 @@ def _form(
     entries: Ints,
     evicted: Ints,
     settings: Settings,
+    cost: Floats,
 ) -> Any:
     """Form the next batch group by group; return its sums."""
     limits = settings.limits
@@ -438,11 +486,14 @@ def _form(
     sums = EMPTY
     s.latest = 0.0
     s.admitted = s.lost = 0
+    if settings.paced:
+        s.time_left = _time_left(requests, s, running, settings)
     closed = False  # by a prefill beyond the scheduler's own limit
     for group in settings.groups:
         if (
             group in (RUNNING, RUNNING_DECODE)
             and s.partial == 0
+            and not s.holding
             and (limits.hybrid or sums.prefill_requests == 0)
             and sums.tokens + s.running <= max_batch
             and not closed
@@ -471,6 +522,8 @@ def _form(
             if r.gone or (r.decoding and group == RUNNING_PREFILL):
                 continue
             if r.decoding:
+                if _held(r, s, settings):
+                    continue
                 if sums.prefill_requests > 0 and not limits.hybrid:
                     continue
                 if sums.tokens + 1 > max_batch:
@@ -486,7 +539,7 @@ def _form(
             elif group == RUNNING_DECODE:
                 continue
             else:
-                c = _prefill_size(r, sums, settings)
+                c = _prefill_size(r, s, sums, settings, cost)
                 if c > 0 and fresh and not _admissible(r, s, usage, settings):
                     c = REFUSED
                 if c <= 0:
@@ -502,6 +555,16 @@ def _form(
             s.latest = max(s.latest, r.arrival)
             add_entry(entries, s, i, c)
     return sums
+
+
+@njit(cache=True)
+def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -> bool:
+    """Whether there are prefills for which those ahead of their pace should wait."""
+    if s.partial > 0 or s.waiting == 0:
+        return bool(s.partial > 0)
+    s.admitted = s.lost = 0
+    head = requests[heap[0]]
+    return head.band == 0 and _admissible(head, s, usage, settings)
 
 
 @njit(cache=True)
@@ -540,7 +603,10 @@ def _process(
         completed += not r.decoding
         if not advance(r, entries[TOKENS, k]):
             completed -= 1
-        elif r.produced == r.output:
+            continue
+        if r.produced == 1:
+            r.first_at = s.now
+        if r.produced == r.output:
             finished += 1
             r.gone = True
             r.finish = s.now
@@ -632,7 +698,11 @@ def run(
         if settings.late_last:
             _pass_late(requests, s, heap)
         first = s.entries
-        sums = _form(requests, s, heap, running, usage, entries, evicted, settings)
+        s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
+        sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
+        if s.holding and sums.tokens == 0:
+            s.holding = False
+            sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
         if s.admitted + s.lost > 0:
             _settle(requests, s, heap, running, evicted, settings)
         if sums.tokens == 0:

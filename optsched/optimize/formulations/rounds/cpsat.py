@@ -3,6 +3,9 @@
 A request that starts at k holds first + d tokens of KV in round k + 1 + d, for d = 0 .. o - 1. In
 the cumulative constraint, the whole run [k, k + o) demands first = s + offset tokens. Each of the
 intervals [k + d, k + o), for d = 1 .. o - 1, demands one token more.
+
+For the most requests in time every request may be absent. A literal says that it is present, and
+rows about it hold only then.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.integer_program import Program, answer, program
+from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
+from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 
@@ -51,15 +55,21 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
             f"method: found {tokens:.2g} output tokens, an interval each in the CP-SAT model; "
             f"expected at most {MAX_INTERVALS:.2g} (placement has no such limit)"
         )
-    prog = program(task.instance, warm_start=options.warm_start)
+    prog = program_of(task, options.warm_start)
     try:
-        model, start = cp_model(prog, deadline=begin + options.time_limit)
+        model, read = cp_model(prog, deadline=begin + options.time_limit)
     except TimeoutError as late:
         build_s = time.perf_counter() - begin
         return Answer(Status.NO_INCUMBENT, native_status=str(late), build_s=build_s)
     build_s = time.perf_counter() - begin
-    raw = solve_cp_model(model, options.after(build_s), read=start, build_s=build_s)
-    starts = None if raw.values is None else np.rint(raw.values).astype(np.int64)
+    told = in_shares(options, task.instance.n) if prog.on_time else options
+    raw = solve_cp_model(model, told.after(build_s), read=read, build_s=build_s)
+    starts = None
+    if raw.values is not None:
+        starts = np.rint(raw.values).astype(np.int64)
+        if prog.on_time:
+            starts, present = np.split(starts, 2)
+            starts = np.where(present == 1, starts, prog.last + 1)
     return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
 
 
@@ -75,8 +85,9 @@ def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[An
     Returns
     -------
     model : ortools.sat.python.cp_model.CpModel
-    start : list of variables
-        One per request, in the model's time.
+    read : list of variables
+        The start of every request in the model's time, and then the presence of every request if
+        requests may be absent.
 
     Raises
     ------
@@ -88,17 +99,30 @@ def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[An
     data = prog.data
     model = cp.CpModel()
     start = [
-        model.new_int_var(int(first), int(final), f"start_{i}")
+        model.new_int_var(int(first), int(max(first, final)), f"start_{i}")
         for i, (first, final) in enumerate(zip(data.arrival, prog.last, strict=True))
     ]
-    _memory(model, prog, start, deadline)
-    _separation(model, prog, start, deadline)
-    _twins(model, prog, start)
-    _limits(model, prog, start)
+    present: list[Any] = [None] * len(start)
+    if prog.on_time:
+        present = [model.new_bool_var(f"present_{i}") for i in range(len(start))]
+        for i in np.flatnonzero(prog.last < data.arrival).tolist():
+            model.add(present[i] == 0)
+    _memory(model, prog, start, present, deadline)
+    _separation(model, prog, start, present, deadline)
+    if not prog.on_time:
+        _twins(model, prog, start)
+    _limits(model, prog, start, present)
     if data.hybrid_off:
-        _phases(model, prog, start)
-    for variable, value in zip(start, prog.warm.tolist(), strict=True):
-        model.add_hint(variable, value)
+        _phases(model, prog, start, present)
+    held = (prog.warm <= prog.last).tolist()
+    for i, value in enumerate(prog.warm.tolist()):
+        if held[i]:
+            model.add_hint(start[i], value)
+        if prog.on_time:
+            model.add_hint(present[i], held[i])
+    if prog.on_time:
+        model.minimize(-sum(present))
+        return model, start + present
     model.minimize(sum(start) + int((data.output - data.arrival).sum()))
     return model, start
 
@@ -108,21 +132,31 @@ def _check(deadline: float) -> None:
         raise TimeoutError("the time limit came while the model was built")
 
 
-def _memory(model: Any, prog: Program, start: list[Any], deadline: float) -> None:
+def _interval(model: Any, start: Any, size: int, name: str, present: Any) -> Any:
+    if present is None:
+        return model.new_fixed_size_interval_var(start, size, name)
+    return model.new_optional_fixed_size_interval_var(start, size, present, name)
+
+
+def _memory(
+    model: Any, prog: Program, start: list[Any], present: list[Any], deadline: float
+) -> None:
     data = prog.data
     intervals, heights = [], []
     for i, variable in enumerate(start):
         _check(deadline)
         output = int(data.output[i])
         intervals += [
-            model.new_fixed_size_interval_var(variable + d, output - d, f"kv_{i}_{d}")
+            _interval(model, variable + d, output - d, f"kv_{i}_{d}", present[i])
             for d in range(output)
         ]
         heights += [int(data.first_kv[i])] + [1] * (output - 1)
     model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
 
 
-def _separation(model: Any, prog: Program, start: list[Any], deadline: float) -> None:
+def _separation(
+    model: Any, prog: Program, start: list[Any], present: list[Any], deadline: float
+) -> None:
     """Separate the completions of two requests whose peaks exceed the capacity together.
 
     Let c be the completion and p the peak, which is s + o in generated and s + o - 1 in cached
@@ -145,10 +179,15 @@ def _separation(model: Any, prog: Program, start: list[Any], deadline: float) ->
             if excess <= 0 or data.block[i] != data.block[j]:
                 continue
             first = model.new_bool_var(f"first_{i}_{j}")
+            both = _both(present, i, j)
             after = min(int(output[j]), excess)
-            model.add(end[j] >= end[i] + after).only_enforce_if(first)
+            model.add(end[j] >= end[i] + after).only_enforce_if(first, *both)
             before = min(int(output[i]), excess)
-            model.add(end[i] >= end[j] + before).only_enforce_if(~first)
+            model.add(end[i] >= end[j] + before).only_enforce_if(~first, *both)
+
+
+def _both(present: list[Any], i: int, j: int) -> list[Any]:
+    return [literal for literal in (present[i], present[j]) if literal is not None]
 
 
 def _twins(model: Any, prog: Program, start: list[Any]) -> None:
@@ -165,16 +204,16 @@ def _twins(model: Any, prog: Program, start: list[Any]) -> None:
             model.add(start[i] <= start[j])
 
 
-def _limits(model: Any, prog: Program, start: list[Any]) -> None:
+def _limits(model: Any, prog: Program, start: list[Any], present: list[Any]) -> None:
     data = prog.data
     limits = data.instance.limits
     if not limits.as_dict():
         return
     run = [
-        model.new_fixed_size_interval_var(k, int(o), f"run_{i}")
+        _interval(model, k, int(o), f"run_{i}", present[i])
         for i, (k, o) in enumerate(zip(start, data.output, strict=True))
     ]
-    prefill = [model.new_fixed_size_interval_var(k, 1, f"prefill_{i}") for i, k in enumerate(start)]
+    prefill = [_interval(model, k, 1, f"prefill_{i}", present[i]) for i, k in enumerate(start)]
     prompt = data.prompt.tolist()
     ones = [1] * len(start)
     if limits.max_running is not None:
@@ -186,7 +225,7 @@ def _limits(model: Any, prog: Program, start: list[Any]) -> None:
         model.add_cumulative(run + prefill, ones + extra, limits.max_batch_tokens)
 
 
-def _phases(model: Any, prog: Program, start: list[Any]) -> None:
+def _phases(model: Any, prog: Program, start: list[Any], present: list[Any]) -> None:
     """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
     data = prog.data
     for i, k in enumerate(start):
@@ -195,5 +234,6 @@ def _phases(model: Any, prog: Program, start: list[Any]) -> None:
         for j, other in enumerate(start):
             if i != j and data.block[i] == data.block[j]:
                 behind = model.new_bool_var(f"behind_{i}_{j}")
-                model.add(other >= k + int(data.output[i])).only_enforce_if(behind)
-                model.add(other <= k).only_enforce_if(~behind)
+                both = _both(present, i, j)
+                model.add(other >= k + int(data.output[i])).only_enforce_if(behind, *both)
+                model.add(other <= k).only_enforce_if(~behind, *both)

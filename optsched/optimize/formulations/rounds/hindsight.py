@@ -21,10 +21,11 @@ from optsched.optimize.formulations.rounds.integer_program import (
     answer,
     entries_at_most,
     linear_model,
-    program,
+    program_of,
     read_starts,
     start_values,
 )
+from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.instance import Instance
@@ -33,6 +34,9 @@ SWITCHES = frozenset(
     {"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"}
 )
 """Limits and switches of an instance that matter to the round model."""
+
+COUNTS = ("tel", "slo_attainment")
+"""The objectives of the methods that have the program with starts in time."""
 
 _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
@@ -70,12 +74,13 @@ def solve_by_highs(
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
     begin = time.perf_counter()
-    prog = program(task.instance, warm_start=options.warm_start)
+    prog = program_of(task, options.warm_start)
     model = linear_model(prog)
     if strengthened is not None:
         model = strengthened(prog, model)
     built_s = time.perf_counter() - begin
-    raw = solve_linear_model(model, options.after(built_s), start_values=start_values(prog, model))
+    told = in_shares(options, task.instance.n) if prog.on_time else options
+    raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
     starts = None if raw.values is None else read_starts(prog, raw.values)
     raw = RawOutcome(
         raw.status, raw.objective, raw.bound, raw.values, raw.native_status,
@@ -104,6 +109,8 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
         See `optsched.optimize.formulations.rounds.horizon.round_data`.
     """
     begin = time.perf_counter()
+    if task.names[:1] == ("slo_attainment",):
+        return _placed_in_time(task, options, begin)
     data = round_data(task.instance)
     schedule = serial_schedule(task.instance)
     assert schedule.starts is not None
@@ -118,6 +125,17 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     )
 
 
+def _placed_in_time(task: Task, options: SolveOptions, begin: float) -> Answer:
+    """Return the best of some placements, and the bound that each request alone gives."""
+    prog = program_of(task, options.warm_start)
+    able, served = int((prog.last >= prog.data.arrival).sum()), int((prog.warm <= prog.last).sum())
+    raw = RawOutcome(
+        Status.OPTIMAL if able == served else Status.FEASIBLE, -served, -able, None, "placed",
+        solve_s=time.perf_counter() - begin,
+    )  # fmt: skip
+    return answer(prog, raw, prog.warm)
+
+
 def _choose(task: Task) -> str:
     """Return the method with the best bound in the time: CP-SAT, the ramp relaxation or the search.
 
@@ -128,7 +146,7 @@ def _choose(task: Task) -> str:
     and HiGHS honour limits on batches.
     """
     data = round_data(task.instance)
-    if not demands(task.instance) & SWITCHES:
+    if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
         if _suits_ramp(task.instance):
             return "ramp"
         if task.instance.n > _CPSAT_REQUESTS:
@@ -164,22 +182,22 @@ FORMULATION = Formulation(
     default_objective="tel",
     methods={
         "highs": Method(
-            "time-indexed integer program by HiGHS, as arrays", solve_by_highs, ("tel",), SWITCHES
+            "time-indexed integer program by HiGHS, as arrays", solve_by_highs, COUNTS, SWITCHES
         ),
         "cpsat": Method(
             "staircase cumulative with pair separation by CP-SAT",
             solve_by_cpsat,
-            ("tel",),
+            COUNTS,
             SWITCHES,
         ),
         "placement": Method(
             "greedy placement and the volume bound, no search",
             solve_by_placement,
-            ("tel",),
+            COUNTS,
             SWITCHES,
         ),
         "pulp": Method(
-            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, ("tel",), SWITCHES
+            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, COUNTS, SWITCHES
         ),
     },
     choose=_choose,

@@ -206,14 +206,14 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
             data.arrival, np.zeros(end, dtype=np.int64), starts,
         )  # fmt: skip
         return starts
-    machine = _Machine(data, end)
+    machine = Machine(data, end)
     for i in grouped.tolist():
         starts[i] = machine.earliest(i, int(data.arrival[i]))
         machine.add(i, int(starts[i]))
     return starts
 
 
-class _Machine:
+class Machine:
     """What the placed requests use in every round; it finds earliest starts under limits."""
 
     def __init__(self, data: RoundData, end: int) -> None:
@@ -224,6 +224,7 @@ class _Machine:
         self.prefills = np.zeros(end, dtype=np.int64)
 
     def add(self, i: int, start: int) -> None:
+        """Let request i run from a start on."""
         data = self.data
         rounds = slice(start + 1, start + 1 + int(data.output[i]))
         self.kv[rounds] += data.first_kv[i] + np.arange(data.output[i])

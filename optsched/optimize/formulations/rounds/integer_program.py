@@ -19,26 +19,32 @@ with t from a_i to the last start that an optimal schedule can need (`start_wind
 - phase (hybrid batching off): a column y_t in [0, 1] with x_{i,t-1} <= y_t for every i and
   sum_{k = t - o_i}^{t-2} x_ik <= 1 - y_t for every i: a prefill in t rules out decodes in t.
 
+*The most requests within their SLOs* (`slo_attainment`): starts in time are columns, "once" is at
+most 1, and the sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`).
+
 Rows that no choice of starts can violate are left out. ``chunked_prefill`` has no meaning here:
 a prompt is processed in one round.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.formulations.base import Answer
+from optsched.bounds.service import all_limits
+from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.horizon import (
     RoundData,
+    place,
     round_data,
     serial_schedule,
     start_windows,
     without_idle,
 )
-from optsched.optimize.solvers.base import LinearModel, RawOutcome
+from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_time, with_late
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
 from optsched.problem.errors import SolverError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
@@ -56,14 +62,18 @@ class Program:
     data : RoundData
     last : ndarray of int64, shape (n,)
         Last start of each request that a schedule of min total latency can need, in the model's
-        time. Nothing is said about other objectives.
+        time. Nothing is said about other objectives but that of ``on_time``.
     warm : ndarray of int64, shape (n,)
-        Starts of a feasible schedule within the windows, in the model's time.
+        Starts of a feasible schedule, in the model's time. They are within the windows unless
+        ``on_time``.
+    on_time : bool
+        Whether the requests are counted that start by ``last``, and others may be left out.
     """
 
     data: RoundData
     last: NDArray[np.int64]
     warm: NDArray[np.int64]
+    on_time: bool = False
 
     @property
     def columns_before(self) -> NDArray[np.int64]:
@@ -106,6 +116,38 @@ def program(
     warm = min(candidates, key=data.tel)
     last = start_windows(data, data.tel(warm) if windows else None)
     return Program(data, last, _ordered_twins(data, warm))
+
+
+def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
+    """Return the data of the integer program of a task.
+
+    Parameters
+    ----------
+    task : Task
+        Its first objective is ``tel`` or ``slo_attainment``.
+    warm_start : Schedule of starts, optional
+        See `program`.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    UsageError, InfeasibleError
+        See `program`.
+    """
+    if task.names[:1] != ("slo_attainment",):
+        return program(task.instance, warm_start=warm_start)
+    instance = task.instance
+    data = round_data(instance)
+    last = last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
+    by_last = np.lexsort((data.arrival, last))
+    candidates = [place(data, by_last), program(instance, windows=False).warm]
+    if warm_start is not None and warm_start.starts is not None:
+        candidates.append(warm_start.starts - data.shift)
+    best = max(candidates, key=lambda starts: int((starts <= last).sum()))
+    return Program(data, last, best, on_time=True)
 
 
 def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -156,7 +198,10 @@ def linear_model(prog: Program) -> LinearModel:
     filled = 0
     for i in range(n):
         starts = np.arange(data.arrival[i], last[i] + 1)
-        cost[before[i] : before[i + 1]] = starts + (output[i] - data.arrival[i])
+        if not len(starts):
+            continue
+        latency = starts + (output[i] - data.arrival[i])
+        cost[before[i] : before[i + 1]] = -1 if prog.on_time else latency
         rows, values = families.entries(i, starts)
         keep = rows >= 0
         size = int(np.count_nonzero(keep))
@@ -226,7 +271,8 @@ class _Families:
             upper.append(np.tile([0.0, 1.0], n * (end + 1)))
             rows += 2 * n * (end + 1)
         self.row_upper = np.concatenate(upper)
-        self.row_lower = np.concatenate([np.ones(n), np.full(rows - n, -np.inf)])
+        once = np.full(n, 0.0 if prog.on_time else 1.0)
+        self.row_lower = np.concatenate([once, np.full(rows - n, -np.inf)])
         whole = 1 + sum(name != "prefill" for name in self.row_of) * data.output
         self.entries_per_start = (
             whole + ("prefill" in self.row_of) + (data.output if data.hybrid_off else 0)
@@ -302,9 +348,10 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
     """Return the values of the columns for `Program.warm`, shape (columns,)."""
     values = np.zeros(model.columns)
     before = prog.columns_before
-    values[before[:-1] + prog.warm - prog.data.arrival] = 1.0
+    held = prog.warm <= prog.last
+    values[(before[:-1] + prog.warm - prog.data.arrival)[held]] = 1.0
     if prog.data.hybrid_off:
-        values[before[-1] + prog.warm + 1] = 1.0
+        values[before[-1] + prog.warm[held] + 1] = 1.0
     return values
 
 
@@ -319,7 +366,7 @@ def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]
     Returns
     -------
     ndarray of int64, shape (n,)
-        In the model's time.
+        In the model's time; later than `Program.last` for a request that is left out.
 
     Raises
     ------
@@ -329,6 +376,10 @@ def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
+    if prog.on_time and (np.diff(request) > 0).all():
+        starts = prog.last + 1
+        starts[request] = chosen - before[request] + prog.data.arrival[request]
+        return starts
     if not np.array_equal(request, np.arange(prog.data.instance.n)):
         raise SolverError("solver: found a request without exactly one start; expected one each")
     return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
@@ -338,11 +389,21 @@ def answer(
     prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
 ) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
+    schedule, objective, bound = None, raw.objective, raw.bound
+    if prog.on_time:
+        if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
+            raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
+        if starts is not None:
+            schedule, count = with_late(prog.data, starts, prog.last)
+            raw = replace(raw, objective=-count)
+        objective, bound = as_shares(raw, prog.data.instance.n)
+    elif starts is not None:
+        schedule = prog.data.schedule(starts)
     return Answer(
         status=raw.status,
-        schedule=None if starts is None else prog.data.schedule(starts),
-        objective=raw.objective,
-        bound=raw.bound,
+        schedule=schedule,
+        objective=objective,
+        bound=bound,
         native_status=raw.native_status,
         build_s=raw.build_s,
         solve_s=raw.solve_s,

@@ -17,8 +17,10 @@ from optsched.optimize.formulations.rounds.integer_program import (
     Program,
     answer,
     program,
+    program_of,
     read_starts,
 )
+from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
 from optsched.problem.instance import Instance
 
@@ -64,12 +66,16 @@ def _problem(
         for i in requests
     ]
     problem = pulp.LpProblem("hindsight", pulp.LpMinimize)
-    problem += (
-        pulp.lpSum((t + o[i] - a[i]) * var for i in requests for t, var in x[i].items()),
-        "total_latency",
-    )
+    if prog.on_time:
+        problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
+    else:
+        problem += (
+            pulp.lpSum((t + o[i] - a[i]) * var for i in requests for t, var in x[i].items()),
+            "total_latency",
+        )
     for i in requests:
-        problem += pulp.lpSum(x[i].values()) == 1, f"once_{i}"
+        starts = pulp.lpSum(x[i].values())
+        problem += (starts <= 1 if prog.on_time else starts == 1), f"once_{i}"
 
     def running(i: int, t: int, first: int = 1) -> list[tuple[int, Any]]:
         """Return the starts k, with variables, for which t is i's first-th or a later round."""
@@ -154,18 +160,20 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
     versions = {"pulp": pulp.__version__, "highspy": highs_version()}
     begin = time.perf_counter()
-    prog = program(task.instance, warm_start=options.warm_start)
+    prog = program_of(task, options.warm_start)
+    told = in_shares(options, task.instance.n) if prog.on_time else options
     try:
-        problem, x, y = pulp_problem(prog, check=watch(options, begin))
+        problem, x, y = pulp_problem(prog, check=watch(told, begin))
         built_s = time.perf_counter() - begin
-        warm = list(enumerate(prog.warm.tolist()))
+        warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
         native = solve_pulp_problem(
-            problem, options.after(built_s), integral_objective=True, start=start
+            problem, told.after(built_s), integral_objective=True, start=start
         )
     except OutOfTime as why:
-        tel, spent_s = float(prog.data.tel(prog.warm)), time.perf_counter() - begin
-        raw = RawOutcome(Status.FEASIBLE, tel, None, None, str(why), spent_s)
+        known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
+        spent_s = time.perf_counter() - begin
+        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), spent_s)
         return answer(prog, raw, prog.warm, versions=versions)
     raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
     starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))

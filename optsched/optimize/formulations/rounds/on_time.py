@@ -1,0 +1,136 @@
+"""The most requests within their SLOs in rounds: which starts are in time, and who is served late.
+
+*Runs have no pauses* in the hindsight program, so every gap and every TPOT is one round. A request
+is within its SLOs if it starts by its last start in time (`last_on_time`). The models have a column
+or a presence for such starts only, and maximize their number.
+
+*Late or dropped.* A schedule serves every request. One that drops requests serves as many in time:
+what it drops can run alone, one after another, when all others have finished. So both have the
+same optimum, and `with_late` adds who is left.
+
+*Gaps between blocks.* `round_data` cuts them out of time. Some schedule with the most requests in
+time is as the model has it. Of such a schedule take the requests in time that arrive before a gap.
+If they are not done by its beginning A, a round after their last arrival and before A is idle, as
+they have at most as many rounds as lie between. What starts after that round can start one round
+earlier, and stays in time. So they are done by A in the end, before later requests arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.optimize.formulations.rounds.horizon import Machine, RoundData
+from optsched.optimize.solvers.base import Progress, RawOutcome, SolveOptions
+from optsched.problem.schedule import Schedule, from_starts
+
+Floats = NDArray[np.float64]
+
+
+def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.int64]:
+    """Return the last start of each request that is within its SLOs and its block's deadline.
+
+    Parameters
+    ----------
+    data : RoundData
+    limits : mapping of str to ndarray of float64, shape (n,)
+        Every SLO by name (`optsched.bounds.service.all_limits`), in rounds.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        In the model's time; the arrival less one where no start is in time.
+    """
+    several = data.output > 1
+    slow = several & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
+    first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
+    wait = np.minimum(first, np.floor(limits["slo_latency"]) - data.output)
+    most = (data.deadline - data.output - data.arrival).astype(np.float64)
+    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, most), -1.0, None))
+    return data.arrival + wait.astype(np.int64)
+
+
+def with_late(
+    data: RoundData, starts: NDArray[np.int64], last: NDArray[np.int64]
+) -> tuple[Schedule, int]:
+    """Return a schedule that adds those who are left out, each at its earliest feasible start.
+
+    Who does not fit into its block runs alone after all others.
+
+    Parameters
+    ----------
+    data : RoundData
+    starts, last : ndarray of int64, shape (n,)
+        A start after the last one says that the request is left out.
+
+    Returns
+    -------
+    schedule : Schedule
+    count : int
+        How many are in time, also of those that were left out.
+    """
+    on_time = starts <= last
+    machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
+    for i in np.flatnonzero(on_time).tolist():
+        machine.add(i, int(starts[i]))
+    real = starts + data.shift
+    behind = []
+    count = int(on_time.sum())
+    for i in np.flatnonzero(~on_time).tolist():
+        start = machine.earliest(i, int(data.arrival[i]))
+        if start + data.output[i] > data.deadline[i]:
+            behind.append(i)
+            continue
+        machine.add(i, start)
+        real[i] = start + data.shift[i]
+        count += start <= last[i]
+    end = int(max((data.deadline + data.shift).max(), 0))
+    for i in behind:
+        real[i] = end
+        end += int(data.output[i])
+    return from_starts(real, data.instance), int(count)
+
+
+def in_shares(options: SolveOptions, n: int) -> SolveOptions:
+    """Return options that report the solver's number, less than 0, as a share of requests.
+
+    Parameters
+    ----------
+    options : SolveOptions
+    n : int
+        Number of requests.
+
+    Returns
+    -------
+    SolveOptions
+    """
+    tell = options.progress
+    if tell is None:
+        return options
+
+    def told(state: Progress) -> None:
+        shares = [None if v is None else -v / n + 0.0 for v in (state.incumbent, state.bound)]
+        tell(Progress(state.elapsed_s, *shares))
+
+    return replace(options, progress=told)
+
+
+def as_shares(raw: RawOutcome, n: int) -> tuple[float | None, float | None]:
+    """Return a solver's objective and bound as shares of requests in time.
+
+    Parameters
+    ----------
+    raw : RawOutcome
+        Of the number of requests in time, with its sign turned.
+    n : int
+
+    Returns
+    -------
+    objective, bound : float or None
+    """
+    objective = None if raw.objective is None else max(0, round(-raw.objective)) / n
+    bound = None if raw.bound is None else min(n, int(np.floor(1e-6 - raw.bound))) / n + 0.0
+    return objective, bound
