@@ -1,12 +1,16 @@
 """vLLM in this process as the engine of a replay. Only this module needs vLLM, when it is called.
 
-vLLM's engine for CPUs does not start in a process that has loaded numba.
+vLLM's engine for CPUs does not start in a process that has loaded numba. What the environment says
+of vLLM holds; where it says nothing, the engine's core runs in this process
+(``VLLM_ENABLE_V1_MULTIPROCESSING=0``) and a CPU has 1 GiB of KV (``VLLM_CPU_KVCACHE_SPACE=1``).
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +22,7 @@ from optsched.files.recorder import Recorder
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 DEFAULTS = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
 """Arguments of ``vllm.LLM``, unless others are given."""
 
@@ -48,6 +53,8 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
         raise InputError(
             f"{path / 'config.json'}: expected a model's configuration; found {error}"
         ) from None
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         from vllm import LLM
     except ImportError:
@@ -101,7 +108,9 @@ def serve(
         )
         engine.add_request(name, {"prompt_token_ids": tokens}, exact)
 
-    add("warm-up", prompt(0), 2)
+    middle = int(np.argsort(instance.prompt_tokens)[instance.n // 2])
+    with suppress(Exception):  # if it is too long it is refused again below
+        add("warm-up", prompt(middle), min(8, int(instance.output_tokens[middle])))
     while engine.has_unfinished_requests():
         engine.step()
     recorder = Recorder(instance, progress)
@@ -114,7 +123,7 @@ def serve(
             running[str(request)] = request
             try:
                 add(str(request), prompt(request), int(instance.output_tokens[request]))
-            except ValueError as error:  # for example longer than the model's context
+            except Exception as error:  # their classes differ between versions of vLLM
                 del running[str(request)]
                 recorder.end(request, error=f"refused: {error}")
         if not running:
