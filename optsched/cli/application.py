@@ -26,6 +26,7 @@ from optsched.cli import (
     listing,
     picturing,
     predicting,
+    replaying,
     solving,
 )
 from optsched.cli.output import only_json
@@ -173,6 +174,7 @@ app.add_typer(data.app, name="data")
 app.command("fit")(fitting.fit)
 app.command("roofline")(fitting.roofline)
 app.command("kv-capacity")(fitting.kv_capacity)
+app.command("replay")(replaying.replay)
 app.command("experiment")(experimenting.experiment)
 app.command("plot")(picturing.plot)
 app.command("trace")(picturing.trace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ class Measured:
     Parameters
     ----------
     latency : array_like, shape (n,)
-        Seconds from each arrival to the last token, > 0.
+        Seconds from each arrival to the last token, > 0; NaN only for requests with an error.
     ttft : array_like, shape (n,), optional
-        Seconds from each arrival to the first token, at most the latency.
+        Seconds from each arrival to the first token, at most the latency; NaN as above.
     name : str
         What tables call the server.
     instance_sha256 : str, optional
         Digest of the instance that was served. Times are in the order of its requests.
+    errors : mapping of int to str
+        Requests that were not served as the instance says, and why. What was measured of them is
+        kept.
 
     Raises
     ------
@@ -41,16 +45,17 @@ class Measured:
     ttft: NDArray[np.float64] | None = None
     name: str = "measured"
     instance_sha256: str | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
-        put("latency", real_column(self.latency, "latency", 0.0, float(MAX_ROUND)))
+        put("latency", self._column("latency"))
         if (self.latency == 0).any():
             i = int(np.argmax(self.latency == 0))
             raise InputError(f"latency: request {i}: found 0; expected a time > 0")
         if self.ttft is None:
             return
-        put("ttft", real_column(self.ttft, "ttft", 0.0, float(MAX_ROUND)))
+        put("ttft", self._column("ttft"))
         if len(self.ttft) != len(self.latency):
             raise InputError(
                 f"ttft: found {len(self.ttft)} values; expected {len(self.latency)}, as many as "
@@ -64,6 +69,19 @@ class Measured:
                 f"{self.latency[i]}"
             )
 
+    def _column(self, name: str) -> NDArray[np.float64]:
+        """Return a column, checked but for the times that are missing because of an error."""
+        values = list(getattr(self, name))
+        missing = [i for i in self.errors if i < len(values) and _missing(values[i])]
+        for i in missing:
+            values[i] = 1.0
+        column = real_column(values, name, 0.0, float(MAX_ROUND))
+        if missing:
+            column = column.copy()
+            column[missing] = np.nan
+            column.setflags(write=False)
+        return column
+
     def check(self, instance: Instance) -> None:
         """Check that these are the times of an instance's requests.
 
@@ -74,7 +92,7 @@ class Measured:
         Raises
         ------
         InputError
-            The digest or the number of requests is another instance's.
+            The digest or the number of requests is another instance's, or a request was not served.
         UsageError
             The instance is in rounds.
         """
@@ -86,6 +104,12 @@ class Measured:
                 f"measured: found {len(self.latency)} requests; expected the {instance.n} of "
                 f"{instance.name!r}"
             )
+        if self.errors:
+            i = min(self.errors)
+            raise InputError(
+                f"measured: found {len(self.errors)} requests that were not served as the instance "
+                f"says (request {i}: {self.errors[i]}); expected none"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a file of measured times.
@@ -94,7 +118,7 @@ class Measured:
         -------
         dict
         """
-        return {
+        data = {
             "format": "optsched-measured",
             "version": 1,
             "name": self.name,
@@ -102,6 +126,13 @@ class Measured:
             "ttft": None if self.ttft is None else plain_numbers(self.ttft),
             "latency": plain_numbers(self.latency),
         }
+        if self.errors:
+            data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
+        return data
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value  # NaN
 
 
 def read_measured(path: str | Path) -> Measured:
@@ -129,6 +160,7 @@ def read_measured(path: str | Path) -> Measured:
             ttft=data.get("ttft"),
             name=data.get("name") or "measured",
             instance_sha256=data.get("instance_sha256"),
+            errors={int(i): words for i, words in (data.get("errors") or {}).items()},
         )
 
 

@@ -360,11 +360,15 @@ class MeasuredFile(BaseModel):
     version: Literal[1]
     name: str | None = Field(None, description="what tables call the server")
     instance_sha256: Sha256 | None = None
-    ttft: SkipValidation[list[Annotated[float, Field(ge=0)]] | None] = Field(
+    ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = Field(
         None, description="seconds from each arrival to the first token; null: not measured"
     )
-    latency: SkipValidation[list[Annotated[float, Field(gt=0)]]] = Field(
-        description="seconds from each arrival to the last token", json_schema_extra={"minItems": 1}
+    latency: SkipValidation[list[Annotated[float, Field(gt=0)] | None]] = Field(
+        description="seconds from each arrival to the last token; null: see errors",
+        json_schema_extra={"minItems": 1},
+    )
+    errors: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = Field(
+        None, description="requests, from 0, that were not served as the instance says, and why"
     )
 
 

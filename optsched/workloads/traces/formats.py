@@ -6,6 +6,7 @@ Each format declares its columns. Its own function has what is special about it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from optsched.problem.errors import InputError
@@ -141,6 +142,34 @@ def read_mooncake(source: Source) -> Iterator[Block]:
     }
     for rows in read_objects(source.path, source.window, names):
         yield _block(rows, "ms")
+
+
+@trace_format("llmservingsim", "measured runs of vLLM by LLMServingSim (JSON lines)")
+def read_llmservingsim(source: Source) -> Iterator[Block]:
+    """Yield the requests of a run, with measured times (Cho et al. 2026).
+
+    A request arrives when vLLM has queued it, and times count from there.
+
+    Parameters
+    ----------
+    source : Source
+
+    Yields
+    ------
+    Block
+
+    Raises
+    ------
+    InputError
+        A missing field or a malformed row, with its line.
+    """
+    names = ("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts")
+    wanted = {field: (name,) for field, name in zip(FIELDS, names, strict=True)}
+    for rows in read_objects(source.path, source.window, wanted):
+        block, queued = _block(rows, "s"), rows.seconds("arrival", "s")
+        assert block.ttft_s is not None
+        assert block.latency_s is not None
+        yield replace(block, ttft_s=block.ttft_s - queued, latency_s=block.latency_s - queued)
 
 
 @trace_format("csv", "Any CSV or Parquet file with named columns", options=("columns", "unit"))

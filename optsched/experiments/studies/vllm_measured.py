@@ -1,0 +1,229 @@
+"""Measured runs of vLLM beside its twin, the best schedule known and a bound.
+
+The runs are those of LLMServingSim (Cho et al. 2026), and the cost models are fitted to profiles of
+the same GPUs alone. vLLM's prefix cache was on. The published runs do not say which request found
+what in the cache, only what share of all prompt tokens could be found.
+
+*The bound allows for the cache.* Let H be the prompt tokens that requests may find, of all prompts
+together, so that no schedule has to hold or process them. Take any schedule with the cache, under a
+minorant (`optsched.costs.table`). Let every request process what it found in its first batch, and
+let there be room for H more tokens and no maximum of tokens per batch. The batches are then those
+of a schedule without the cache. Each token found adds at most ``token + prefill_token`` and, with
+a prompt of s tokens, ``2 s prefill_square`` to one batch. So no token comes later by more than the
+sum D of that over H tokens with the longest prompt, and a bound for this schedule less D is one
+for the first. Terms with KV cached before only become smaller. What vLLM's cache still holds of a
+preempted request is not free here: a schedule that evicts must recompute the whole input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds import lower_bound
+from optsched.costs.cost import BatchCost
+from optsched.costs.fit import fit
+from optsched.experiments.base import Claim, Experiment, Row
+from optsched.experiments.figures import Figure
+from optsched.experiments.study import judged, measured, over, picked, quiet, select
+from optsched.files.measured import Measured
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.offline import improve
+from optsched.problem.budget import Budget
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance, Limits
+from optsched.workloads.traces import read_trace_report
+
+METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "makespan", "evictions")
+TWIN, SHORTER = "vllm-v1", "vllm-v1, prompts shorter"
+"""The twin, and the twin with all prompts shorter by the share that the cache may hold."""
+
+
+@lru_cache(maxsize=4)
+def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
+    """Return a measured run: its instance with vLLM's limits, its times and its cost model.
+
+    Parameters
+    ----------
+    folder : str
+        The folder of the runs; empty: ``llmservingsim`` in the folder that ``OPTSCHED_DATA`` names.
+    name : str
+        A folder in it, named after its GPU and its model.
+
+    Returns
+    -------
+    Instance, Measured, BatchCost
+
+    Raises
+    ------
+    InputError
+        The folder is not there, or a file of it is wrong.
+    """
+    data = os.environ.get("OPTSCHED_DATA")
+    if not folder and data is None:
+        raise InputError("folder: found none; expected one, or OPTSCHED_DATA with llmservingsim")
+    path = Path(folder or Path(data or "") / "llmservingsim") / name
+    if not (path / "meta.json").is_file():
+        raise InputError(f"{path / 'meta.json'}: no such file; expected a measured run")
+    cost = fit(path, hardware=name.partition("-")[0]).cost_model
+    meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
+    block = cache.get("block_size", 16)
+    tokens = cache.get("num_kv_tokens", cost.kv_capacity_tokens)
+    limits = Limits(
+        max_batch_tokens=engine["max_num_batched_tokens"], max_running=engine["max_num_seqs"]
+    )
+    instance, report = read_trace_report(
+        "llmservingsim", path / "requests.jsonl",
+        kv_capacity=(tokens // block - 1) * block,  # vLLM keeps a block empty
+        kv_block_tokens=block,
+    )  # fmt: skip
+    assert report.measured is not None
+    instance = replace(instance, name=name, limits=limits, chunked_prefill=True)
+    return instance, report.measured, cost
+
+
+def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
+    """Yield one trial per run and row of its table."""
+    for run in parameters["runs"]:
+        for scheduler in ("measured", TWIN, SHORTER, *parameters["policies"], "search", "bound"):
+            yield {
+                "run": run,
+                "scheduler": scheduler.replace(";", ","),
+                "folder": parameters["folder"],
+                "found": parameters["found"],
+                "search_s": parameters["search_s"],
+                "bound_s": parameters["bound_s"],
+                "seed": seed,
+            }
+
+
+@measured
+@quiet()
+def run(trial: Row) -> Row:
+    """Return the metrics of one row."""
+    instance, times, cost = run_of(trial["folder"], trial["run"])
+    scheduler = trial["scheduler"]
+    if scheduler == "measured":
+        return _of_measured(instance, times)
+    if scheduler == "bound":
+        value, origin = _bound(instance, cost, trial["found"], trial["bound_s"])
+        return {"mean_latency": value, "origin": origin}
+    if scheduler == SHORTER:
+        kept = (1 - trial["found"]) * instance.prompt_tokens
+        shorter = np.maximum(1, np.rint(kept).astype(np.int64))
+        instance, scheduler = replace(instance, prompt_tokens=shorter), TWIN
+    if not scheduler.startswith(TWIN):  # others do not split prompts: one must fit into a batch
+        tokens = max(int(instance.prompt_tokens.max()), instance.limits.max_batch_tokens or 0)
+        instance = replace(instance, limits=replace(instance.limits, max_batch_tokens=tokens))
+    if scheduler == "search":
+        schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
+        judgement = evaluate(instance, schedule, cost)
+    else:
+        judgement = judged(instance, scheduler, cost, seed=trial["seed"])
+    return picked(judgement.metrics, dict(zip(METRICS, METRICS, strict=True)))
+
+
+def _of_measured(instance: Instance, times: Measured) -> Row:
+    assert times.ttft is not None
+    later = instance.output_tokens - 1
+    last = float((instance.release + times.latency).max())
+    tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
+    return {
+        "mean_latency": float(times.latency.mean()), "mean_ttft": float(times.ttft.mean()),
+        "mean_tpot": float(tpot.mean()), "makespan": last,
+    }  # fmt: skip
+
+
+def _bound(
+    instance: Instance, cost: BatchCost, found: float, limit_s: float
+) -> tuple[float | None, str | None]:
+    """Return the bound on mean latency with a prefix cache; the module's text has the proof."""
+    free = int(np.ceil(found * instance.prompt_tokens.sum()))
+    block = instance.kv_block_tokens
+    roomier = replace(
+        instance,
+        kv_capacity=instance.kv_capacity + -(-free // block) * block,
+        limits=replace(instance.limits, max_batch_tokens=None),
+    )
+    best: tuple[float | None, str | None] = (None, None)
+    longest = int(instance.prompt_tokens.max())
+    for one in cost.minorants:
+        total, origin = lower_bound(
+            roomier, cost_model=one, objective="tel", time_limit_s=limit_s / len(cost.minorants)
+        )
+        each = one["token"] + one["prefill_token"] + 2 * longest * one["prefill_square"]
+        value = (total or 0.0) / instance.n - one.layers * each * free / 1000
+        if best[0] is None or value > best[0]:
+            best = max(0.0, value), origin
+    return best
+
+
+def summarize(rows: Sequence[Row]) -> list[Claim]:
+    """Return the errors of the twin, and what lies between the measured run and the bound."""
+    claims = []
+    for name in dict.fromkeys(row["run"] for row in rows):
+        mine = {row["scheduler"]: row for row in select(rows, run=name) if not row.get("error")}
+        real = mine.get("measured", {})
+        for metric in METRICS[:3]:
+            for twin in (TWIN, SHORTER):
+                value = over(mine.get(twin, {}).get(metric), real.get(metric))
+                near = None if value is None else abs(value - 1) <= 0.05
+                what = f"{name}: {metric} of {twin} over measured"
+                claims.append(Claim(what, "within 5 %", value, near))
+        known = {k: row["mean_latency"] for k, row in mine.items()
+                 if k not in ("measured", "bound", SHORTER)}  # fmt: skip
+        if not known or "bound" not in mine:
+            continue
+        best, bound = min(known, key=known.__getitem__), mine["bound"]["mean_latency"]
+        what = f"{name}: mean latency, "
+        claims += [
+            Claim(f"{what}measured over the bound", "not in the paper",
+                  over(real.get("mean_latency"), bound)),
+            Claim(f"{what}measured over the best known ({best})", "not in the paper",
+                  over(real.get("mean_latency"), known[best])),
+            Claim(f"{what}best known over the bound", "not in the paper", over(known[best], bound)),
+        ]  # fmt: skip
+    return claims
+
+
+EXPERIMENT = Experiment(
+    name="vllm-measured",
+    summary="measured runs of vLLM beside its twin, the best schedule known and a bound",
+    paper="ours, on runs of Cho et al. 2026",
+    parameters={
+        "folder": "",
+        "runs": ["rtx4090-llama-3.1-8b", "rtxpro6000-llama-3.1-8b"],
+        "policies": [
+            "vllm-v1:policy=priority;priority=output", "vllm-v1:policy=priority;priority=work",
+            "fcfs", "sarathi", "mc-sf", "least-work",
+        ],
+        "found": 0.076,
+        "search_s": 60.0,
+        "bound_s": 60.0,
+    },
+    trials=trials,
+    run=run,
+    summarize=summarize,
+    columns={
+        "run": "folder of the run, named after its GPU and its model",
+        "scheduler": "measured, a policy, the offline search, or a bound that no schedule beats",
+        "folder": "where the runs are; empty: llmservingsim in OPTSCHED_DATA",
+        "found": "share of all prompt tokens that the prefix cache may hold when they come",
+        "search_s": "seconds of the offline search",
+        "bound_s": "seconds of the bounds",
+        "mean_latency": "seconds from arrival to last token, as are mean_ttft, mean_tpot, makespan",
+        "origin": "name of the largest bound",
+        "error": "why there is no result",
+    },
+    figures=[
+        Figure("latency", "scheduler", ("mean_latency",), panel="run", y_label="mean latency [s]")
+    ],
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""A replay on vLLM in a process of its own: every request is served as the instance says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from real_scheduler import LLAMA
+
+import optsched
+
+SETTINGS = ("dtype=float32", "enforce_eager=true", "max_model_len=512", "block_size=32",
+            "num_gpu_blocks_override=40", "max_num_seqs=8")  # fmt: skip
+
+
+def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    prompt, output = rng.integers(20, 150, 12), rng.integers(2, 20, 12)
+    prompt[5] = 600  # beyond the model's context
+    instance = optsched.Instance(
+        np.arange(12) * 0.02, prompt, output, kv_capacity=2000, time_unit="second"
+    )
+    optsched.write_instance(instance, tmp_path / "i.json")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
+    words = ["replay", "i.json", "--engine", f"vllm:{tmp_path}", "-o", "m.json", "--vocabulary"]
+    words += ["200", *(word for setting in SETTINGS for word in ("--set", setting))]
+    done = subprocess.run(
+        [sys.executable, "-m", "optsched", *words], cwd=tmp_path, env=os.environ, timeout=600,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = optsched.read_measured(tmp_path / "m.json")
+    assert found.instance_sha256 == instance.sha256
+    assert list(found.errors) == [5]
+    assert found.errors[5].startswith("refused: ")
+    served = np.arange(12) != 5
+    assert (found.latency[served] >= found.ttft[served]).all()
+    assert (found.ttft[served] > 0).all()

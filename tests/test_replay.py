@@ -1,0 +1,193 @@
+"""Replays on a real engine: a small server in this process stands for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import invoke, one_line_error
+
+import optsched
+from optsched import Instance, read_measured, replay
+from optsched.problem.errors import InputError, UsageError
+
+SHORT, REFUSED, HANGS, BROKEN, NO_USAGE = 7, 8, 9, 10, 11
+"""Prompt tokens at which the server does something else than to answer."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Streams as many tokens as are asked for, as vLLM's server does."""
+
+    server: Any
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        models = [{"id": "small"}] if self.path == "/v1/models" else []
+        self._send(200, json.dumps({"data": models}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append((self.path, body))
+        prompt, tokens = len(body["prompt"]), body["max_tokens"]
+        if prompt == REFUSED:
+            return self._send(400, b'{"error": "too long"}')
+        self.send_response(200)
+        self.end_headers()
+        if prompt == HANGS:
+            self._event({"choices": [{"text": "a"}]})
+            self.server.release.wait(20)
+            return None
+        if prompt == BROKEN:
+            self.wfile.write(b"data: {not json\n\n")
+            return None
+        made = tokens - 1 if prompt == SHORT else tokens
+        for _ in range(made):
+            self._event({"choices": [{"text": "a"}]})
+        if prompt != NO_USAGE:
+            self._event({"choices": [], "usage": {"completion_tokens": made}})
+        self.wfile.write(b"data: [DONE]\n\n")
+        return None
+
+    def _event(self, data: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+    def _send(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    made.daemon_threads = True
+    made.bodies, made.release = [], threading.Event()
+    made.address = f"http://127.0.0.1:{made.server_port}"
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.release.set()
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def small(prompt: list[int], output: list[int]) -> Instance:
+    arrival = [0.01 * k for k in range(len(prompt))]
+    return Instance(arrival, prompt, output, kv_capacity=1000, time_unit="second")
+
+
+def test_every_request_is_sent_once_with_its_lengths(server: Any) -> None:
+    instance = small([3, NO_USAGE, 5], [4, 1, 2])
+    found = replay(instance, server.address)
+    assert found.errors == {}
+    assert found.name == "small"
+    found.check(instance)
+    assert (found.latency >= found.ttft).all()
+    assert (found.ttft > 0).all()
+    bodies = sorted((body for _, body in server.bodies), key=lambda body: len(body["prompt"]))
+    assert {path for path, _ in server.bodies} == {"/v1/completions"}
+    assert [len(b["prompt"]) for b in bodies] == [3, 5, NO_USAGE]
+    assert [(b["max_tokens"], b["min_tokens"]) for b in bodies] == [(4, 4), (2, 2), (1, 1)]
+    assert all(b["ignore_eos"] and b["stream"] and b["model"] == "small" for b in bodies)
+
+
+def test_prompts_are_drawn_from_the_seed_and_share_no_beginning(server: Any) -> None:
+    for seed in (1, 1, 2):
+        replay(small([40, 40], [1, 1]), server.address, seed=seed, vocabulary=5000, model="m")
+    prompts = [tuple(body["prompt"]) for _, body in server.bodies]
+    assert len(set(prompts)) == 4
+    assert len({prompt[:3] for prompt in prompts}) == 4
+    assert all(100 <= token < 5000 for prompt in prompts for token in prompt)
+    assert {body["model"] for _, body in server.bodies} == {"m"}
+
+
+def test_what_goes_wrong_is_told_per_request_and_the_rest_is_kept(
+    server: Any, tmp_path: Path
+) -> None:
+    instance = small([3, SHORT, REFUSED, HANGS, BROKEN, 5], [2, 3, 2, 2, 2, 2])
+    found = replay(instance, server.address, timeout_s=0.5)
+    assert found.errors[1] == "answered with 2 of 3 tokens"
+    assert found.errors[2] == 'refused with status 400: {"error": "too long"}'
+    assert found.errors[3] == "no end within 0.5 s"
+    assert found.errors[4].startswith("broke off: ")
+    assert sorted(found.errors) == [1, 2, 3, 4]
+    # The short answer and the first token before the timeout were measured.
+    assert np.isnan(found.latency).tolist() == [False, False, True, False, True, False]
+    optsched.write_measured(found, tmp_path / "m.json")
+    again = read_measured(tmp_path / "m.json")
+    assert again.errors == found.errors
+    assert np.array_equal(again.latency, found.latency, equal_nan=True)
+    words = r"found 4 requests that were not served .*\(request 1: answered with 2 of 3 tokens\)"
+    with pytest.raises(InputError, match=words):
+        again.check(instance)
+
+
+def test_a_stop_keeps_what_there_is(server: Any) -> None:
+    stop = threading.Event()
+    instance = small([3, HANGS, 5], [2, 2, 2])
+
+    def heard(ended: int, failed: int) -> None:
+        if ended == 2:  # all but the one that hangs
+            stop.set()
+
+    found = replay(instance, server.address, progress=heard, stop=stop)
+    assert found.errors == {1: "interrupted"}
+    assert not np.isnan(found.latency[[0, 2]]).any()
+
+
+def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
+    instance, out = tmp_path / "i.json", tmp_path / "m.json"
+    sent = tmp_path / "sent.json"
+    optsched.write_instance(small([3, 4, 5], [2, 3, 2]), instance)
+    words = ("--rate-scale", "2", "--instance-out", sent)
+    done = invoke("replay", instance, "--engine", server.address, "-o", out, *words)
+    assert (done.exit_code, done.stdout) == (
+        0, f"{out}: 3 of 3 requests served as the instance says\n",
+    )  # fmt: skip
+    assert optsched.read_instance(sent).arrival.tolist() == [0.0, 0.005, 0.01]
+    compared = invoke("compare", sent, "--cost-model", "llama2-7b-a100-infermax", "--policy",
+                      "fcfs", "--measured", out, "--time-limit", "0.1")  # fmt: skip
+    assert compared.exit_code == 0
+    assert "small" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("ftp://x", "engine: found 'ftp://x'; expected http://HOST:PORT"),
+        ("http://[", "engine: found 'http://['; expected http://HOST:PORT"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1: no answer (.*); expected an OpenAI-compatible"),
+        ("vllm:nowhere", r"nowhere/config.json: expected a model's configuration"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_named_in_one_line(
+    engine: str, words: str, tmp_path: Path
+) -> None:
+    optsched.write_instance(small([3], [2]), tmp_path / "i.json")
+    done = invoke("replay", tmp_path / "i.json", "--engine", engine, "-o", tmp_path / "m.json")
+    assert done.exit_code == 2
+    assert words.split(" (")[0] in one_line_error(done)
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_a_server_without_models_is_refused(server: Any) -> None:
+    with pytest.raises(InputError, match="found no list of models"):
+        replay(small([3], [1]), server.address + "/other", model=None)
+
+
+def test_bad_arguments_are_named(server: Any) -> None:
+    with pytest.raises(UsageError, match="found an instance in rounds"):
+        replay(Instance([0], [1], [1], kv_capacity=9), server.address)
+    with pytest.raises(InputError, match="timeout: found 0"):
+        replay(small([3], [1]), server.address, timeout_s=0)
+    with pytest.raises(InputError, match="vocabulary: found 100"):
+        replay(small([3], [1]), server.address, vocabulary=100)

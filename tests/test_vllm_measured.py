@@ -1,0 +1,114 @@
+"""Measured runs of vLLM: the files of LLMServingSim, the twin beside them, and the bound."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_table import write_profile
+from trace_files import put, read
+
+from optsched import evaluate, simulate
+from optsched.bounds import lower_bound
+from optsched.experiments.runner import run_experiment
+from optsched.experiments.studies import vllm_measured
+from optsched.problem.errors import InputError
+
+DATA = os.environ.get("OPTSCHED_DATA")
+real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of measured runs")
+
+TIMES = [(1.0, 1.5, 3.5), (2.0, 2.25, 2.75), (2.0, 3.0, 3.0)]
+"""Queued, first token, last token."""
+TOKENS = [(100, 5), (300, 3), (40, 1)]
+
+
+def lines() -> str:
+    return "".join(
+        json.dumps({"request_id": f"r{k}", "input_toks": s, "output_toks": o, "queued_ts": q,
+                    "arrival_time": 1e9, "scheduled_ts": q, "first_token_ts": f,
+                    "last_token_ts": e}) + "\n"
+        for k, ((q, f, e), (s, o)) in enumerate(zip(TIMES, TOKENS, strict=True))
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = write_profile(tmp_path / "rtx4090-small")
+    (run / "requests.jsonl").write_text(lines(), encoding="utf-8")
+    meta = {"engine_kwargs": {"max_num_seqs": 2, "max_num_batched_tokens": 256},
+            "kv_cache": {"block_size": 16, "num_kv_tokens": 1024}}  # fmt: skip
+    (run / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return tmp_path
+
+
+def test_times_count_from_when_a_request_was_queued(tmp_path: Path) -> None:
+    arrival, prompt, output, report = read("llmservingsim", put(tmp_path, lines()))
+    assert (arrival, prompt, output) == ([0.0, 1.0, 1.0], [100, 300, 40], [5, 3, 1])
+    assert report.measured is not None
+    assert report.measured.ttft.tolist() == [0.5, 0.25, 1.0]
+    assert report.measured.latency.tolist() == [2.5, 0.75, 1.0]
+
+
+def test_the_table_of_a_run(folder: Path) -> None:
+    outcome = run_experiment(
+        "vllm-measured",
+        {"folder": str(folder), "runs": "rtx4090-small", "policies": "least-work",
+         "search_s": "0.1", "bound_s": "0.1"},
+    )  # fmt: skip
+    rows = {row["scheduler"]: row for row in outcome.rows}
+    assert not any(row["error"] for row in rows.values())
+    # (2.5 + 0.75 + 1) / 3; times per token of the two with more than one: 2 / 4 and 0.5 / 2.
+    assert rows["measured"]["mean_latency"] == pytest.approx(4.25 / 3)
+    assert rows["measured"]["mean_tpot"] == pytest.approx(0.375)
+    assert rows["measured"]["makespan"] == pytest.approx(2.5)
+    # 1,024 tokens are 64 blocks, of which vLLM keeps one.
+    instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
+    assert (instance.kv_capacity, instance.kv_block_tokens) == (1008, 16)
+    twin = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
+    assert rows["vllm-v1"]["mean_latency"] == pytest.approx(twin.metrics["mean_latency"])
+    known = [rows[name]["mean_latency"] for name in ("vllm-v1", "least-work", "search")]
+    assert rows["bound"]["mean_latency"] <= min(known)
+    ratio = rows["measured"]["mean_latency"] / rows["bound"]["mean_latency"]
+    assert ratio in [claim.ours for claim in outcome.claims]
+
+
+def test_found_tokens_lower_the_bound_by_at_most_what_they_cost(folder: Path) -> None:
+    instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
+    none, _ = vllm_measured._bound(instance, cost, 0.0, 0.0)
+    some, _ = vllm_measured._bound(instance, cost, 0.25, 0.0)
+    every, _ = vllm_measured._bound(instance, cost, 1.0, 0.0)
+    assert none is not None
+    assert 0 <= every <= some <= none
+    # Nothing found: the bound of the same instance without a maximum of tokens per batch.
+    free = replace(instance, limits=replace(instance.limits, max_batch_tokens=None))
+    total, _ = lower_bound(free, cost_model=cost, objective="tel", time_limit_s=0)
+    assert none == pytest.approx(total / 3)
+    # A schedule in which a request's prompt need not be processed at all but for one token.
+    found = replace(free, prompt_tokens=np.ones(3, dtype=np.int64))
+    best = evaluate(found, simulate(found, "least-work", cost_model=cost), cost)
+    assert every <= best.metrics["mean_latency"]
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(InputError, match=r"meta\.json: no such file; expected a measured run"):
+        vllm_measured.run_of(str(tmp_path), "rtx4090-none")
+    monkeypatch.delenv("OPTSCHED_DATA", raising=False)
+    with pytest.raises(InputError, match="expected one, or OPTSCHED_DATA"):
+        vllm_measured.run_of("", "rtx4090-none")
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "within"), [("rtx4090-llama-3.1-8b", 0.06), ("rtxpro6000-llama-3.1-8b", 0.05)]
+)
+def test_the_twin_is_near_the_measured_runs(name: str, within: float) -> None:
+    # The RTX 4090 preempts often, and vLLM's prefix cache, which the twin lacks, helped it there.
+    instance, times, cost = vllm_measured.run_of("", name)
+    found = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
+    real_times = vllm_measured._of_measured(instance, times)
+    for metric in ("mean_latency", "mean_ttft", "mean_tpot"):
+        assert found.metrics[metric] == pytest.approx(real_times[metric], rel=within), metric
