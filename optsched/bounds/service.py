@@ -45,6 +45,7 @@ relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,9 @@ def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> 
         One is not a time > 0.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
+    for name in given:
+        if name not in SLOS:
+            raise UsageError(f"SLO: {name!r} is unknown; known are {', '.join(SLOS)}")
     for name, value in given.items():
         check_slo(name, value)
     if not given and not instance.slos:
@@ -98,6 +102,29 @@ def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> 
     none = np.full(instance.n, np.inf)
     columns = {name: instance.slos.get(name, none) for name in SLOS}
     return {**columns, **{name: np.full(instance.n, value) for name, value in given.items()}}
+
+
+def with_slos(instance: Instance, given: Mapping[str, float | None] | None) -> Instance:
+    """Return an instance that has every SLO as a column (`all_limits`).
+
+    Parameters
+    ----------
+    instance : Instance
+    given : mapping of str to float, optional
+        SLOs of every request by name.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    UsageError, InputError
+        See `all_limits`.
+    """
+    columns = all_limits(instance, given)
+    some = {name: column for name, column in columns.items() if np.isfinite(column).any()}
+    return replace(instance, **some)  # type: ignore[arg-type]
 
 
 def most_within(
