@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optsched.analysis.reached import Capacity, Reach
-from optsched.bounds.service import most_within, with_slos
+from optsched.bounds.service import most_within
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.on_time import serve_in_time
@@ -21,6 +21,7 @@ from optsched.policies.routers import DEFAULT as ROUTER, MAX_WORKERS, ROUTERS, c
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, PolicyError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
 from optsched.problem.metrics import served_well
 from optsched.problem.specs import is_file, parse_spec
 

@@ -1,8 +1,8 @@
 """Search for schedules with many requests within their SLOs: whom to serve in time, whom to let go.
 
 The compiled scheduler `paced` serves an instance with true lengths in a fraction of a second. Who
-is *let go* waits until all others have their first tokens, and takes no time from them before. The search decides
-who that is, by three kinds of steps.
+is *let go* waits until all others have their first tokens, and takes no time from them before. The
+search decides who that is, by three kinds of steps.
 
 *Ways.* The scheduler runs once in each of a few ways: by arrival or shortest prompt first, with
 more or less patience, and with or without evictions.
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.service import all_limits, with_slos
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
@@ -36,6 +35,7 @@ from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits, with_slos
 from optsched.problem.metrics import served_well
 from optsched.problem.schedule import Schedule
 from optsched.workloads.predict import predict
