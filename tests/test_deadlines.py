@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from optsched import BatchCost, Instance, evaluate, simulate
+from optsched import BatchCost, Instance, compare, evaluate, simulate
 from optsched.policies import allows
 from optsched.policies.rules import Rules
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import served_well
 
 # One layer, milliseconds: 1 per token, 10 per batch.
@@ -147,3 +148,16 @@ def test_late_last_goes_with_fixed_orders_only() -> None:
     for more in ({"groups": ("all",)}, {"order": "output", "ties": "random", "overflow": "clear"}):
         with pytest.raises(InputError, match="late_last: found"):
             Rules(late_last=True, **more)
+
+
+def test_simulate_and_compare_tell_policies_the_slos_that_are_given() -> None:
+    due = one_at_a_time([1, 1, 1])
+    bare = replace(due, slo_ttft=None)
+    told = simulate(bare, "late-last", slos={"slo_ttft": 1.0, "slo_gap": None})
+    assert told.request.tolist() == simulate(due, "late-last").request.tolist()
+    rows = compare(bare, ["late-last", "fcfs"], slo_ttft=2.0, bound=False).rows
+    assert rows[0].metrics["slo_attainment"] == rows[1].metrics["slo_attainment"] == 2 / 3
+    assert "no slo_ttft" in compare(bare, ["edf"], bound=False).rows[0].error
+    assert "edf" in {row.policy for row in compare(bare, slo_ttft=2.0, bound=False).rows}
+    with pytest.raises(UsageError, match="SLO: 'slo' is unknown; known are slo_ttft"):
+        simulate(bare, "fcfs", slos={"slo": 1.0})

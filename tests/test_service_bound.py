@@ -14,8 +14,9 @@ from exhaustive_batches import SCALE, Exhaustive
 from test_batch_bounds import tiny
 
 from optsched import BatchCost, Instance, Limits, bound, evaluate, load_cost_model, simulate
-from optsched.bounds.service import all_limits, most_within
+from optsched.bounds.service import most_within
 from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.limits import all_limits
 from optsched.problem.metrics import served_well
 
 # One layer, milliseconds: 1 per token, 10 per batch.

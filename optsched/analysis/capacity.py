@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from optsched.bounds.service import all_limits, most_within
+from optsched.analysis.reached import Capacity, Reach
+from optsched.bounds.service import most_within
 from optsched.costs.cost import CostModel, cost_for
-from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.on_time import serve_in_time
 from optsched.policies import is_clairvoyant, make_policy, policies as registry, runner_of
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import DEFAULT as ROUTER, MAX_WORKERS, ROUTERS, check_workers
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, PolicyError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
 from optsched.problem.metrics import served_well
 from optsched.problem.specs import is_file, parse_spec
 
@@ -31,133 +31,11 @@ POLICIES = ("fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last", "paced
 MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
 
+OFFLINE = "offline search"
+"""The name of the offline search among the rows."""
+
 _FINE = 0.002
 """The search for the smallest impossible rate ends within this, relative to it."""
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What one policy reaches.
-
-    Parameters
-    ----------
-    policy : str
-        Its specification as given.
-    value : float, int or None
-        The largest rate scale, or the fewest workers, at which it was within the attainment; None
-        if there was none.
-    attainment : float or None
-        The share of requests within their SLOs there.
-    missed : float, int or None
-        The smallest rate scale above, or the most workers below, at which it was not.
-    points : tuple of (float, float)
-        Every rate scale, or number of workers, that was tried, with the attainment; sorted.
-    clairvoyant : bool
-        Whether it sees true output lengths.
-    wall_s : float
-        Seconds for all simulations.
-    error : str or None
-        Why there is no value.
-    """
-
-    policy: str
-    value: float | int | None = None
-    attainment: float | None = None
-    missed: float | int | None = None
-    points: tuple[tuple[float, float], ...] = ()
-    clairvoyant: bool = False
-    wall_s: float = 0.0
-    error: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Capacity:
-    """What policies reach within SLOs, and what is proved impossible.
-
-    Parameters
-    ----------
-    instance : Instance
-    slos : dict of str to float
-        The SLOs that were given for every request. Others are columns of the instance.
-    cost_model : CostModel
-    attainment : float
-        Share of the requests that must be within all their SLOs.
-    searched : {"rate_scale", "workers"}
-        What is as large, or as small, as possible.
-    workers : int or None
-        Number of workers at every rate; None where it is searched for.
-    router : str
-    rate_scale : float
-        The rate at which workers are searched for.
-    rows : tuple of Reach
-        One for each policy, in the order given.
-    impossible : float, int or None
-        At this rate scale and at every larger one, or with this number of workers and fewer, no
-        schedule and no router attains it. None if nothing is proved impossible.
-    bound_points : tuple of (float, float)
-        Rate scales or workers, with shares of requests that no schedule exceeds; sorted.
-    seed : int
-    interrupted : bool
-        Whether the work was stopped early.
-    """
-
-    instance: Instance
-    slos: dict[str, float]
-    cost_model: CostModel
-    attainment: float
-    searched: str
-    workers: int | None
-    router: str
-    rate_scale: float
-    rows: tuple[Reach, ...]
-    impossible: float | int | None
-    bound_points: tuple[tuple[float, float], ...] = ()
-    seed: int = 0
-    interrupted: bool = False
-
-    @property
-    def best(self) -> Reach | None:
-        """The policy with the largest rate scale or the fewest workers; None if there is none."""
-        found = [row for row in self.rows if row.value is not None]
-        sign = -1 if self.searched == "rate_scale" else 1
-        return min(found, key=lambda row: sign * (row.value or 0), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a capacity file.
-
-        Returns
-        -------
-        dict
-        """
-        best, rates = self.best, self.searched == "rate_scale"
-        value = None if best is None else best.value
-        data = head("optsched-capacity", "capacity", self.instance)
-        data |= {
-            "cost_model": cost_model_reference(self.instance, self.cost_model),
-            "seed": self.seed,
-            "attainment": self.attainment,
-            "slos": dict(self.slos),
-            "searched": self.searched,
-            "router": self.router,
-            "policies": [
-                {
-                    "policy": row.policy, self.searched: row.value, "attainment": row.attainment,
-                    "missed": row.missed, "points": [list(point) for point in row.points],
-                    "clairvoyant": row.clairvoyant, "wall_s": row.wall_s, "error": row.error,
-                }
-                for row in self.rows
-            ],
-            "best_rate_scale": value if rates else None,
-            "best_origin": None if best is None else best.policy,
-            "impossible_rate_scale": self.impossible if rates else None,
-            "bound_origin": None if self.impossible is None else "slo-work",
-            "bound_points": [list(point) for point in self.bound_points],
-            "interrupted": self.interrupted,
-            "workers": {"given": self.workers} if rates else {
-                "rate_scale": self.rate_scale, "fewest": value, "impossible": self.impossible,
-            },
-        }  # fmt: skip
-        return data
 
 
 def scaled(instance: Instance, scale: float) -> Instance:
@@ -195,10 +73,6 @@ def capacity(
     policies: Iterable[str] | None = None,
     *,
     cost_model: CostModel | str | Path | None = None,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-    slo_gap: float | None = None,
-    slo_latency: float | None = None,
     attainment: float = 0.99,
     workers: int | str = 1,
     router: str = ROUTER,
@@ -208,6 +82,8 @@ def capacity(
     seed: int = 0,
     progress: Callable[[str, float, float], None] | None = None,
     stop: threading.Event | None = None,
+    search_s: float = 0.0,
+    **slos: float | None,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
 
@@ -219,8 +95,6 @@ def capacity(
         Policy specifications; default: those of `POLICIES` that the instance allows.
     cost_model : BatchCost, str or path, optional
         An instance in seconds needs one.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, in place of the instance's columns of their names.
     attainment : float
         Share of the requests that must be within all their SLOs, above 0 and at most 1.
     workers : int or "auto"
@@ -241,6 +115,12 @@ def capacity(
     stop : threading.Event, optional
         When it is set, no further simulation starts. Ctrl-C has the same effect. What was found
         until then is kept.
+    search_s : float
+        Seconds for the offline search, which knows true lengths and what arrives when, for one
+        worker (`optsched.optimize.search.on_time`). It begins at the best policy's rate. 0: none.
+    **slos : float
+        SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), in
+        place of the instance's columns of their names.
 
     Returns
     -------
@@ -260,10 +140,7 @@ def capacity(
     largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
     rates from ``impossible`` on are impossible.
     """
-    given = {
-        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-    }  # fmt: skip
-    told = _with_slos(instance, given)
+    told = with_slos(instance, slos)
     cost = cost_for(told, cost_model)
     if not (isinstance(attainment, (int, float)) and 0 < attainment <= 1):
         raise InputError(f"attainment: found {attainment!r}; expected a share > 0 and <= 1")
@@ -286,11 +163,14 @@ def capacity(
         impossible = search.impossible_workers() if count is None else search.impossible_scale()
         for spec in specs:
             rows.append(search.reach(spec, impossible))
+        if search_s > 0 and count == 1 and not base.in_rounds:
+            best = max((row.value or 0.0 for row in rows), default=0.0)
+            rows.append(search.offline(best or None, impossible, search_s))
     except KeyboardInterrupt:
         search.interrupted = True
     return Capacity(
         instance=instance,
-        slos={name: float(limit) for name, limit in given.items() if limit is not None},
+        slos={name: float(limit) for name, limit in slos.items() if limit is not None},
         cost_model=cost,
         attainment=attainment,
         searched="workers" if count is None else "rate_scale",
@@ -303,12 +183,6 @@ def capacity(
         seed=seed,
         interrupted=search.interrupted,
     )
-
-
-def _with_slos(instance: Instance, given: dict[str, float | None]) -> Instance:
-    limits = all_limits(instance, given)
-    some = {name: column for name, column in limits.items() if np.isfinite(column).any()}
-    return replace(instance, **some)  # type: ignore[arg-type]
 
 
 def _specs(instance: Instance, asked: Iterable[str] | None, workers: int | None) -> list[str]:
@@ -490,6 +364,33 @@ class _Search:
         if self.progress is not None:
             self.progress(spec, value, found[value] / instance.n)
         return found[value] >= self.need
+
+    def offline(self, low: float | None, impossible: float | None, seconds: float) -> Reach:
+        """Return what the offline search reaches from a rate on that a policy attains."""
+        begin, found, points = time.perf_counter(), None, {}
+        budget = Budget(max(0.0, min(seconds, self.until - begin)), stop=self.stop)
+        high = math.inf if impossible is None else float(impossible)
+        scale = low or min(1.0, high / 2)
+        missed, best = None, None
+        while not budget.over and scale > 1 / MAX_SCALE and high > scale * (1 + self.tolerance):
+            served = serve_in_time(
+                scaled(self.base, scale), self.cost, budget.part(0.3), enough=self.need,
+                seed=self.seed, start=found,
+            )  # fmt: skip
+            points[scale] = (0 if served is None else served.total) / self.base.n
+            if self.progress is not None:
+                self.progress(OFFLINE, scale, points[scale])
+            if served is not None and served.total >= self.need:
+                best, found = scale, served
+            else:
+                missed = high = scale
+            known = best or min(scale, high / 4)
+            scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
+        return Reach(
+            OFFLINE, best, None if best is None else points[best], missed,
+            tuple(sorted(points.items())), True, time.perf_counter() - begin,
+            None if best is not None else "it attains this at no value tried",
+        )  # fmt: skip
 
     @property
     def _model(self) -> CostModel | None:

@@ -24,6 +24,7 @@ from optsched.optimize.strategies import (
     run_policies,
     run_policy,
     search_offline,
+    with_limits,
 )
 from optsched.policies import allows, is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
@@ -80,7 +81,7 @@ def compare(
         Seconds for the bounds that search, the solver (in rounds) and the offline search (in
         seconds), all together. The policies' own time is not limited.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, as for `optsched.evaluate`.
+        SLOs of every request, as for `optsched.evaluate`. Policies see them too.
     seed : int
         Seed of random policies and of the searches.
     progress : callable, optional
@@ -127,7 +128,7 @@ def compare(
     }  # fmt: skip
     rows: list[PolicyRow] = []
     interrupted = False
-    specs = _specs(instance, policies)
+    specs = _specs(with_limits(instance, limits), policies)
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
     try:
@@ -241,7 +242,7 @@ def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | Non
         clairvoyant=is_clairvoyant(made, info, instance),
         notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
-    reason = allows(spec, instance)
+    reason = allows(spec, with_limits(instance, limits))
     if reason is not None:
         return replace(row, error=reason)
     try:

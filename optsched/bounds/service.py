@@ -63,42 +63,11 @@ from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.service import SLOS, check_slo
+from optsched.problem.limits import all_limits
 
 Floats = NDArray[np.float64]
 
 _MARGIN, _CLOCK = 1e-7, 1e-9
-
-
-def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> dict[str, Floats]:
-    """Return every SLO as a column: those given for all requests, else the instance's, else none.
-
-    Parameters
-    ----------
-    instance : Instance
-    given : mapping of str to float, optional
-        SLOs of every request by name.
-
-    Returns
-    -------
-    dict of str to ndarray of float64, shape (n,)
-        Infinite where there is no limit.
-
-    Raises
-    ------
-    UsageError
-        There is no SLO at all.
-    InputError
-        One is not a time > 0.
-    """
-    given = {name: value for name, value in (given or {}).items() if value is not None}
-    for name, value in given.items():
-        check_slo(name, value)
-    if not given and not instance.slos:
-        raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
-    none = np.full(instance.n, np.inf)
-    columns = {name: instance.slos.get(name, none) for name in SLOS}
-    return {**columns, **{name: np.full(instance.n, value) for name, value in given.items()}}
 
 
 def most_within(

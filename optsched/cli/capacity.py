@@ -55,6 +55,15 @@ def capacity(
         float | None,
         option("--time-limit", "S", "Start no simulation after so many seconds.", callback=above_0),
     ] = None,
+    search: Annotated[
+        float,
+        typer.Option(
+            "--search",
+            metavar="S",
+            min=0.0,
+            help="Seconds for the offline search, which knows lengths and arrivals (one worker).",
+        ),
+    ] = 0.0,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
@@ -87,6 +96,7 @@ def capacity(
             seed=seed,
             progress=lambda spec, at, share: line.show(f"{spec} at {at:.4g}: {share:.4f}"),
             stop=stop,
+            search_s=search,
         )
     emit_json(found.to_dict(), json_out)
     if json_out != "-":

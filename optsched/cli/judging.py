@@ -60,14 +60,13 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    begin = time.perf_counter()
-    schedule = run(instance, policy, cost, seed=seed)
-    wall_s = time.perf_counter() - begin
-    limits = {
+    slos = {
         "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-        "ttft_weight": ttft_weight,
     }  # fmt: skip
-    evaluation = judge(instance, schedule, cost, **limits)
+    begin = time.perf_counter()
+    schedule = run(instance, policy, cost, seed=seed, slos=slos)
+    wall_s = time.perf_counter() - begin
+    evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
     write_requests(evaluation, requests_out)

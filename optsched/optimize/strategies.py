@@ -6,7 +6,7 @@ Exact methods are in `optsched.optimize.exact`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from optsched.bounds import raise_bound
 from optsched.bounds.base import BoundTask, Proof
@@ -18,8 +18,10 @@ from optsched.policies.engine.simulate import quick_to_simulate, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError, NoIncumbentError, PolicyError, ViolationError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
+from optsched.problem.service import SLOS
 
 
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:
@@ -81,6 +83,28 @@ def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
     return interval.take(schedule, evaluation, origin)
 
 
+def _slos(limits: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: value for name, value in limits.items() if name in SLOS and value is not None}
+
+
+def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Instance:
+    """Return an instance that has the SLOs among some limits of service as columns.
+
+    Parameters
+    ----------
+    instance : Instance
+    limits : mapping of str to float
+        Limits of service by name.
+
+    Returns
+    -------
+    Instance
+        The same one if there is no SLO among them.
+    """
+    given = _slos(limits)
+    return with_slos(instance, given) if given else instance
+
+
 def allowed_policies(instance: Instance) -> list[str]:
     """Return the names of the policies that the instance allows."""
     return [name for name in registry() if allows(name, instance) is None]
@@ -100,7 +124,8 @@ def run_policy(
     seed : int
         The seed of policies that draw at random.
     **limits
-        Limits of service in seconds or rounds, as `optsched.evaluate` takes them.
+        Limits of service in seconds or rounds, as `optsched.evaluate` takes them. The policy sees
+        the SLOs among them.
 
     Returns
     -------
@@ -117,7 +142,7 @@ def run_policy(
         The judge rejects its schedule.
     """
     begin = time.perf_counter()
-    schedule = simulate(instance, spec, cost, seed=seed)
+    schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits))
     wall_s = time.perf_counter() - begin
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
@@ -169,7 +194,7 @@ def run_policies(
         return
     limits = service_limits(interval.task.objective)
     try:
-        for spec in allowed_policies(instance):
+        for spec in allowed_policies(with_limits(instance, limits)):
             if budget.over:
                 break
             if tell is not None:
@@ -196,8 +221,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     """
     from optsched.optimize.search.offline import POLICIES, improve
 
-    if interval.goal.maximized:
-        return  # the search minimizes
+    if interval.goal.maximized and interval.goal.name != "slo_attainment":
+        return  # the search minimizes, or counts requests in time
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]
     interval.clock_s = interval.budget.spent_s

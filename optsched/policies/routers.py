@@ -218,19 +218,24 @@ class Routed(Runner):
         workers, choices = self.workers, self.router.choices
         generator = np.random.default_rng([job.seed, workers])
         arrival = job.instance.release
-        alive = np.empty(0, dtype=np.int64)  # requests that were unfinished at the last arrival
+        alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
         at = np.empty(job.instance.n, dtype=np.int64)
-        for i in order.tolist():
-            fleet.advance(float(arrival[i]))
-            alive = alive[fleet.finish[alive] > arrival[i]]
-            loads = np.bincount(at[alive], weights[alive], workers)
+        count = 0
+        for i, now in zip(order.tolist(), arrival[order].tolist(), strict=True):
+            fleet.advance(now)
+            left = alive[:count]
+            left = left[fleet.finish[left] > now]
+            count = len(left)
+            alive[:count] = left
+            loads = np.bincount(at[left], weights[left], workers)
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
             else:
                 drawn = np.sort(generator.choice(workers, choices, replace=False))
                 chosen = int(drawn[loads[drawn].argmin()])
             at[i] = chosen
-            alive = np.append(alive, i)
+            alive[count] = i
+            count += 1
             fleet.assign(chosen, i)
 
     def _one_by_one(self, job: Job, place: NDArray[np.int64]) -> Schedule:

@@ -270,8 +270,10 @@ class Rules(Runner):
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
 
+        run = common.direct(loop.run)
+
         def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
-            columns, usage[w] = loop.run(
+            columns, usage[w] = run(
                 requests, state, settings, job.cost.array, queue, span, columns,
                 generators[w], lines[w], usage[w], until,
             )  # fmt: skip

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize.search.on_time import serve_in_time
 from optsched.optimize.search.rule import Brakes, Server
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import own_work
@@ -76,7 +77,7 @@ class _Best:
     ) -> None:
         self.instance, self.cost, self.objective = instance, cost, objective
         self.schedule: Schedule | None = None
-        self.value, self.origin = np.inf, ""
+        self.value, self.origin = objective.signed(np.inf), ""
         self._admit, self._budget = admit, budget
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
@@ -88,7 +89,7 @@ class _Best:
         if self._admit is not None and not self._admit(evaluation):
             return False
         value = self.objective.of(evaluation)
-        if value is None or not value < self.value:
+        if value is None or not self.objective.better(value, self.value):
             return False
         self.schedule, self.value, self.origin = schedule, float(value), origin
         self._budget.tell(incumbent=self.value)
@@ -203,7 +204,8 @@ def improve(
     policies : sequence of str
         Policies to start from.
     objective : str or Objective
-        What is minimized. The rule was made for total latency.
+        The rule was made for total latency. For ``slo_attainment`` the search is that of
+        `optsched.optimize.search.on_time`. No other maximized objective is searched for.
     admit : callable, optional
         ``admit(evaluation)`` says whether a schedule counts. Default: all count.
 
@@ -234,7 +236,13 @@ def improve(
             best.offer(simulate(instance, policy, best.cost, seed=seed), policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
-    _Search(best, seed).run(budget)
+    if goal.name == "slo_attainment":
+        serve_in_time(
+            instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
+            tell=lambda found: best.offer(found.schedule, "search"),
+        )  # fmt: skip
+    else:
+        _Search(best, seed).run(budget)
     if best.schedule is None:
         raise NoIncumbentError(
             "search: found no schedule by any policy; expected one (chunked prefill may be needed)"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, typeof
 
 from optsched.judge import life
 from optsched.judge.life import Ints, record
@@ -163,6 +163,26 @@ Step = Callable[[int, Any, Ints, Columns, float], Columns]
 """Runs a worker: its number, its state, the requests assigned to it, columns, until when."""
 
 
+def direct(function: Any) -> Callable[..., Any]:
+    """Return a compiled function that is called again and again with arguments of the same types.
+
+    numba looks at the types of all arguments in every call. For a loop that runs from one arrival
+    to the next, this takes longer than the loop.
+    """
+    if not hasattr(function, "overloads"):
+        return function  # numba is switched off
+    known: list[Any] = []
+
+    def call(*arguments: Any) -> Any:
+        if known:
+            return known[0](*arguments)
+        found = function(*arguments)
+        known.append(function.overloads[tuple(map(typeof, arguments))].entry_point)
+        return found
+
+    return call
+
+
 class Compiled:
     """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
 
@@ -184,6 +204,8 @@ class Compiled:
     ) -> None:
         self.job, self.mode, self.requests, self.split = job, mode, requests, split
         self.states, self.step = states, step
+        self.done = [state["done"] for state in states]
+        self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
         self.columns = [new_columns(job.instance) for _ in states]
@@ -199,7 +221,7 @@ class Compiled:
         """See `Fleet.advance`."""
         for worker, state in enumerate(self.states):
             count = self.counts[worker]
-            if state["done"][0] < count and state["now"][0] < until:
+            if self.done[worker][0] < count and self.now[worker][0] < until:
                 queue = self.queues[worker, :count]
                 self.columns[worker] = self.step(
                     worker, state, queue, self.columns[worker], until

@@ -154,10 +154,10 @@ class Readable:
         if rules.paced and self._holds(view, running, waiting, generated, allocated):
             ahead = {i for i in running if self._slack(view, i) > rules.hold * self._pace(i)}
             held = {i for i in ahead if view.decoding[i]}
-            batch = self._form(view, *map(copy, told), held)
+            batch = self._form(view, held, *map(copy, told))
             if batch.tokens:
                 return batch
-        return self._form(view, *told, set())
+        return self._form(view, set(), *told)
 
     def _pace(self, i: int) -> float:
         limits = self.instance.slo_tpot
@@ -219,12 +219,12 @@ class Readable:
     def _form(
         self,
         view: View,
+        held: set[int],
         running: list[int],
         waiting: list[int],
         evicted: list[int],
         generated: dict[int, int],
         allocated: dict[int, int],
-        held: set[int],
     ) -> Batch:
         """Form the batch group by group, after the evictions that precede it."""
         rules, rank = self.rules, self._ranks(view)[0]

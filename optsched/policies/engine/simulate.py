@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from optsched.costs.cost import CostModel, cost_for
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
 from optsched.workloads.predict import Predictor, predict
 
@@ -45,6 +47,7 @@ def simulate(
     *,
     seed: int = 0,
     predictor: Predictor | None = None,
+    slos: Mapping[str, float | None] | None = None,
 ) -> Schedule:
     """Run an online policy on an instance.
 
@@ -61,6 +64,9 @@ def simulate(
     predictor : str, callable or array_like, optional
         Where the policy takes output lengths from, see `optsched.workloads.predict.predict`. A
         specification that names its own predictor overrides it.
+    slos : mapping of str to float, optional
+        SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``),
+        which the policy sees in place of the instance's columns.
 
     Returns
     -------
@@ -86,5 +92,7 @@ def simulate(
     else:
         made = policy
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
-    # The schedule is one of the instance without the predictions.
+    if any(value is not None for value in (slos or {}).values()):
+        told = with_slos(told, slos)
+    # The schedule is one of the instance without the predictions and the SLOs that were given.
     return runner_of(made).run(Job(told, instance, cost, seed, name))

@@ -80,8 +80,9 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
             limits = service_limits(task.objective)
             value = goal.of(evaluate(task.instance, schedule, cost, **limits))
         assert value is not None
+        proved = bound is not None and not goal.better(bound, value)
         return Answer(
-            Status.OPTIMAL if bound is not None and value <= bound else Status.FEASIBLE,
+            Status.OPTIMAL if proved else Status.FEASIBLE,
             schedule=schedule,
             objective=value,
             bound=bound,
@@ -99,7 +100,7 @@ METHODS = {
         "search": Method(
             "offline search under a rule with parameters, bounds from GPU work, at any scale",
             solve_offline,
-            ("makespan", "tel", "mean_ttft", "latency_and_ttft"),
+            ("makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment"),
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
             # The judge prices the schedules.

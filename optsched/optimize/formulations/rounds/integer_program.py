@@ -33,7 +33,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.service import all_limits
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.horizon import (
     RoundData,
@@ -47,6 +46,7 @@ from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_tim
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
 from optsched.problem.errors import SolverError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits
 from optsched.problem.schedule import Schedule
 
 MAX_ENTRIES = 40_000_000

@@ -1,0 +1,257 @@
+"""Search for schedules with many requests within their SLOs: whom to serve in time, whom to let go.
+
+The compiled scheduler `paced` serves an instance with true lengths in a fraction of a second. Who
+is *let go* waits until all others have their first tokens, and takes no time from them before. The
+search decides who that is, by three kinds of steps.
+
+*Ways.* The scheduler runs once in each of a few ways: by arrival or shortest prompt first, with
+more or less patience, and with or without evictions.
+
+*One of each crowd.* As long as requests are late that were not let go, the largest one is let go of
+each crowd, which is a stretch of time in which requests wait. For one machine and no arrivals this
+is the rule of Moore and Hodgson. The size is the own work of the prefill and a share of the rest.
+
+*Many small changes at once.* Requests that were let go are taken back, and others are let go, in
+many places of the trace in one run. Those changes are kept around which no fewer are in time.
+
+Counts are the judge's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import CostModel
+from optsched.judge.evaluate import evaluate
+from optsched.policies import make_policy
+from optsched.policies.base import Job, Rules
+from optsched.policies.runner import own_work
+from optsched.problem.budget import Budget
+from optsched.problem.errors import LoopError
+from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits, with_slos
+from optsched.problem.metrics import served_well
+from optsched.problem.schedule import Schedule
+from optsched.workloads.predict import predict
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+_WAYS: tuple[Mapping[str, Any], ...] = (
+    {"order": "arrival", "hold": 2.0, "admission": "reserve"},
+    {"order": "prompt", "hold": 2.0, "admission": "reserve"},
+    {"order": "arrival", "hold": 4.0},
+)
+_DECODES = 0.3
+"""The share of decode work in the size of a request."""
+_WAITED = 0.15
+"""Who waits longer than this share of its limit on the first token belongs to a crowd."""
+_PLACE = 40
+"""Requests per place in which something is changed; every fourth place is changed in a run."""
+_PATIENCE = 15
+"""A kind of steps ends after so many runs in a row without an improvement."""
+_HOPELESS = 0.01
+"""Small changes do not begin if a larger share of the requests is missing."""
+
+
+class Served(NamedTuple):
+    """What a run of the scheduler gave.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    good : ndarray of bool, shape (n,)
+        Who is within all SLOs.
+    waited : ndarray of float64, shape (n,)
+        Seconds from arrival to the first batch.
+    gone : ndarray of bool, shape (n,)
+        Who was let go.
+    way : int
+        How the scheduler ran.
+    """
+
+    schedule: Schedule
+    good: Flags
+    waited: Floats
+    gone: Flags
+    way: int
+
+    @property
+    def total(self) -> int:
+        """How many are within their SLOs."""
+        return int(self.good.sum())
+
+
+def serve_in_time(
+    instance: Instance,
+    cost: CostModel,
+    budget: Budget,
+    *,
+    slos: Mapping[str, float | None] | None = None,
+    enough: int | None = None,
+    seed: int = 0,
+    start: Served | None = None,
+    tell: Callable[[Served], object] | None = None,
+) -> Served | None:
+    """Return the schedule with the most requests within their SLOs that was found.
+
+    Parameters
+    ----------
+    instance : Instance
+        In seconds.
+    cost : CostModel
+    budget : Budget
+        At least one way is tried.
+    slos : mapping of str to float, optional
+        SLOs of every request, in place of the instance's columns of these names.
+    enough : int, optional
+        The search ends when so many are in time. It does not begin small changes if far fewer are.
+    seed : int
+    start : Served, optional
+        What was found for the same requests at another rate: who is let go at first.
+    tell : callable, optional
+        Called with every improvement.
+
+    Returns
+    -------
+    Served or None
+        None if the scheduler finds no schedule.
+    """
+    search = _Search(instance, cost, slos or {}, seed, budget, tell)
+    search.enough = instance.n if enough is None else enough
+    nobody = np.zeros(instance.n, dtype=bool)
+    for way in range(len(_WAYS)) if start is None else [start.way]:
+        search.serve(nobody if start is None else start.gone, way)
+        if search.over:
+            return search.best
+    best = search.best
+    for way in {0, best.way} if best is not None else ():
+        search.thin_out(nobody if start is None else start.gone, way)
+    if search.best is not None and (
+        enough is None or search.best.total >= enough - _HOPELESS * instance.n
+    ):
+        search.change(search.best)
+    return search.best
+
+
+class _Search:
+    """Runs of the scheduler on one instance, and the best of them."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        cost: CostModel,
+        slos: Mapping[str, float | None],
+        seed: int,
+        budget: Budget,
+        tell: Callable[[Served], object] | None,
+    ) -> None:
+        self.instance, self.cost, self.budget, self.tell = instance, cost, budget, tell
+        self.slos = {name: value for name, value in slos.items() if value is not None}
+        self.told = predict(with_slos(instance, self.slos), "oracle")
+        self.limits = all_limits(self.told, None)
+        first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
+        self.end = instance.arrival.max() + max(first[np.isfinite(first)], default=0.0)
+        rules = make_policy("paced")[0]
+        assert isinstance(rules, Rules)
+        self.rules = rules
+        self.generator = np.random.default_rng(seed)
+        work = own_work(instance.prompt_tokens, instance.output_tokens, cost)
+        prefill = own_work(instance.prompt_tokens, np.ones_like(instance.output_tokens), cost)
+        self.size = prefill + _DECODES * (work - prefill)
+        self.order = np.argsort(instance.release, kind="stable")
+        self.place = np.empty(instance.n, dtype=np.int64)
+        self.place[self.order] = np.arange(instance.n) // _PLACE
+        self.best: Served | None = None
+        self.enough = instance.n
+        self.stale = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent, or enough are in time."""
+        return self.budget.over or (self.best is not None and self.best.total >= self.enough)
+
+    def serve(self, gone: Flags, way: int) -> Served | None:
+        """Run the scheduler, and keep what is best. None if it finds no schedule."""
+        told = self.told
+        moved = replace(told, arrival=np.where(gone, self.end, told.arrival), known=None)
+        rules = replace(self.rules, **_WAYS[way])
+        try:
+            schedule = rules.run(Job(moved, self.instance, self.cost, 0, "paced"))
+        except LoopError:
+            return None
+        with warnings.catch_warnings():  # the caller's judgement says it once
+            warnings.simplefilter("ignore")
+            judged = evaluate(self.instance, schedule, self.cost, **self.slos)
+        good = served_well(judged)
+        assert good is not None
+        found = Served(schedule, good, np.asarray(judged.queuing_delay, float), gone, way)
+        self.stale += 1
+        if self.best is None or found.total > self.best.total:
+            self.best, self.stale = found, 0
+            if self.tell is not None:
+                self.tell(found)
+        return found
+
+    def thin_out(self, gone: Flags, way: int) -> None:
+        """Let go the largest of each crowd in which somebody is late, again and again."""
+        self.stale = 0
+        while not self.over and self.stale < _PATIENCE:
+            found = self.serve(gone, way)
+            largest = [] if found is None else self.crowds(found)
+            if not largest:
+                return
+            gone = gone.copy()
+            gone[largest] = True
+
+    def crowds(self, found: Served) -> list[int]:
+        """Return the largest request of each crowd in which somebody is late."""
+        first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
+        limit = np.where(np.isfinite(first), first, 2 * np.median(found.waited) / _WAITED)
+        here = self.order[~found.gone[self.order]]
+        crowded = (found.waited > _WAITED * limit)[here] | ~found.good[here]
+        # The two before those who wait may be why they do. The two behind join crowds.
+        near = crowded.copy()
+        for step in (1, 2):
+            near[step:] |= crowded[:-step]
+            near[:-step] |= crowded[step:]
+        label = np.cumsum(~near)
+        largest = []
+        for crowd in np.split(here[near], np.flatnonzero(np.diff(label[near])) + 1):
+            if len(crowd) and not found.good[crowd].all():
+                largest.append(int(crowd[self.size[crowd].argmax()]))
+        return largest
+
+    def change(self, found: Served) -> None:
+        """Take some back and let others go, in many places at once."""
+        self.stale = 0
+        while not self.over and self.stale < 2 * _PATIENCE:
+            first = int(self.generator.integers(4))
+            new = found.gone.copy()
+            for place in range(first, int(self.place.max()) + 1, 4):
+                self.propose(new, found, self.order[place * _PLACE : (place + 1) * _PLACE])
+            tried = self.serve(new, found.way)
+            if tried is None:
+                return
+            # Those from a changed place up to the next changed one belong together.
+            region = np.maximum(self.place - first + 4, 0) // 4
+            gain = np.bincount(region, tried.good.astype(float) - found.good)
+            mixed = np.where(gain[region] >= 0, new, found.gone)
+            both = tried if (mixed == new).all() else self.serve(mixed, found.way)
+            if both is not None and both.total >= found.total:
+                found = both
+
+    def propose(self, gone: Flags, found: Served, here: NDArray[np.int64]) -> None:
+        """Change who is let go of a few requests, in place."""
+        away, stay = here[gone[here]], here[~gone[here]]
+        kind = self.generator.random()
+        if len(away) and kind < 0.7:
+            gone[away[(self.generator.random(len(away)) * self.size[away]).argmin()]] = False
+        if len(stay) and ((kind > 0.5 and len(away)) or not found.good[stay].all()):
+            gone[stay[(self.generator.random(len(stay)) * self.size[stay]).argmax()]] = True

@@ -1,0 +1,72 @@
+"""The SLOs of an instance's requests: its own columns, and those given for all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.service import SLOS, check_slo
+
+Floats = NDArray[np.float64]
+
+
+def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> dict[str, Floats]:
+    """Return every SLO as a column: those given for all requests, else the instance's, else none.
+
+    Parameters
+    ----------
+    instance : Instance
+    given : mapping of str to float, optional
+        SLOs of every request by name.
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (n,)
+        Infinite where there is no limit.
+
+    Raises
+    ------
+    UsageError
+        There is no SLO at all.
+    InputError
+        One is not a time > 0.
+    """
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    for name in given:
+        if name not in SLOS:
+            raise UsageError(f"SLO: {name!r} is unknown; known are {', '.join(SLOS)}")
+    for name, value in given.items():
+        check_slo(name, value)
+    if not given and not instance.slos:
+        raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
+    none = np.full(instance.n, np.inf)
+    columns = {name: instance.slos.get(name, none) for name in SLOS}
+    return {**columns, **{name: np.full(instance.n, value) for name, value in given.items()}}
+
+
+def with_slos(instance: Instance, given: Mapping[str, float | None] | None) -> Instance:
+    """Return an instance that has every SLO as a column (`all_limits`).
+
+    Parameters
+    ----------
+    instance : Instance
+    given : mapping of str to float, optional
+        SLOs of every request by name.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    UsageError, InputError
+        See `all_limits`.
+    """
+    columns = all_limits(instance, given)
+    some = {name: column for name, column in columns.items() if np.isfinite(column).any()}
+    return replace(instance, **some)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The offline search for schedules with many requests within their SLOs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optsched import BatchCost, Instance, bound, capacity, evaluate, load_cost_model, solve
+from optsched.bounds.service import most_within
+from optsched.optimize.search.on_time import serve_in_time
+from optsched.problem.budget import Budget
+
+MODEL = "llama2-7b-a100-infermax"
+
+# One layer, milliseconds: 1 per token, 10 per batch.
+PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
+
+
+def stream(n: int, rate: float, seed: int = 2) -> Instance:
+    generator = np.random.default_rng(seed)
+    return Instance(
+        np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
+        generator.integers(2, 100, n), kv_capacity=60_000, time_unit="second",
+    )  # fmt: skip
+
+
+SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
+
+
+def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
+    # Prefills alone take 10 + 100 and 10 + 20 ms, and all are due after 115 ms. First come first
+    # served, the long one is in time and the others are not. Without it three take 10 + 60 ms.
+    instance = Instance(
+        [0.0, 0.001, 0.002, 0.003], [100, 20, 20, 20], [1] * 4, kv_capacity=1000,
+        time_unit="second",
+    )  # fmt: skip
+    found = serve_in_time(instance, PLAIN, Budget(5.0), enough=3, slos={"slo_ttft": 0.115})
+    assert found is not None
+    assert found.good.tolist() == [False, True, True, True]
+    judged = evaluate(instance, found.schedule, PLAIN, slo_ttft=0.115)
+    assert judged.metrics["slo_attainment"] == 0.75
+
+
+def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> None:
+    instance, cost = stream(150, 30.0), load_cost_model(MODEL)
+    counts = []
+    found = serve_in_time(
+        instance, cost, Budget(3.0), slos=SLOS, tell=lambda one: counts.append(one.total)
+    )
+    assert found is not None
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == found.total <= most_within(instance, cost, SLOS)
+    judged = evaluate(instance, found.schedule, cost, **SLOS).metrics["slo_attainment"]
+    assert judged == found.total / instance.n
+
+
+def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None:
+    instance, cost = stream(100, 30.0), load_cost_model(MODEL)
+    runs = [
+        serve_in_time(instance, cost, Budget(20.0), slos=SLOS, enough=enough, seed=1)
+        for enough in (100, 100, 1)
+    ]
+    assert runs[0] is not None and runs[1] is not None and runs[2] is not None
+    assert (runs[0].gone == runs[1].gone).all()
+    assert not runs[2].gone.any()
+    assert runs[2].total <= runs[0].total
+
+
+def test_solve_and_bound_maximize_attainment() -> None:
+    instance = stream(60, 9.0)
+    told = {"objective": "slo_attainment:slo_ttft=1,slo_tpot=0.05", "cost_model": MODEL}
+    free = Instance(
+        instance.arrival, instance.prompt_tokens, instance.output_tokens, kv_capacity=60_000,
+        time_unit="second", chunked_prefill=True,
+    )  # fmt: skip
+    result = solve(free, time_limit_s=4, **told)
+    assert result.method == "search"
+    found = bound(free, time_limit_s=1, **told)
+    for one in (result.objective, found.objective):
+        assert one is not None
+        assert one <= result.bound == pytest.approx(found.value)
+
+
+def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
+    found = capacity(
+        stream(120, 4.0), ["paced"], cost_model=MODEL, attainment=0.95, search_s=4.0,
+        tolerance=0.1, **SLOS,
+    )  # fmt: skip
+    paced, offline = found.rows
+    assert (offline.policy, offline.clairvoyant) == ("offline search", True)
+    assert paced.value <= offline.value < found.impossible
+    assert offline.attainment >= 0.95
+    assert found.best == offline or offline.value == paced.value
+    two = capacity(
+        stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=4.0, tolerance=0.5, **SLOS
+    )
+    assert [row.policy for row in two.rows] == ["paced"]
