@@ -1,10 +1,14 @@
-"""Regenerate the table of docs/lab/batch-bounds.md: schedulers and bounds on a trace.
+"""Regenerate the tables of docs/lab/batch-bounds.md: schedulers and bounds on a trace.
 
     OPTSCHED_DATA=DIR python benchmarks/batch_bounds.py [--rates 0.25,0.5,1,2,4,8] [--bound-s 90]
-                      [--search-s 60] [--seed 0] [-o FILE.md]
+                      [--search-s 60] [--seed 0] [-o FILE.md] [--picture FILE.png]
+                      [--model MODEL] [--trace azure|mooncake] [--loads 0.5,0.9] [--first N]
+                      [--policies vllm,mc-sf]
 
-DIR holds the Azure trace AzureLLMInferenceTrace_conv.csv (or azure/ with it). Rates scale
-arrivals. Times are seconds of processor time, limits are of wall time.
+DIR holds the Azure trace AzureLLMInferenceTrace_conv.csv (or azure/ with it), or a trace in
+mooncake/. Rates scale arrivals. Loads do too: at load 1 the work that no schedule avoids takes as
+long as the trace. The picture has a point for each rate. Times are seconds of processor time,
+limits are of wall time.
 """
 
 from __future__ import annotations
@@ -23,45 +27,62 @@ import numpy as np
 import optsched
 from optsched import Instance, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, lower_bound
+from optsched.bounds.base import BoundTask
+from optsched.bounds.batch import unavoidable_work
 from optsched.costs.cost import BatchCost
 from optsched.optimize.search.offline import improve
 from optsched.policies import allows, policies
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
+from optsched.problem.objective import parse_objective
+from optsched.show.plot import plot_load, style
 from optsched.workloads.traces import read_trace
 
 MODEL = "llama2-7b-a100-infermax"
 METRICS = ("mean_latency", "makespan", "mean_ttft")
-FILE = "AzureLLMInferenceTrace_conv.csv"
+TRACES = {
+    "azure": ("AzureLLMInferenceTrace_conv.csv", "azure/AzureLLMInferenceTrace_conv.csv"),
+    "mooncake": ("mooncake/*.jsonl",),
+}
+SHOWN = ("vllm", "sarathi", "fcfs", "mc-sf", "least-work")
+"""The schedulers of the picture."""
 
 
-def trace(rate: float) -> Instance:
-    """Return the conversation trace with its arrivals `rate` times as dense."""
+def trace(name: str, rate: float, first: int | None) -> Instance:
+    """Return a trace, or its first requests, with its arrivals `rate` times as dense."""
     folder = Path(os.environ.get("OPTSCHED_DATA", "."))
-    found = [p for p in (folder / FILE, folder / "azure" / FILE) if p.is_file()]
+    found = [path for pattern in TRACES[name] for path in sorted(folder.glob(pattern))]
     if not found:
-        sys.exit(f"{FILE}: not in OPTSCHED_DATA={folder}")
-    return read_trace("azure", found[0], rate_scale=rate, kv_accounting="cached")
+        sys.exit(f"{TRACES[name][0]}: not in OPTSCHED_DATA={folder}")
+    instance = read_trace(name, found[0], rate_scale=rate, kv_accounting="cached")
+    return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 
 
-def row(rate: float, cost: BatchCost, bound_s: float, search_s: float, seed: int) -> list[str]:
-    """Return the lines of one rate."""
-    instance = trace(rate)
+def rate_at(load: float, instance: Instance, cost: BatchCost) -> float:
+    """Return how much denser arrivals must be for a load."""
+    span = float(instance.release.max())
+    return load * span / float(unavoidable_work(instance, cost).total.sum())
+
+
+def row(
+    instance: Instance, rate: float, cost: BatchCost, options: argparse.Namespace
+) -> tuple[list[str], dict[str, float]]:
+    """Return the lines of one rate, and mean latencies by scheduler."""
     out = [f"\n### x{rate:g}\n"]
     values: dict[str, dict[str, float]] = {}
-    for name in policies():
+    for name in options.policies.split(",") if options.policies else policies():
         if allows(name, instance) is not None:
             continue
         begin = time.process_time()
         try:
-            schedule = simulate(instance, name, cost, seed=seed)
+            schedule = simulate(instance, name, cost, seed=options.seed)
         except OptschedError as error:
             out.append(f"{name}: {error}\n")
             continue
         wall = time.process_time() - begin
         values[name] = measure(instance, schedule, cost) | {"s": wall}
     begin = time.process_time()
-    schedule, _ = improve(instance, cost, Budget(search_s), seed=seed)
+    schedule, _ = improve(instance, cost, Budget(options.search_s), seed=options.seed)
     values["**offline search**"] = measure(instance, schedule, cost) | {
         "s": time.process_time() - begin
     }
@@ -69,11 +90,16 @@ def row(rate: float, cost: BatchCost, bound_s: float, search_s: float, seed: int
     for objective, metric in (("tel", "mean_latency"), ("makespan",) * 2, ("mean_ttft",) * 2):
         begin = time.process_time()
         for name, bound in bounds().items():
-            if bound.time_unit != "second" or objective not in bound.objectives:
+            task = BoundTask(instance, cost, parse_objective(objective))
+            if not bound.applies(task) or not bound.suits(task):
                 continue
             before = time.process_time()
             value, _ = lower_bound(
-                instance, cost_model=cost, objective=objective, method=name, time_limit_s=bound_s
+                instance,
+                cost_model=cost,
+                objective=objective,
+                method=name,
+                time_limit_s=options.bound_s,
             )
             assert value is not None
             value = value / instance.n if objective == "tel" else value
@@ -91,7 +117,18 @@ def row(rate: float, cost: BatchCost, bound_s: float, search_s: float, seed: int
     for name, found in sorted(values.items(), key=lambda item: item[1]["mean_latency"]):
         cells = " | ".join(f"{found[m]:.3f} | {found[m] / lower[m]:.3f}" for m in METRICS)
         out.append(f"| {name} | {cells} | {found['s']:.1f} |")
-    return out
+    latencies = {name: found["mean_latency"] for name, found in values.items()}
+    return out, latencies | {"bound": lower["mean_latency"], "best": min(latencies.values())}
+
+
+def draw(points: dict[float, dict[str, float]], path: Path) -> None:
+    """Write the picture: mean latency over the rate."""
+    at = sorted(points)
+    series = {name: [(rate, points[rate][name]) for rate in at] for name in points[at[0]]}
+    policies = {name: series[name] for name in SHOWN if name in series}
+    figure = style.figure()
+    plot_load(policies, series["bound"], series["best"], ax=figure.subplots())
+    figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def measure(instance: Instance, schedule: optsched.Schedule, cost: BatchCost) -> dict[str, float]:
@@ -110,22 +147,37 @@ def main() -> None:
     parser.add_argument("--search-s", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--trace", choices=TRACES, default="azure")
+    parser.add_argument("--loads", help="instead of rates")
+    parser.add_argument("--policies", help="default: all")
+    parser.add_argument("--first", type=int, help="only so many requests")
     options = parser.parse_args()
-    cost = load_cost_model(MODEL)
+    cost = load_cost_model(options.model)
     lines = [
         f"optsched {optsched.__version__}, Python {platform.python_version()}, numpy "
         f"{np.__version__}, numba {numba.__version__}, {platform.machine()}, one thread, seed "
         f"{options.seed}; {options.bound_s:g} s per bound, {options.search_s:g} s of search."
     ]
-    small = trace(1.0).subset(np.arange(20))  # loads what is compiled
+    whole = trace(options.trace, 1.0, options.first)
+    small = whole.subset(np.arange(20))  # loads what is compiled
     improve(small, cost, Budget(1.0))
     lower_bound(small, cost_model=cost, time_limit_s=2.0)
-    for rate in map(float, options.rates.split(",")):
-        lines += row(rate, cost, options.bound_s, options.search_s, options.seed)
+    rates = [float(rate) for rate in options.rates.split(",")]
+    if options.loads is not None:
+        rates = [rate_at(float(load), whole, cost) for load in options.loads.split(",")]
+    points: dict[float, dict[str, float]] = {}
+    for rate in rates:
+        instance = trace(options.trace, rate, options.first)
+        rows, points[rate] = row(instance, rate, cost, options)
+        lines += rows
         text = "\n".join(lines) + "\n"
         print(text.split("### ")[-1], flush=True)
         if options.output is not None:
             options.output.write_text(text, encoding="utf-8")
+        if options.picture is not None:
+            draw(points, options.picture)
 
 
 if __name__ == "__main__":

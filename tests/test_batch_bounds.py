@@ -474,6 +474,25 @@ def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:
     assert told[-1] == tel
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_offline_search_lets_a_request_finish_before_a_long_prefill(times: int) -> None:
+    # Request 0: a prefill of 10 + 7 + 1 = 18 ms and five decodes of 10 + 5 + 1 = 16 ms, so it ends
+    # at 98 ms if nobody joins. Request 1 has a prompt of 200 tokens. Joining at 66 ms, it makes one
+    # batch 10 + 5 + 7 + 201 = 223 ms long and ends at 289 ms, and request 0 at 305 ms:
+    # 305 + 289 - 60 = 534 ms in all. Waiting until 98 ms, it ends at 98 + 217 = 315 ms:
+    # 98 + 315 - 60 = 353 ms. One second later the same comes again.
+    arrival = [second + at for second in range(times) for at in (0.0, 0.06)]
+    instance = Instance(
+        arrival, [1, 200] * times, [6, 1] * times, kv_capacity=300, time_unit="second",
+        kv_accounting="cached",
+    )  # fmt: skip
+    at_once = evaluate(instance, simulate(instance, "least-work", PLAIN), PLAIN).metrics["tel"]
+    assert at_once == pytest.approx(0.534 * times)
+    schedule, _ = improve(instance, PLAIN, Budget(60.0))
+    tel = evaluate(instance, schedule, PLAIN).metrics["tel"]
+    assert tel == pytest.approx(0.353 * times)
+
+
 def test_the_offline_search_refuses_rounds() -> None:
     with pytest.raises((UsageError, InputError), match="seconds"):
         improve(Instance([0], [1], [1], kv_capacity=3))

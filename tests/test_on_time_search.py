@@ -60,7 +60,9 @@ def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None
         serve_in_time(instance, cost, Budget(20.0), slos=SLOS, enough=enough, seed=1)
         for enough in (100, 100, 1)
     ]
-    assert runs[0] is not None and runs[1] is not None and runs[2] is not None
+    assert runs[0] is not None
+    assert runs[1] is not None
+    assert runs[2] is not None
     assert (runs[0].gone == runs[1].gone).all()
     assert not runs[2].gone.any()
     assert runs[2].total <= runs[0].total

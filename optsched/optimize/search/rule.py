@@ -1,4 +1,4 @@
-"""MC-SF's admission in a given order, with two brakes: the rule that the offline search adjusts.
+"""MC-SF's admission in a given order, with three brakes: the rule that the offline search adjusts.
 
 Let N be the number of requests in the system.
 
@@ -9,12 +9,19 @@ waiting requests are admitted only if ``together = q + r sqrt(N)`` of them fit a
 sum of latencies. N identical requests are best served about ``sqrt(N f / w)`` at a time, where f is
 the fixed cost of a batch and w a request's own part of it. So at most ``c + d sqrt(N)`` run.
 
+*Let others finish first.* A prefill of x seconds delays every request that runs. If the m-th of
+them completes in less than m x seconds, the sum of latencies is smaller when the prefill comes
+after it. So a request waits while some m-th completion is less than ``p m x`` away, times the share
+of the requests in the system that run. Those behind it may pass it.
+
+The brakes may differ between requests. Those of the last one that has arrived count.
+
 Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -28,12 +35,10 @@ from optsched.judge.life import (
     advance,
     batch_time,
     kv_of,
-    record,
 )
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (
     REQUEST,
-    STATE,
     TOKENS,
     Columns,
     add_entry,
@@ -43,40 +48,29 @@ from optsched.policies.engine.common import (
     idle,
     new_columns,
     new_requests,
+    new_state,
     with_room,
 )
+from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+BRAKES = ("q", "r", "c", "d", "p")
+"""The parameters of the rule. The module's text says what they do."""
 _FIELDS = (
     ("arrival", np.float64),
     ("rank", np.int64),  # its place in the order
+    ("prefill", np.float64),  # time that its prefill adds to a batch
+    ("finish", np.float64),
+    *((name, np.float64) for name in BRAKES),
 )
-_STATE = record(
-    *STATE,
+_STATE = (
     ("total", np.float64),  # sum of the completion times so far
     ("joined", np.int64),  # requests that the batch being formed admits
     ("changed", np.bool_),  # something has, since admission was last tried
 )
-
-
-class Brakes(NamedTuple):
-    """At least ``q + r sqrt(N)`` join at once, and at most ``c + d sqrt(N)`` run."""
-
-    q: float
-    r: float
-    c: float
-    d: float
-
-
-class _Served(NamedTuple):
-    """The outcome of a run: the sum of completion times, and how much of the columns is filled."""
-
-    total: float
-    batches: int
-    entries: int
 
 
 class Server:
@@ -93,34 +87,47 @@ class Server:
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
         self._requests = new_requests(instance, _FIELDS)
+        prompt = instance.prompt_tokens
+        self._requests["prefill"] = own_work(prompt, np.ones_like(prompt), cost)
+        self._instance = instance
         self._by_arrival = by_arrival
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
         self._columns = new_columns(instance)
-        self._served = _Served(np.inf, 0, 0)
+        self._state = new_state(_STATE, instance)
 
-    def run(self, rank: Ints, brakes: Brakes, enough: float) -> float:
+    def run(self, rank: Ints, brakes: Floats, enough: float) -> float:
         """Serve all requests. Return the sum of their completion times, in seconds.
 
         Parameters
         ----------
         rank : ndarray of int64, shape (n,)
             Each request's place in the order.
-        brakes : Brakes
+        brakes : ndarray of float64, shape (5, n)
+            The brakes of each request, in the order of `BRAKES`.
         enough : float
             The run ends, and the sum is infinite, as soon as the sum exceeds this value or a prompt
             does not fit into the limits.
         """
-        self._columns, self._served = _serve(
-            self._requests, rank, self._by_arrival, self._limits, self._cost, brakes,
+        for name, values in zip(BRAKES, brakes, strict=True):
+            self._requests[name] = values
+        self._state = new_state(_STATE, self._instance)
+        self._columns = _serve(
+            self._requests, rank, self._by_arrival, self._limits, self._cost, self._state,
             self._columns, enough,
         )  # fmt: skip
-        return self._served.total
+        state = self._state[0]
+        return float(state["total"]) if state["done"] == len(rank) else np.inf
+
+    @property
+    def finish(self) -> Floats:
+        """When each request completed in the last run, in seconds."""
+        return self._requests["finish"].copy()
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
         """Return batch_offsets, request and tokens of the last run's schedule."""
-        batches = self._columns.batches[: self._served.batches]
-        entries = self._columns.entries[:, : self._served.entries].astype(np.int64)
+        batches = self._columns.batches[: self._state[0]["batches"]]
+        entries = self._columns.entries[:, : self._state[0]["entries"]].astype(np.int64)
         return np.append(0, batches["entries"]), entries[REQUEST], entries[TOKENS]
 
 
@@ -132,7 +139,6 @@ def _reset(requests: Any, rank: Ints, s: Any) -> None:
         r.cached = r.produced = 0
         r.decoding = False
         r.rank = rank[i]
-        s.longest = max(s.longest, r.output)
     s.changed = True
 
 
@@ -171,9 +177,29 @@ def _put(usage: Ints, base: int, output: int, start: int, sign: int, limits: Lim
 
 
 @njit(cache=True)
+def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
+    """Return when each of the next completions comes if no request joins, in seconds from now."""
+    left = np.empty(s.running, np.int64)
+    sums = EMPTY
+    for k in range(s.running):
+        r = requests[running[k]]
+        left[k] = r.output - r.produced
+        sums = add_decode(sums, r.cached)
+    left = np.sort(left)
+    return left * batch_time(cost, sums)
+
+
+@njit(cache=True)
+def _worth_waiting(prefill: float, soonest: Floats) -> bool:
+    """Whether to wait for m completions costs less than to delay m requests by a prefill."""
+    return bool((soonest < np.arange(1, soonest.shape[0] + 1) * prefill).any())
+
+
+@njit(cache=True)
 def _admit(
-    requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Brakes
-) -> None:
+    requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Any,
+    soonest: Floats,
+) -> None:  # fmt: skip
     """Admit the first requests that wait, or none unless enough of them fit at once."""
     size = np.sqrt(s.running + s.waiting)
     most = min(
@@ -182,10 +208,16 @@ def _admit(
     beside = s.running if limits.hybrid else 0
     room = min(limits.max_prefill_tokens, limits.max_batch_tokens - beside)
     waiting, running, now = s.waiting, s.running, s.batches
-    joined = tokens = 0
-    while joined < waiting and (running + joined < most or running + joined == 0):
-        i = wait[joined]
+    patience = brakes.p * running / max(1, running + waiting)
+    joined = tokens = kept = k = 0
+    while k < waiting and (running + joined < most or running + joined == 0):
+        i = wait[k]
         r = requests[i]
+        if patience > 0 and _worth_waiting(patience * r.prefill, soonest):
+            wait[kept] = i
+            kept += 1
+            k += 1
+            continue
         base = r.prompt - 1
         if r.prompt > room - tokens or not _fits(usage, now, base, r.output, limits):
             break
@@ -193,18 +225,20 @@ def _admit(
         joining[joined] = i
         tokens += r.prompt
         joined += 1
-    blocked = joined < waiting and (
-        requests[wait[joined]].prompt + tokens > limits.max_prefill_tokens
-    )
+        k += 1
+    blocked = k < waiting and requests[wait[k]].prompt + tokens > limits.max_prefill_tokens
+    while k < waiting:
+        wait[kept] = wait[k]
+        kept += 1
+        k += 1
+    s.waiting = kept
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
             _put(usage, r.prompt - 1, r.output, now, -1, limits)
+            _place(requests, wait, s, joining[k])
         joined = 0
         s.changed = False
-    for k in range(joined, waiting):
-        wait[k - joined] = wait[k]
-    s.waiting -= joined
     s.joined = joined
 
 
@@ -243,6 +277,7 @@ def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int
         r = requests[i]
         advance(r, 1 if r.decoding else r.prompt)
         if r.produced == r.output:
+            r.finish = s.now
             s.total += s.now
             s.done += 1
             s.changed = True
@@ -259,21 +294,24 @@ def _serve(
     by_arrival: Ints,
     limits: Limits,
     cost: Floats,
-    brakes: Brakes,
+    state: Any,
     columns: Columns,
     enough: float,
-) -> tuple[Columns, _Served]:
-    """Run the rule once. Return the columns, which grow as needed, and the outcome."""
-    s = np.zeros(1, _STATE)[0]
+) -> Columns:
+    """Run the rule once. Return the columns, which grow as needed."""
+    s = state[0]
     _reset(requests, rank, s)
     n = requests.shape[0]
     wait = np.empty(n + 1, np.int64)
     running, joining = np.empty(n, np.int64), np.empty(n, np.int64)
+    nobody = np.empty(0)
     usage = np.zeros(4096, np.int64)  # KV after each batch, if all that run go on
     while s.done < n and s.total <= enough:
+        brakes = requests[by_arrival[max(0, s.arrived - 1)]]
         i = arriving(requests, s, by_arrival)
         while i >= 0:
-            if _place(requests, wait, s, i) <= brakes.q + brakes.r * n:
+            brakes = requests[i]
+            if _place(requests, wait, s, i) <= brakes.q + brakes.r * n or brakes.p > 0:
                 s.changed = True
             i = arriving(requests, s, by_arrival)
         if s.running == 0 and s.waiting == 0:
@@ -282,7 +320,8 @@ def _serve(
         usage = grown(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
-            _admit(requests, s, wait, joining, usage, limits, brakes)
+            soonest = _wait_for(requests, s, running, cost) if brakes.p > 0 else nobody
+            _admit(requests, s, wait, joining, usage, limits, brakes, soonest)
             if s.joined == 0 and s.running == 0:
                 break
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
@@ -295,5 +334,4 @@ def _serve(
         s.batches += 1
         kept = s.running if decodes == 0 else _step(requests, s, running, decodes, running, 0)
         s.running = _step(requests, s, joining, s.joined, running, kept)
-    total = s.total if s.done == n else np.inf
-    return columns, _Served(total, s.batches, s.entries)
+    return columns

@@ -6,6 +6,7 @@ Where there is too much to draw, they aggregate. matplotlib is loaded on first u
 
 from optsched.show.plot.capacity import plot_capacity
 from optsched.show.plot.fit import plot_fit
+from optsched.show.plot.load import plot_load
 from optsched.show.plot.policies import (
     plot_comparison,
     plot_distribution,
@@ -35,6 +36,7 @@ __all__ = [
     "plot_histogram",
     "plot_kv",
     "plot_lines",
+    "plot_load",
     "plot_progress",
     "plot_ratios",
     "plot_shadow_prices",
