@@ -67,6 +67,21 @@ def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
     assert cost.valid["max_decode_requests"] == 64
 
 
+def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "noisy", shapes(512, 16, 1024))
+    lines = (folder / "steps.csv").read_text(encoding="utf-8").splitlines()
+    for k, line in enumerate(lines[1:], 1):
+        parts = line.split(",")
+        parts[5] = str(
+            float(parts[5]) * (10 if k % 3 else 1)
+        )  # two of three take ten times as long
+        lines[k] = ",".join(parts)
+    (folder / "steps.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert not all(row["reached"] for row in fit(folder, hardware="cpu").rows())
+
+
 def test_what_is_measured_already_is_not_measured_again(tmp_path: Path) -> None:
     # With every batch there, no engine is started: the model's folder need not even exist.
     folder = write(tmp_path / "done", shapes(64, 4, 256))

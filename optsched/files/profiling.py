@@ -8,6 +8,7 @@ prefilled beside them. A batch takes as long as the engine's step, with its sche
 from __future__ import annotations
 
 import csv
+import math
 import shutil
 import threading
 import time
@@ -79,12 +80,12 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int) -> list[Shape]:
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
     before = [m for m in _powers(max_tokens, max_kv) if m + 2 <= max_kv]
     found += [Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + 2 <= max_kv]
-    kvs = [k for k in _powers(32, max_kv) if k + _ROOM <= max_kv][::2]
+    kvs = [k for k in _powers(32, max_kv) if k + _ROOM <= max_kv]
     decodes = _powers(1, max_requests)
     found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
     few = [n for n in decodes[1::2] if n < max_requests]
     found += [
-        Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[:2]) if c + n <= max_tokens
+        Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
     ]
     return found
 
@@ -131,7 +132,8 @@ def profile(
     Returns
     -------
     int
-        The number of batches in the profile.
+        The number of batches in the profile. Those that do not fit into the engine's KV are left
+        out.
 
     Raises
     ------
@@ -152,6 +154,9 @@ def profile(
     engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
     table.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(folder) / "config.json", table.parent / "config.json")
+    cache = engine.vllm_config.cache_config
+    held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
+    left = [s for s in left if s.cached + s.chunk + s.decodes * (s.kv + _ROOM) <= held]
     bench = _Bench(engine, np.random.default_rng(seed))
     with table.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
