@@ -26,6 +26,7 @@ from optsched.cli import (
     listing,
     picturing,
     predicting,
+    profiling,
     replaying,
     solving,
 )
@@ -174,6 +175,7 @@ app.add_typer(data.app, name="data")
 app.command("fit")(fitting.fit)
 app.command("roofline")(fitting.roofline)
 app.command("kv-capacity")(fitting.kv_capacity)
+app.command("profile")(profiling.profile)
 app.command("replay")(replaying.replay)
 app.command("experiment")(experimenting.experiment)
 app.command("plot")(picturing.plot)

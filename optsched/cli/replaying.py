@@ -61,7 +61,6 @@ def replay(
         instance = replace(instance, arrival=instance.arrival / rate_scale, known=None)
     if instance_out is not None:
         write_instance(instance, instance_out)
-    options = {key: _value(text) for key, text in read_pairs(setting or [], "--set").items()}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
             instance,
@@ -70,7 +69,7 @@ def replay(
             timeout_s=timeout,
             vocabulary=vocabulary,
             seed=seed,
-            options=options,
+            options=settings(setting),
             progress=lambda ended, failed: line.show(
                 f"{ended} of {instance.n} requests, {failed} failed"
             ),
@@ -85,6 +84,11 @@ def replay(
         print(f"  and {len(found.errors) - 10} more, in the file")
     if served == 0:
         raise NoIncumbentError("no request was served")
+
+
+def settings(texts: list[str] | None) -> dict[str, Any]:
+    """Return the arguments of vllm.LLM that ``--set`` gives."""
+    return {key: _value(text) for key, text in read_pairs(texts or [], "--set").items()}
 
 
 def _value(text: str) -> Any:

@@ -417,7 +417,8 @@ def _first_rung(
 ) -> float | None:
     """Return the first power of two above which a linear model meets the target, or None."""
     rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
-    while (sizes >= rung).mean() >= MIN_SHARE:
+    largest = sizes.max(where=np.isfinite(sizes), initial=0.0)  # infinite: always within the range
+    while rung <= largest and (sizes >= rung).mean() >= MIN_SHARE:
         if data.error(train & (sizes >= rung), fold) <= target:
             return float(rung)
         rung *= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,7 @@ DEVICES = {
         Device("a800-80gb", 2039, 312, 80, 400),
         Device("a100-40gb", 1555, 312, 40, 600),
         Device("h100-80gb", 3350, 989, 80, 900),
+        Device("cpu", math.inf, math.inf, 0, math.inf),  # its peaks are not known: none is checked
         Device("rtx4090", 1008, 165.2, 24, 64),
         Device("rtxpro6000", 1792, 503.8, 96, 128),
     )

@@ -13,6 +13,7 @@ from optsched.costs.hardware import Device, device, same_architecture
 from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
 from optsched.costs.profiles.llmservingsim import read_llmservingsim
 from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, read_splitwise, splitwise_rows
+from optsched.costs.profiles.steps import read_steps
 from optsched.costs.profiles.tables import COLUMN, Profile, Rejected, Table
 from optsched.costs.profiles.vidur import LAYER_OPERATORS, read_vidur
 from optsched.problem.errors import InputError
@@ -66,11 +67,12 @@ def read_profile(
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
-    for reader in (read_llmservingsim, read_vidur, read_splitwise, read_aiconfigurator):
+    for reader in (read_steps, read_llmservingsim, read_vidur, read_splitwise, read_aiconfigurator):
         found = reader(path, model, tensor_parallel, peak)
         if found is not None:
             return found
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "
-        "(Splitwise), dense.csv with attention.csv (LLMServingSim) or *.parquet (aiconfigurator)"
+        "(Splitwise), steps.csv (optsched profile), dense.csv with attention.csv (LLMServingSim) "
+        "or *.parquet (aiconfigurator)"
     )

@@ -1,0 +1,57 @@
+"""``profile``: how long the batches of a real engine take on the device at hand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from optsched.cli.options import Seed, argument, option, required
+from optsched.cli.output import LiveLine, stop_at_ctrl_c
+from optsched.cli.replaying import settings
+from optsched.problem.errors import UsageError
+
+
+def profile(
+    engine: Annotated[str, argument("ENGINE", "The engine: vllm.")],
+    folder: Annotated[str, argument("MODEL_FOLDER", "The model's folder, with config.json.")],
+    out: Annotated[str, required("-o --out", "PROFILE_DIR", "The folder of the profile.")],
+    max_tokens: Annotated[
+        int, option("--max-tokens", "N", "Batches of up to N tokens.", min=1)
+    ] = 2048,
+    max_requests: Annotated[
+        int, option("--max-requests", "N", "Batches of up to N requests.", min=1)
+    ] = 64,
+    max_kv: Annotated[int, option("--max-kv", "N", "Requests of up to N tokens.", min=1)] = 4096,
+    repeats: Annotated[
+        int, option("--repeats", "N", "Measure each batch N times after a warm-up.", min=1)
+    ] = 5,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Measure how long batches take on this device, for `optsched fit`.
+
+    The same command goes on with a profile that was begun.
+    """
+    from optsched.files.profiling import profile as run, shapes
+
+    if engine != "vllm":
+        raise UsageError(f"ENGINE: found {engine!r}; expected vllm")
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        found = run(
+            folder,
+            out,
+            max_tokens=max_tokens,
+            max_requests=max_requests,
+            max_kv=max_kv,
+            repeats=repeats,
+            options=settings(setting),
+            seed=seed,
+            progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
+            stop=stop,
+        )
+    wanted = len(shapes(max_tokens, max_requests, max_kv))
+    print(f"{out}: {found} of {wanted} batches measured; `optsched fit {out}` makes a cost model")

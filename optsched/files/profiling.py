@@ -1,0 +1,260 @@
+"""Measure how long the batches of a real engine take: vLLM in this process.
+
+Every batch is made by requests alone, through the engine's public interface: a prompt on an idle
+engine is a prefill, requests that have their first token decode, and a prompt that comes then is
+prefilled beside them. A batch takes as long as the engine's step, with its scheduling.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from optsched.files.in_process import start
+from optsched.files.replay import FIRST_ID
+from optsched.problem.errors import InputError
+
+COLUMNS = (
+    "prefill_chunk",
+    "kv_prefill",
+    "n_decode",
+    "kv_decode",
+    "time_us",
+    "spread_us",
+    "repeats",
+)
+"""Columns of ``steps.csv``; the KV of a decode is the mean over its repetitions."""
+DEFAULTS = {"async_scheduling": False}
+"""Arguments of ``vllm.LLM`` beside those of a replay: a step's tokens come with the step."""
+
+_ROOM = 64
+"""Tokens of a request that are left for its output while it is measured."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What a batch holds: a chunk over cached KV, and decodes with the same KV each.
+
+    Parameters
+    ----------
+    chunk, cached : int
+        Tokens that one request prefills, and its KV before. 0 and 0: none prefills.
+    decodes, kv : int
+        Requests that decode, and the KV of each.
+    """
+
+    chunk: int
+    cached: int
+    decodes: int
+    kv: int
+
+
+def shapes(max_tokens: int, max_requests: int, max_kv: int) -> list[Shape]:
+    """Return the batches that a profile measures.
+
+    Parameters
+    ----------
+    max_tokens, max_requests : int
+        Max tokens and max requests of a batch.
+    max_kv : int
+        Max tokens of a request.
+
+    Returns
+    -------
+    list of Shape
+        Powers of two: chunks, chunks of ``max_tokens`` over KV, decodes, and both together.
+    """
+    chunks = [c for c in _powers(16, max_tokens) if c + 2 <= max_kv]
+    found = [Shape(c, 0, 0, 0) for c in chunks]
+    # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
+    before = [m for m in _powers(max_tokens, max_kv) if m + 2 <= max_kv]
+    found += [Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + 2 <= max_kv]
+    kvs = [k for k in _powers(32, max_kv) if k + _ROOM <= max_kv]
+    decodes = _powers(1, max_requests)
+    found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
+    few = [n for n in decodes[1::2] if n < max_requests]
+    found += [
+        Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
+    ]
+    return found
+
+
+def _powers(low: int, high: int) -> list[int]:
+    return [low << k for k in range(64) if low << k <= high]
+
+
+def profile(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    max_tokens: int = 2048,
+    max_requests: int = 64,
+    max_kv: int = 4096,
+    repeats: int = 5,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int, Shape], None] | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model's folder, with ``config.json``.
+    out : str or Path
+        Folder of the profile: ``steps.csv`` and a copy of ``config.json``. Batches that are in it
+        are not measured again.
+    max_tokens, max_requests, max_kv : int
+        See `shapes`.
+    repeats : int
+        Number of times that each batch is measured, after one that does not count.
+    options : mapping, optional
+        Arguments of ``vllm.LLM``.
+    seed : int
+        Seed of the prompts.
+    progress : callable, optional
+        ``progress(measured, wanted, shape)`` is called before each batch.
+    stop : threading.Event, optional
+        When it is set, the profile ends after the batch at hand.
+
+    Returns
+    -------
+    int
+        The number of batches in the profile. Those that do not fit into the engine's KV are left
+        out.
+
+    Raises
+    ------
+    InputError
+        See `optsched.files.in_process.start`; or an argument is out of range.
+    """
+    for name, value in (("max_tokens", max_tokens), ("max_requests", max_requests),
+                        ("max_kv", max_kv), ("repeats", repeats)):  # fmt: skip
+        if value < 1:
+            raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+    wanted, table = shapes(max_tokens, max_requests, max_kv), Path(out) / "steps.csv"
+    done = _measured(table)
+    left = [shape for shape in wanted if shape not in done]
+    if not left:
+        return len(wanted)
+    sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests,
+             "max_model_len": max_kv}  # fmt: skip
+    engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
+    table.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(folder) / "config.json", table.parent / "config.json")
+    cache = engine.vllm_config.cache_config
+    held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
+    left = [s for s in left if s.cached + s.chunk + s.decodes * (s.kv + _ROOM) <= held]
+    bench = _Bench(engine, np.random.default_rng(seed))
+    with table.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        if not file.tell():
+            writer.writerow(["shape", *COLUMNS])
+        for shape in left:
+            if stop is not None and stop.is_set():
+                break
+            if progress is not None:
+                progress(len(done), len(wanted), shape)
+            writer.writerow([_name(shape), *bench.measure(shape, repeats)])
+            file.flush()
+            done.add(shape)
+    return len(done & set(wanted))
+
+
+def _name(shape: Shape) -> str:
+    return f"{shape.chunk}/{shape.cached}+{shape.decodes}x{shape.kv}"
+
+
+def _measured(table: Path) -> set[Shape]:
+    """Return the shapes of a profile that was begun."""
+    if not table.is_file():
+        return set()
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        parts = [row["shape"].replace("/", "+").replace("x", "+").split("+") for row in rows]
+        return {Shape(*map(int, part)) for part in parts}
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{table}: shape: found another table; expected a profile") from None
+
+
+class _Bench:
+    """An engine that is made to run batches of given shapes."""
+
+    def __init__(self, engine: Any, generator: np.random.Generator) -> None:
+        self.engine, self.generator = engine, generator
+        self.produced: dict[str, int] = {}
+        self.names = (f"r{k}" for k in range(10**9))
+
+    def measure(self, shape: Shape, repeats: int) -> list[float]:
+        """Return the columns of a batch: its content, median time, spread and repetitions."""
+        steps = list(
+            self._decodes(shape, repeats) if shape.decodes else self._alone(shape, repeats)
+        )
+        times = [1e6 * seconds for seconds, _ in steps[1:]]
+        kv = round(sum(held for _, held in steps[1:]) / len(times))
+        spread = max(times) - min(times)
+        return [shape.chunk, shape.cached, shape.decodes, kv, round(median(times), 1),
+                round(spread, 1), len(times)]  # fmt: skip
+
+    def _alone(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+        for _ in range(repeats + 1):
+            name = self._add(shape.cached + shape.chunk, 2)
+            seconds = 0.0
+            while not self.produced[name]:
+                seconds = self._step()  # the last one has the chunk
+            self._clear()
+            yield seconds, 0.0
+
+    def _decodes(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+        running = [self._add(shape.kv, 10**6) for _ in range(shape.decodes)]
+        while not all(self.produced[name] for name in running):
+            self._step()
+        for _ in range(repeats + 1):
+            held = sum(shape.kv + self.produced[name] - 1 for name in running) / len(running)
+            other = self._add(shape.chunk, 1) if shape.chunk else None
+            yield self._step(), held
+            if other is not None and not self.produced[other]:
+                raise InputError(f"profile: the engine split a prompt of {shape.chunk} tokens")
+        self._clear()
+
+    def _add(self, prompt: int, output: int) -> str:
+        from vllm import SamplingParams
+
+        limit = self.engine.model_config.max_model_len - prompt
+        name = next(self.names)
+        config = self.engine.model_config
+        tokens = self.generator.integers(FIRST_ID, config.get_vocab_size(), prompt).tolist()
+        exact = SamplingParams(
+            max_tokens=min(output, limit), ignore_eos=True, detokenize=False, temperature=0
+        )
+        self.produced[name] = 0
+        self.engine.add_request(name, {"prompt_token_ids": tokens}, exact)
+        return name
+
+    def _step(self) -> float:
+        begun = time.perf_counter()
+        found = self.engine.step()
+        seconds = time.perf_counter() - begun
+        for one in found:
+            if one.request_id in self.produced:
+                self.produced[one.request_id] = len(one.outputs[0].token_ids)
+        return seconds
+
+    def _clear(self) -> None:
+        self.engine.abort_request(list(self.produced))
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        self.produced.clear()
