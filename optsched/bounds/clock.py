@@ -38,12 +38,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
 from optsched.bounds.clock_search import Piece, searched_value
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.problem.budget import Budget
-from optsched.problem.objective import TOTAL_LATENCY
 
 _SAFETY = 1e-9
 _FEWEST, _MOST = 3, 6
@@ -140,5 +139,5 @@ CLOCK = Bound(
     clock,
     PROVED_FOR,
     searches=True,
-    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
+    suits=unless_total_latency,
 )
