@@ -15,13 +15,14 @@ from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, sim
 from optsched.bounds import (
     bounds,
     busy_time as busy,
-    clock as clock_module,
     lower_bound,
     paths as paths_module,
 )
 from optsched.bounds.base import BoundTask
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
+from optsched.bounds.clock import piece_of
+from optsched.bounds.clock_search import searched_value
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
@@ -221,16 +222,17 @@ def check_tiny(seed: int, count: int) -> None:
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                 assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
-        shares = clock_module.shares_of(BoundTask(instance, cost))
-        for _ in range(4):
-            fewer = shares._replace(
-                exclusive=shares.exclusive
-                * generator.random(instance.n) ** generator.choice([0, 1]),
-                share=shares.share * generator.random(instance.n) ** generator.choice([0, 1]),
-                ramp=shares.ramp * generator.choice([1e-9, 0.5, 1, 2, 20], instance.n),
-            )
-            value = clock_module.value_at(fewer, np.zeros(instance.n))
-            assert value <= tel * (1 + 1e-12), about
+        piece = piece_of(BoundTask(instance, cost))
+        for nodes in (1, 4, 40):
+            # A smaller share eta leaves eta alone_k <= w_k.
+            scale = generator.random(instance.n) ** generator.choice([0, 1])
+            decode = (piece.need - piece.fixed) * (1 + piece.rate)
+            share = piece.rate / (1 + piece.rate) * scale
+            fewer = piece._replace(
+                need=piece.fixed + (1 - share) * decode, rate=share / (1 - share),
+                slack=piece.slack * scale,
+            )  # fmt: skip
+            assert searched_value(fewer, nodes) <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(instance, cost, Budget(0.05))
         except NoIncumbentError:
@@ -367,24 +369,38 @@ def test_the_clock_of_two_requests_by_hand() -> None:
     # tokens at 0 s, prefill 8 + 17 ms. Request 1: 4 tokens at 12 ms, prefill 4 + 17 ms. Exclusive
     # are the 8 and 4 ms, so both make 17 ms of progress. When request 1 arrives, 8 ms were
     # exclusive and the clock is at 4. Request 0 has 13 ms to go and then sits through the 4 ms of
-    # request 1, unless that is put off by those 13 ms, which does not pay. Without further terms
+    # request 1, unless that waits for those 13 ms, which does not pay. Without further terms
     # request 0 takes 8 + 17 + 4 = 29 ms and request 1 takes 4 + 17 = 21 ms.
-    instance = Instance(
-        [0.0, 0.012], [8, 4], [1, 1], kv_capacity=100, time_unit="second", kv_accounting="cached"
-    )
-    shares = clock_module.shares_of(BoundTask(instance, PLAIN))._replace(ramp=np.zeros(2))
-    assert clock_module.clock_at_arrivals(shares) == pytest.approx([0.0, 0.004], abs=1e-9)
-    gains = np.zeros(2)
-    assert clock_module.value_at(shares, gains) == pytest.approx(0.050, rel=1e-6)
-    assert gains == pytest.approx([0.0, 0.0], abs=1e-9)
-    # If request 1 has 40 tokens, it waits: the clock runs 13 ms more, and request 0 saves 40 ms.
-    longer = Instance(
-        [0.0, 0.012], [8, 40], [1, 1], kv_capacity=100, time_unit="second", kv_accounting="cached"
-    )
-    shares = clock_module.shares_of(BoundTask(longer, PLAIN))._replace(ramp=np.zeros(2))
-    value = clock_module.value_at(shares, gains)
-    assert gains == pytest.approx([0.0, 0.027], abs=1e-6)
-    assert value == pytest.approx((8 + 17 + 40) / 1e3 + (40 + 17) / 1e3 - 0.027, rel=1e-6)
+    def value(prompt: int, nodes: int) -> float:
+        instance = Instance(
+            [0.0, 0.012], [8, prompt], [1, 1], kv_capacity=100, time_unit="second",
+            kv_accounting="cached",
+        )  # fmt: skip
+        return searched_value(piece_of(BoundTask(instance, PLAIN)), nodes)
+
+    assert value(4, 1) == value(4, 9) == pytest.approx(0.050, rel=1e-6)
+    # With 40 tokens request 1 waits: the clock runs 13 ms more, and request 0 saves 40 ms.
+    assert value(40, 9) == pytest.approx((8 + 17 + 40 + 17 + 13) / 1e3, rel=1e-6)
+
+
+def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    generator = np.random.default_rng(4)
+    more = 0
+    for _ in range(20):
+        instance = Instance(
+            np.sort(generator.random(8)) * 3, generator.integers(50, 4000, 8),
+            generator.integers(1, 200, 8), kv_capacity=100_000, time_unit="second",
+        )  # fmt: skip
+        piece = piece_of(BoundTask(instance, cost))
+        values = [searched_value(piece, nodes) for nodes in (1, 10, 1000)]
+        assert values == sorted(values)
+        more += values[0] < values[-1]
+        for policy in ("least-work", "rank-output", "vllm"):
+            tel = evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
+            assert tel is not None
+            assert values[-1] <= tel
+    assert more > 10
 
 
 def test_cuts_are_where_few_are_in_the_system_and_nowhere_else() -> None:

@@ -395,3 +395,19 @@ def test_what_a_comparison_does_not_record_truly_is_not_drawn(folder: Path, tmp_
     text = run(*words, status=2)
     assert "never executed" in text
     assert "compare --schedules-out" in text
+
+
+# --- Load -----------------------------------------------------------------------------------------
+
+
+def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
+    fcfs, bound, best = [(0.5, 2.0), (1.0, 9.0)], [(0.5, 1.0), (1.0, 4.0)], [(0.5, 1.5), (1.0, 5.0)]
+    ax = plot.plot_load({"fcfs": fcfs, "absent": []}, bound, best, ax=new_axes())
+    assert labels_of(ax) == ["fcfs", "best known schedule", "no schedule"]
+    drawn = [list(zip(*line.get_data(), strict=True)) for line in ax.get_lines()]
+    assert drawn == [fcfs, best]
+    (region,) = ax.collections
+    corners = region.get_paths()[0].vertices
+    assert corners[:, 1].max() == 4.0
+    assert corners[:, 1].min() == ax.get_ylim()[0]
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")

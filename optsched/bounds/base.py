@@ -80,6 +80,20 @@ class Proof:
     tree: dict[str, Any] | None = None
 
 
+def unless_total_latency(task: BoundTask) -> bool:
+    """Return whether ``auto`` should take a bound that `pieces` has as a part for total latency.
+
+    Parameters
+    ----------
+    task : BoundTask
+
+    Returns
+    -------
+    bool
+    """
+    return task.objective != TOTAL_LATENCY
+
+
 @dataclass(frozen=True)
 class Bound:
     """A lower bound that holds for every schedule of an instance.

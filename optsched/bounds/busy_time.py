@@ -87,7 +87,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR, scale_of, unavoidable_work
 from optsched.bounds.certificate import busy_time_leaf
 from optsched.bounds.machine import shortest_first
@@ -501,6 +501,6 @@ BUSY_TIME = Bound(
     busy_time,
     PROVED_FOR,
     searches=True,
-    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
+    suits=unless_total_latency,
     certifies=True,
 )

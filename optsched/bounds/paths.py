@@ -76,7 +76,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, margin, tokens_of
 from optsched.bounds.certificate import paths_leaf, work_leaf
@@ -252,6 +252,6 @@ PATHS = Bound(
     paths,
     PROVED_FOR,
     searches=True,
-    suits=lambda task: task.objective != TOTAL_LATENCY,  # which `pieces` takes together
+    suits=unless_total_latency,
     certifies=True,
 )
