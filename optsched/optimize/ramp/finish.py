@@ -196,7 +196,7 @@ def _second_costs(mask: Any, kind: Any, cost: Any) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _extra(node: int, graph: _Graph, scratch: _Scratch) -> int:
+def _extra(node: int, graph: _Graph, scratch: _Scratch) -> Any:
     """Return what the tables add to the cost to the end for what is left of each kind."""
     best = np.uint8(0)
     for k in range(scratch.never.shape[0]):
@@ -256,7 +256,7 @@ def _left_alike(a: int, b: int, j: int, i: int, layer: _Layer) -> bool:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _slot(key: Any, layer: _Layer, slots: Any) -> int:
+def _slot(key: Any, layer: _Layer, slots: Any) -> Any:
     """Return the slot of the labels with a key, or the empty one where they would be."""
     last = np.uint64(slots.shape[0] - 1)
     at = (key ^ (key >> np.uint64(29))) & last
