@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import optsched.bounds.checker as checker
 import optsched.bounds.checker_parts as checker_parts
-import optsched.bounds.checker_ramp as checker_ramp
+import optsched.bounds.checker_plain as checker_plain
 from optsched.bounds.certificate import branch, make_certificate, prices_leaf, verify_certificate
 from optsched.bounds.checker import check_certificate, schedule_value
 from optsched.bounds.checker_parts import Rejected, columns_of
@@ -455,7 +455,7 @@ def test_what_a_check_would_take_is_refused_in_one_line(monkeypatch: pytest.Monk
     ):  # fmt: skip
         tree = ramp(instance, 10**7)
         with monkeypatch.context() as patch:
-            patch.setattr(checker_ramp, name, most)
+            patch.setattr(checker_plain, name, most)
             with pytest.raises(Rejected, match=rf"a level of more than {most} \w+; too large"):
                 check_certificate(instance, make_certificate(instance, tree, value=10**7))
 

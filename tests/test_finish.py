@@ -11,12 +11,15 @@ from brute_force import brute_force_tel
 from readable_finish import Readable
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
-from optsched.bounds.checker_parts import Rejected
-from optsched.optimize.ramp import finish as ramp_finish, prove
+from optsched.bounds import checker_ramp
+from optsched.bounds.checker_parts import Rejected, columns_of
+from optsched.bounds.checker_ramp import check_ramp
+from optsched.optimize.ramp import climb, finish as ramp_finish, prove
 from optsched.optimize.ramp.finish import finish, refused
 from optsched.optimize.ramp.graph import Interrupted
+from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
-from optsched.optimize.ramp.relaxation import Level, Relaxation, needed_clock, periods
+from optsched.optimize.ramp.relaxation import Level, Relaxation, ramp_leaf
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
@@ -76,7 +79,7 @@ def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_reques
 def test_proofs_end_by_enumeration_at_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     # With coarse first graphs and a wide limit, most tiny proofs end by enumeration.
     monkeypatch.setattr(prove, "_CLOSE", 1.0)
-    monkeypatch.setattr(prove, "_FIRST", 3)
+    monkeypatch.setattr(climb, "_FIRST", 3)
     rng = np.random.default_rng(9)
     enumerated = 0
     for turn in range(80):
@@ -175,3 +178,32 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     )
     # Without a clock arrivals are not known: the schedules would not be those of the instance.
     rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
+
+
+def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The claimed value is right, one too high or one too low; half of the chains enumerate.
+    rng = np.random.default_rng(4)
+    refusals = 0
+    for turn in range(40):
+        instance = tiny_instance(rng, turn, 5)
+        monkeypatch.setattr(prove, "_CLOSE", float(turn % 2))
+        monkeypatch.setattr(climb, "_FIRST", 3)
+        proofs = prove_all(instance, seed=turn)
+        for change in (0, 1, -1):
+            leaf = ramp_leaf(
+                [(p.jobs, p.bound + change, p.denominator, p.clock, p.levels) for p in proofs]
+            )
+            found = []
+            for few in (0, 10**6):
+                monkeypatch.setattr(checker_ramp, "FEW", few)
+                try:
+                    found.append(str(check_ramp(columns_of(instance), leaf)))
+                except Rejected as error:
+                    found.append(str(error))
+            assert found[0] == found[1]
+            refusals += "found a schedule below" in found[0]
+            if change == 0:
+                assert found[0] == str(sum(p.value for p in proofs))
+    assert refusals > 5

@@ -10,7 +10,7 @@ import pytest
 from brute_force import brute_force_tel
 from test_ramp import tiny_instance
 
-from optsched.optimize.ramp.relaxation import Jobs, periods
+from optsched.optimize.ramp.jobs import Jobs, periods
 from optsched.optimize.search.neighbourhood import improve
 from optsched.workloads.generate import generate
 

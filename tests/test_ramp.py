@@ -15,6 +15,7 @@ from optsched.bounds.checker_parts import columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
+    climb,
     graph as ramp_graph,
     product as ramp_product,
     prove,
@@ -23,15 +24,9 @@ from optsched.optimize.ramp import (
     tracker as ramp_tracker,
 )
 from optsched.optimize.ramp.floors import Ladder, count_multisets
+from optsched.optimize.ramp.jobs import most_completed, needed_clock, periods
 from optsched.optimize.ramp.prove import Proof, prove_all
-from optsched.optimize.ramp.relaxation import (
-    Relaxation,
-    most_completed,
-    needed_clock,
-    periods,
-    ramp_leaf,
-    unsupported,
-)
+from optsched.optimize.ramp.relaxation import Relaxation, ramp_leaf, unsupported
 from optsched.optimize.ramp.second_thread import Helper
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
@@ -87,7 +82,7 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 
 def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "_LARGE", 0)
-    monkeypatch.setattr(prove, "_FIRST", 10)
+    monkeypatch.setattr(climb, "_FIRST", 10)
     check_against_brute_force(3, 150, 4)
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance)
@@ -111,7 +106,7 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     monkeypatch.setattr(prove, "_BUDGET", 8)
     monkeypatch.setattr(prove, "_IF_NEAR", 1.0)
     for first, large in ((10, 4_000_000), (3, 0)):
-        monkeypatch.setattr(prove, "_FIRST", first)
+        monkeypatch.setattr(climb, "_FIRST", first)
         monkeypatch.setattr(prove, "_LARGE", large)
         check_against_brute_force(31 + first, 100, 4)
     assert sum(found < upper for found, upper in targets) > 30

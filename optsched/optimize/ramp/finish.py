@@ -50,13 +50,24 @@ Import this module lazily: it loads numba.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.graph import INFINITE, Interrupted, label_costs
+from optsched.optimize.ramp.finish_kernel import (
+    FULL,
+    TOP,
+    Kinds,
+    Layer,
+    Paths,
+    Scratch,
+    fill_tables,
+    follow,
+    second_costs,
+    swap,
+)
+from optsched.optimize.ramp.graph import Interrupted, label_costs
 from optsched.optimize.ramp.relaxation import Relaxation
 
 MAX_OUTPUT = 1024
@@ -67,371 +78,8 @@ _BYTES = 2**29
 """The max bytes of one layer."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
-_TOP = 255
-"""An entry of the tables that is beyond the cutoff."""
 _STACK = 4096
 """The max number of chains of rounds that wait to be followed from one label."""
-_DONE, _FULL = 0, 1
-_ONE = np.uint64(1)
-_ZERO = np.uint64(0)
-
-
-class _Graph(NamedTuple):
-    """The graph, what its paths cost, the cost above which they do not matter, and the tables."""
-
-    arc_start: Any
-    arc_target: Any
-    arc_label: Any
-    loop: Any
-    backward: Any
-    mask: Any
-    join: Any
-    first_mask: Any
-    scale: Any
-    cutoff: Any
-    table: Any
-    unit: Any
-
-
-class _Kinds(NamedTuple):
-    """The kinds of requests, the capacity, and the round at which paths join the clock."""
-
-    cost: Any
-    copies: Any
-    peak: Any
-    output: Any
-    ready: Any
-    larger: Any  # by kind, those that are at least as large, the nearest first, then -1
-    sign: Any  # random numbers, whose sum over the placed requests is a label's key
-    capacity: Any
-    clock: Any
-
-
-class _Layer(NamedTuple):
-    """Labels after so many placements, by row."""
-
-    node: Any
-    rounds: Any  # cost in rounds
-    clock: Any  # the present round, or -1 without a clock
-    need: Any  # the least clock at which the label may join
-    rest: Any  # how many of each kind are left
-    tokens: Any  # live tokens now, one round earlier, ...
-    key: Any
-    after: Any  # the next row of the same key
-    kept: Any
-    parent: Any
-    kind: Any
-    passed: Any  # rounds since the placement before
-    count: Any  # rows; rows kept
-
-
-class _Scratch(NamedTuple):
-    """A hash table of the keys of a layer, and what is used while one label is followed."""
-
-    slots: Any
-    stack: Any
-    never: Any  # by kind, 255 where none is left
-    once: Any  # by kind, 255 where one is left
-
-
-@njit(cache=True, nogil=True)
-def _counter_tables(
-    graph: _Graph, value: Any, second: Any, kind: Any, cost: Any, out: Any
-) -> None:  # fmt: skip
-    """Fill in the tables of single counters, from the end backward.
-
-    ``value`` is the least cost of each label and ``kind`` has it; ``second`` is the least cost of
-    the label's other kinds.
-    """
-    kinds = cost.shape[0]
-    nodes = graph.backward.shape[0]
-    never = np.empty(kinds, dtype=np.int32)
-    once = np.empty(kinds, dtype=np.int32)
-    step = np.int32(graph.unit)
-    most = np.int32(_TOP * graph.unit)
-    out[nodes - 1, 0, :] = 0
-    out[nodes - 1, 1, :] = _TOP
-    for u in range(nodes - 2, -1, -1):
-        never[:] = most
-        once[:] = most
-        here = np.int64(graph.backward[u])
-        for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
-            v, label = graph.arc_target[a], graph.arc_label[a]
-            more = np.int64(graph.backward[v]) - here
-            if here >= INFINITE or graph.backward[v] >= INFINITE or more + value[label] >= most:
-                continue
-            add = np.int32(more + value[label])
-            best = kind[label]
-            if best >= 0:
-                other = min(more + second[label], np.int64(most))
-                without = min(np.int64(never[best]), other + step * np.int64(out[v, 0, best]))
-                later = min(np.int64(once[best]), other + step * np.int64(out[v, 1, best]))
-            for k in range(kinds):
-                never[k] = min(never[k], add + step * np.int32(out[v, 0, k]))
-                once[k] = min(once[k], add + step * np.int32(out[v, 1, k]))
-            if best >= 0:
-                never[best], once[best] = without, later
-                bits = graph.mask[label]
-                k = 0
-                while bits != _ZERO:
-                    if bits & _ONE:
-                        now = more + cost[k] + step * np.int64(out[v, 0, k])
-                        once[k] = min(np.int64(once[k]), now)
-                    bits >>= _ONE
-                    k += 1
-        for k in range(kinds):
-            out[u, 0, k] = never[k] // step
-            out[u, 1, k] = once[k] // step
-
-
-@njit(cache=True, nogil=True)
-def _second_costs(mask: Any, kind: Any, cost: Any) -> Any:
-    """Return the least cost of each label's kinds without the one of least cost."""
-    second = np.full(kind.shape[0], INFINITE, dtype=np.int64)
-    for label in range(kind.shape[0]):
-        for k in range(cost.shape[0]):
-            if (mask[label] >> np.uint64(k)) & _ONE and k != kind[label]:
-                second[label] = min(second[label], cost[k])
-    return second
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _extra(node: int, graph: _Graph, scratch: _Scratch) -> int:
-    """Return what the tables add to the cost to the end for what is left of each kind."""
-    best = np.uint8(0)
-    for k in range(scratch.never.shape[0]):
-        entry = (graph.table[node, 0, k] & scratch.never[k]) | (
-            graph.table[node, 1, k] & scratch.once[k]
-        )
-        best = entry if entry > best else best
-    return np.int64(best) * graph.unit
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _left(k: int, rest: Any, scratch: _Scratch) -> None:
-    """Note how many of kind k are left."""
-    scratch.never[k] = 255 if rest == 0 else 0
-    scratch.once[k] = 255 if rest == 1 else 0
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _waits(a: int, b: int, m: int, layer: _Layer, join: int) -> Any:
-    """Return the rounds that label a passes to be where label b is, or -1 if it cannot."""
-    spare = np.int64(layer.rounds[b]) - layer.rounds[a]
-    waits = spare // m
-    need = np.int64(layer.need[a])
-    if spare < 0:
-        waits = -1
-    elif layer.clock[a] >= 0:
-        exact = np.int64(layer.clock[a]) - layer.clock[b]
-        waits = exact if layer.clock[b] >= 0 and 0 <= exact <= waits else -1
-    elif layer.clock[b] >= 0:
-        before = waits - (join - layer.clock[b])  # rounds before the label joins
-        waits = waits if before >= 0 and need - before <= join else -1
-    elif max(need - waits, join) > layer.need[b]:
-        waits = -1
-    return waits
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _dominates(a: int, b: int, m: int, layer: _Layer, join: int) -> bool:
-    """Whether conditions 1 and 2 of the module's text hold for some number of rounds."""
-    waits = _waits(a, b, m, layer, join)
-    width = layer.tokens.shape[1]
-    below = waits >= 0
-    j = 0
-    while below and j + waits < width:
-        below = layer.tokens[a, j + waits] <= layer.tokens[b, j]
-        j += 1
-    return below
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _left_alike(a: int, b: int, j: int, i: int, layer: _Layer) -> bool:
-    """Whether the same is left of labels a and b, but one more of kind j and one less of i."""
-    alike = True
-    for k in range(layer.rest.shape[1]):
-        alike &= layer.rest[a, k] == layer.rest[b, k] + (k == j) - (k == i)
-    return alike
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _slot(key: Any, layer: _Layer, slots: Any) -> Any:
-    """Return the slot of the labels with a key, or the empty one where they would be."""
-    last = np.uint64(slots.shape[0] - 1)
-    at = (key ^ (key >> np.uint64(29))) & last
-    while slots[at] >= 0 and layer.key[slots[at]] != key:
-        at = (at + _ONE) & last
-    return np.int64(at)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _enter(m: int, layer: _Layer, kinds: _Kinds, slots: Any) -> None:
-    """Keep the label in the row after the last one, unless another deletes it.
-
-    Those that it deletes are no longer kept.
-    """
-    new = layer.count[0]
-    at = _slot(layer.key[new], layer, slots)
-    row = slots[at]
-    wanted = True
-    while row >= 0 and wanted:
-        if layer.kept[row] and _left_alike(row, new, -1, -1, layer):
-            if _dominates(row, new, m, layer, kinds.clock):
-                wanted = False
-            elif _dominates(new, row, m, layer, kinds.clock):
-                layer.kept[row] = False
-                layer.count[1] -= 1
-        row = layer.after[row]
-    if wanted:
-        layer.after[new] = slots[at]
-        slots[at] = new
-        layer.kept[new] = True
-        layer.count[0] += 1
-        layer.count[1] += 1
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _write(
-    e: int, v: int, k: int, so_far: Any, old: _Layer, new: _Layer, kinds: _Kinds
-) -> None:  # fmt: skip
-    """Write the label that places kind k after label e into the row after the last one."""
-    cost, passed, clock = so_far
-    at = new.count[0]
-    new.node[at], new.rounds[at], new.clock[at] = v, cost, clock
-    need = max(np.int64(old.need[e]) - passed, kinds.clock)
-    new.need[at] = max(need, kinds.ready[k]) if clock < 0 else need
-    for j in range(kinds.copies.shape[0]):
-        new.rest[at, j] = old.rest[e, j]
-    new.rest[at, k] -= 1
-    width = new.tokens.shape[1]
-    for j in range(width):
-        new.tokens[at, j] = old.tokens[e, j + passed] if j + passed < width else 0
-    for j in range(kinds.output[k]):
-        new.tokens[at, j] += kinds.peak[k] - j
-    new.key[at] = old.key[e] + kinds.sign[k]
-    new.parent[at], new.kind[at], new.passed[at] = e, k, passed
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _place(
-    e: int, a: int, so_far: Any, m: int, old: _Layer, new: _Layer, graph: _Graph, kinds: _Kinds,
-    scratch: _Scratch
-) -> int:  # fmt: skip
-    """Make the labels that place a request by arc a, some rounds after label e."""
-    cost, passed, reduced, clock = so_far
-    v = graph.arc_target[a]
-    spare = graph.cutoff - reduced - graph.backward[v]
-    room = np.int64(kinds.capacity)
-    if passed < old.tokens.shape[1]:
-        room -= old.tokens[e, passed]
-    bits = graph.mask[graph.arc_label[a]]
-    k = -1
-    while bits != _ZERO:
-        k += 1
-        take = bits & _ONE
-        bits >>= _ONE
-        rest = old.rest[e, k]
-        if not take or rest == 0 or kinds.peak[k] > room or kinds.cost[k] > spare:
-            continue
-        _left(k, rest - 1, scratch)
-        extra = _extra(v, graph, scratch)
-        _left(k, rest, scratch)
-        if kinds.cost[k] + extra > spare:
-            continue
-        if new.count[0] == new.node.shape[0]:
-            return _FULL
-        _write(e, v, k, (cost, passed, clock), old, new, kinds)
-        _enter(m + 1, new, kinds, scratch.slots)
-    return _DONE
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _follow(
-    e: int, m: int, old: _Layer, new: _Layer, graph: _Graph, kinds: _Kinds, scratch: _Scratch
-) -> int:  # fmt: skip
-    """Make the labels that follow label e, after any number of rounds and a join or none."""
-    placed = np.int64(0)
-    for k in range(kinds.cost.shape[0]):
-        placed += (kinds.copies[k] - old.rest[e, k]) * kinds.cost[k]
-        _left(k, old.rest[e, k], scratch)
-    stack = scratch.stack
-    stack[0, 0], stack[0, 1], stack[0, 2] = old.node[e], 0, old.clock[e]
-    depth = 1
-    while depth > 0:
-        depth -= 1
-        node, passed, clock = stack[depth, 0], stack[depth, 1], stack[depth, 2]
-        while node >= 0:
-            cost = np.int64(old.rounds[e]) + passed * m
-            reduced = cost * graph.scale + placed
-            spare = graph.cutoff - reduced - graph.backward[node]
-            if spare < 0 or _extra(node, graph, scratch) > spare:
-                break
-            waiting = clock < 0 and old.need[e] - passed > kinds.clock
-            onward = np.int64(-1)
-            for a in range(graph.arc_start[node], graph.arc_start[node + 1]):
-                v, label = graph.arc_target[a], graph.arc_label[a]
-                if label < graph.join:
-                    onward = v
-                elif label == graph.join and not waiting:
-                    if depth == stack.shape[0]:
-                        return _FULL
-                    stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, kinds.clock
-                    depth += 1
-                elif label >= graph.first_mask and graph.backward[v] < INFINITE:
-                    so_far = cost, passed, reduced, clock
-                    if _place(e, a, so_far, m, old, new, graph, kinds, scratch) == _FULL:
-                        return _FULL
-            live = passed < old.tokens.shape[1] and old.tokens[e, passed] > 0
-            if onward < 0 and graph.loop[node] >= 0 and (live or waiting):
-                onward = np.int64(node)
-            node = onward
-            passed += 1
-            clock = clock - 1 if clock >= 0 else clock
-    return _DONE
-
-
-@njit(cache=True, nogil=True)
-def _follow_all(
-    rows: Any, m: int, old: _Layer, new: _Layer, graph: _Graph, kinds: _Kinds, scratch: _Scratch
-) -> int:  # fmt: skip
-    """Make the labels that follow those in some rows."""
-    for e in rows:
-        if _follow(e, m, old, new, graph, kinds, scratch) == _FULL:
-            return _FULL
-    return _DONE
-
-
-@njit(cache=True, nogil=True)
-def _swap(m: int, layer: _Layer, kinds: _Kinds, slots: Any) -> None:
-    """Delete labels by those that placed a larger request instead of one of theirs.
-
-    Only the nearest larger one that is left is tried: others delete next to nothing more.
-    """
-    number = kinds.copies.shape[0]
-    rest = layer.rest
-    for b in range(layer.count[0]):
-        for j in range(number):
-            if not layer.kept[b]:
-                break
-            if rest[b, j] == kinds.copies[j]:
-                continue
-            i = 0
-            while i < number and kinds.larger[j, i] >= 0 and rest[b, kinds.larger[j, i]] == 0:
-                i += 1
-            if i == number or kinds.larger[j, i] < 0:
-                continue
-            i = kinds.larger[j, i]
-            a = slots[_slot(layer.key[b] - kinds.sign[j] + kinds.sign[i], layer, slots)]
-            while a >= 0 and layer.kept[b]:
-                if (
-                    layer.kept[a]
-                    and _dominates(a, b, m, layer, kinds.clock)
-                    and _left_alike(a, b, j, i, layer)
-                ):
-                    layer.kept[b] = False
-                    layer.count[1] -= 1
-                a = layer.after[a]
 
 
 def counter_tables(relaxation: Relaxation) -> tuple[NDArray[np.uint8], int]:
@@ -450,22 +98,22 @@ def counter_tables(relaxation: Relaxation) -> tuple[NDArray[np.uint8], int]:
     r, labels = relaxation, relaxation.labels
     count = int(labels.count[0])
     value, kind = label_costs(labels.mask, labels.fixed, count, labels.first_mask, -r.pi, r.scale)
-    second = _second_costs(labels.mask[:count], kind, -r.pi)
-    unit = max(0, r.cutoff - int(r.backward[0])) // _TOP + 1
+    second = second_costs(labels.mask[:count], kind, -r.pi)
+    unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
     out = np.empty((r.graph.nodes, 2, len(r.copies)), dtype=np.uint8)
-    _counter_tables(_graph(r, out, unit), value, second, kind, -r.pi, out)
+    fill_tables(_paths(r, out, unit), value, second, kind, -r.pi, out)
     return out, unit
 
 
-def _graph(relaxation: Relaxation, table: NDArray[np.uint8], unit: int) -> _Graph:
+def _paths(relaxation: Relaxation, table: NDArray[np.uint8], unit: int) -> Paths:
     r, graph, labels = relaxation, relaxation.graph, relaxation.labels
-    return _Graph(
+    return Paths(
         graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, r.backward, labels.mask,
         labels.join, labels.first_mask, r.scale, r.cutoff, table, unit,
     )  # fmt: skip
 
 
-def _kinds(relaxation: Relaxation) -> _Kinds:
+def _kinds(relaxation: Relaxation) -> Kinds:
     r = relaxation
     output = r.peak - r.floor + 1
     ready = r.ready if r.jobs.arrival.any() else np.zeros_like(r.ready)
@@ -476,15 +124,15 @@ def _kinds(relaxation: Relaxation) -> _Kinds:
     order = np.argsort(np.where(larger, away, np.iinfo(np.int64).max), axis=1, kind="stable")
     larger = np.where(np.take_along_axis(larger, order, axis=1), order, -1)
     sign = np.random.default_rng(0).integers(0, 2**64, len(r.copies), dtype=np.uint64)
-    return _Kinds(
+    return Kinds(
         -r.pi, r.copies, r.peak, output, ready, larger, sign, r.jobs.capacity, r.clock
     )  # fmt: skip
 
 
-def _new_layer(rows: int, kinds: int, width: int) -> _Layer:
+def _new_layer(rows: int, kinds: int, width: int) -> Layer:
     """Return an empty layer. Memory is taken only for rows that are written."""
     small = [np.empty(rows, dtype=np.int32) for _ in range(8)]
-    return _Layer(
+    return Layer(
         node=small[0],
         rounds=small[1],
         clock=small[2],
@@ -501,7 +149,7 @@ def _new_layer(rows: int, kinds: int, width: int) -> _Layer:
     )
 
 
-def _root(layer: _Layer, kinds: _Kinds) -> None:
+def _root(layer: Layer, kinds: Kinds) -> None:
     """Make a layer that has the root only."""
     layer.node[0] = layer.rounds[0] = layer.key[0] = 0
     layer.clock[0], layer.need[0] = -1, kinds.clock
@@ -576,11 +224,11 @@ def finish(relaxation: Relaxation, most: int) -> Finished | None:
     """
     r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
     kinds = _kinds(r)
-    graph = _graph(r, *counter_tables(r))
+    graph = _paths(r, *counter_tables(r))
     width = int(kinds.output.max())
     rows = max(2, min(most, _BYTES // (48 + len(r.copies) + 4 * width)))
     old, new = (_new_layer(rows, len(r.copies), width) for _ in range(2))
-    scratch = _Scratch(
+    scratch = Scratch(
         slots=np.empty(1 << (2 * rows - 1).bit_length(), dtype=np.int32),
         stack=np.empty((_STACK, 3), dtype=np.int64),
         never=np.zeros(len(r.copies), dtype=np.uint8),
@@ -596,9 +244,9 @@ def finish(relaxation: Relaxation, most: int) -> Finished | None:
             if r.stop[0]:
                 raise Interrupted
             some = kept[begin : begin + _CHUNK]
-            if _follow_all(some, m, old, new, graph, kinds, scratch) == _FULL:
+            if follow(some, m, old, new, graph, kinds, scratch) == FULL:
                 return None
-        _swap(m + 1, new, kinds, scratch.slots)
+        swap(m + 1, new, kinds, scratch.slots)
         made = slice(int(new.count[0]))
         steps.append([a[made].copy() for a in (new.parent, new.kind, new.passed)])
         labels.append(int(new.count[1]))
@@ -610,7 +258,7 @@ def finish(relaxation: Relaxation, most: int) -> Finished | None:
     return _best(r, old, steps, labels)
 
 
-def _best(r: Relaxation, layer: _Layer, steps: list[Any], labels: list[int]) -> Finished:
+def _best(r: Relaxation, layer: Layer, steps: list[Any], labels: list[int]) -> Finished:
     """Return what the last layer shows: its labels are schedules."""
     made = slice(int(layer.count[0]))
     live = (layer.tokens[made] > 0).sum(axis=1)

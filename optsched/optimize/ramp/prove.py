@@ -16,36 +16,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
+from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
-from optsched.optimize.ramp.relaxation import (
-    MAX_NODES,
-    Jobs,
-    Level,
-    Relaxation,
-    most_completed,
-    needed_clock,
-    periods,
-    unsupported,
-)
+from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.relaxation import MAX_NODES, Level, Relaxation, unsupported
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.instance import Instance
 
 _MAX_ROUNDS = 10**7
 """The max length of annealing's array of rounds."""
-_COUNTERS = 3
-"""The number of kinds that get counters at a time."""
-_GROWTH = 8.0
-"""The factor by which the nodes should grow from one step of the ladder to the next."""
-_FIRST = 1_000_000
-"""The max nodes of a graph that is built without smaller graphs before it."""
 _LARGE = 4_000_000
 """A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
 predicts that of larger graphs."""
@@ -71,12 +58,8 @@ _FURTHER = 0.1
 """The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
 _CAREFUL = 0.8
 """The share of the time left that is planned, since larger graphs take longer per node."""
-_CAUTION = 1.5
-"""The factor by which graphs of a higher target may grow more at the same step."""
 _NEAR = 0.02
 """Below this gap a proof is near, so wide beams and large graphs are worth their time."""
-_CLOCKED_SHARE = 0.35
-"""The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
 _WHOLE_CLOCK = 600
 """A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
@@ -273,90 +256,8 @@ def _clock(jobs: Jobs, room: float, stop: NDArray[np.int8]) -> int:
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
     pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
-    few = (pairs <= _WHOLE_CLOCK) | (_CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room)
+    few = (pairs <= _WHOLE_CLOCK) | (CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room)
     return int(few.sum()) - 1
-
-
-@dataclass(eq=False)
-class _Climb:
-    """A relaxation on its way up the ladder of floors, then to counters.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    ladder : Ladder
-    grown : dict
-        The factor by which the nodes grew at each step the last time. All climbs share it.
-    rung : int
-        The step of the ladder. It is -1 before the first step, and beyond the last one once kinds
-        are counted.
-    share : float
-        The number of nodes over that predicted from the ladder's states.
-    """
-
-    relaxation: Relaxation
-    ladder: Ladder
-    grown: dict[tuple[int, int], float] = field(default_factory=dict)
-    rung: int = -1
-    share: float = 1.0
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return int(self.relaxation.graph.nodes)
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to refine."""
-        r = self.relaxation
-        return r.closed or r.graph is None or len(r.counted) == len(r.copies)
-
-    def fork(self) -> _Climb:
-        """Return another one that goes on from here."""
-        return replace(self, relaxation=self.relaxation.fork())
-
-    def plan(self, room: float) -> tuple[int, float]:
-        """Return the next rung, and the factor by which nodes should grow up to it."""
-        r, ladder, rung = self.relaxation, self.ladder, self.rung
-        last = len(ladder.steps) - 1
-        if rung < 0:
-            states = min(_FIRST, room / 4) / _first_nodes(r)
-            return min(last, ladder.finest(0, states)), 0.0
-        if rung < last:
-            per_state = self.share * self.nodes / ladder.states(rung)
-            states = min(room, max(_FIRST, _GROWTH * self.nodes)) / per_state
-            to = ladder.finest(rung + 1, states)
-            growth = per_state * ladder.states(to) / self.nodes
-        else:
-            to = rung + 1
-            for kinds in range(min(_COUNTERS, len(r.copies) - len(r.counted)), 1, -1):
-                if self.grown.get((rung, rung + kinds), 2.0**kinds) * self.nodes <= room:
-                    to = rung + kinds
-                    break
-            growth = 2.0 ** (to - rung)
-        return to, min(growth, _CAUTION * self.grown.get((rung, to), math.inf))
-
-    def take(self, to: int, most: int) -> None:
-        """Go to a rung, with at most ``most`` nodes.
-
-        Raises
-        ------
-        Interrupted, TooLargeError
-            The rung was not reached, and nothing has changed.
-        """
-        r, rung = self.relaxation, self.rung
-        last, before = len(self.ladder.steps) - 1, self.nodes
-        if rung < last:
-            r.use_floors(self.ladder.steps[to], most)
-        else:
-            order = np.argsort(-r.violation, kind="stable").tolist()
-            r.count([k for k in order if k not in r.counted][: to - rung], most)
-        self.rung = to
-        if r.graph is not None and rung >= 0:
-            self.grown[rung, to] = self.nodes / before
-            if to <= last:
-                expected = self.ladder.states(to) / self.ladder.states(rung)
-                self.share = self.nodes / before / expected
 
 
 def _refine(
@@ -376,7 +277,7 @@ def _refine(
     """
     clock = time.perf_counter
     rate, budget, timely = _RATE, float(min(_BUDGET, MAX_NODES)), math.inf
-    base = climb = _Climb(first, Ladder(first))
+    base = climb = Climb(first, Ladder(first))
     proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
     first_raise = 0
 
@@ -478,13 +379,6 @@ def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
         (before, few), (last, many) = proved[-2:]
         slope = max(slope / 2, _STEEPER * math.log(many / few) / (last - before))
     return max(1, int(math.log(factor) / slope))
-
-
-def _first_nodes(relaxation: Relaxation) -> float:
-    """Return roughly the number of nodes per state."""
-    r = relaxation
-    pairs = int((most_completed(r.jobs, r.clock) + 1).sum()) if r.clock else 0
-    return r.jobs.n + _CLOCKED_SHARE * pairs
 
 
 def prove_all(

@@ -63,7 +63,8 @@ Limits on batches and a ban on hybrid batching only rule schedules out, so the b
 under them. It also holds for schedules with restarts: the last run of each request is
 uninterrupted, and the other runs only take room.
 
-Busy periods far apart (`periods`) are bounded one by one. No array is as long as the time axis.
+Busy periods far apart (`optsched.optimize.ramp.jobs.periods`) are bounded one by one. No array is
+as long as the time axis.
 """
 
 from __future__ import annotations
@@ -73,15 +74,12 @@ import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.blocks import blocks_of
-from optsched.problem.instance import Instance
+from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock
 
 MAX_KINDS = 63
 """The max number of kinds in one busy period. Labels are masks of 64 bits, so beyond this number
@@ -99,127 +97,6 @@ _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `graph.INFINITE`
 _PATHS = 150
-
-
-@dataclass(frozen=True, eq=False)
-class Jobs:
-    """Requests of one busy period, times counted from its first arrival.
-
-    Parameters
-    ----------
-    arrival, first_kv, output : ndarray of int64, shape (n,)
-        Arrivals and outputs in rounds. ``first_kv`` is the KV tokens that a request holds in its
-        first round, s or s + 1; it holds one more in each later round.
-    capacity : int
-        KV capacity, in tokens.
-    index : ndarray of int64, shape (n,)
-        The requests' numbers in the instance.
-    """
-
-    arrival: NDArray[np.int64]
-    first_kv: NDArray[np.int64]
-    output: NDArray[np.int64]
-    capacity: int
-    index: NDArray[np.int64]
-
-    @property
-    def n(self) -> int:
-        """Number of requests."""
-        return len(self.arrival)
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds within which every schedule without needless idling ends."""
-        return int(self.arrival.max() + self.output.sum()) + 2
-
-    @cached_property
-    def peak(self) -> NDArray[np.int64]:
-        """KV tokens held in a request's last round, shape (n,)."""
-        return self.first_kv + self.output - 1
-
-    @cached_property
-    def volume(self) -> NDArray[np.int64]:
-        """Token-rounds of each request: its KV summed over its rounds, shape (n,)."""
-        return self.output * self.first_kv + self.output * (self.output - 1) // 2
-
-    def total(self, starts: NDArray[np.int64]) -> int:
-        """Return the total latency of starts, in rounds.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        """
-        return int((starts + self.output - self.arrival).sum())
-
-    def used(
-        self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
-    ) -> NDArray[np.int64]:
-        """Return the KV in use in each round, in tokens.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        rounds : int
-            The length of the result. It must exceed the last completion.
-        members : ndarray of int64, optional
-            The requests to count. Default: all.
-
-        Returns
-        -------
-        ndarray of int64, shape (rounds,)
-        """
-        used = np.zeros(rounds, dtype=np.int64)
-        for i in range(self.n) if members is None else members:
-            k, o = int(starts[i]), int(self.output[i])
-            used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
-        return used
-
-    def feasible(self, starts: NDArray[np.int64]) -> bool:
-        """Whether starts respect arrivals and the KV capacity.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        """
-        if (starts < self.arrival).any():
-            return False
-        rounds = int((starts + self.output).max()) + 1
-        return bool(self.used(starts, rounds).max() <= self.capacity)
-
-
-def periods(instance: Instance) -> list[Jobs]:
-    """Divide the requests into busy periods that can be bounded one by one.
-
-    A period is a block of `optsched.bounds.blocks`. The bounds of the periods add up: a schedule's
-    latency is the sum over the periods, and the part of each period is a schedule of its requests
-    alone. The best schedules of the periods together are a schedule of the instance if each ends
-    within its `Jobs.rounds`.
-
-    Parameters
-    ----------
-    instance : Instance
-        In rounds.
-
-    Returns
-    -------
-    list of Jobs
-        In order of time.
-    """
-    order = np.argsort(instance.arrival, kind="stable")
-    block = blocks_of(instance).of[order]
-    out = []
-    for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
-        arrival = instance.arrival[index].astype(np.int64)
-        out.append(
-            Jobs(
-                arrival=arrival - arrival[0],
-                first_kv=instance.prompt_tokens[index] + instance.kv_offset,
-                output=instance.output_tokens[index],
-                capacity=instance.kv_capacity,
-                index=index,
-            )
-        )
-    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -701,46 +578,6 @@ def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
         kinds, copies = np.delete(kinds, j, axis=0), np.delete(copies, j)
         kind_of = np.where(kind_of == j, i, kind_of - (kind_of > j))
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
-
-
-def needed_clock(jobs: Jobs) -> int:
-    """Return the round after which arrivals rule out no completion.
-
-    Parameters
-    ----------
-    jobs : Jobs
-
-    Returns
-    -------
-    int
-        0 if all requests arrive together.
-    """
-    return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
-
-
-def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
-    """Return how many requests can have completed by each round.
-
-    Arrivals and the token-rounds of the requests limit the number; see the module's text.
-
-    Parameters
-    ----------
-    jobs : Jobs
-    last : int
-        The last round of interest.
-
-    Returns
-    -------
-    ndarray of int64, shape (last + 1,)
-    """
-    most = np.zeros(last + 1, dtype=np.int64)
-    ready = jobs.arrival + jobs.output
-    marks = np.unique(ready[ready <= last])
-    for begin, end in pairwise([*marks.tolist(), last + 1]):
-        volumes = np.cumsum(np.sort(jobs.volume[ready <= begin]))
-        room = jobs.capacity * np.arange(begin, end)
-        most[begin:end] = np.searchsorted(volumes, room, side="right")
-    return most
 
 
 def unsupported(jobs: Jobs) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.relaxation import Jobs
+from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import compact, fill
 
 Starts = NDArray[np.int64]

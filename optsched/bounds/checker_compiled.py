@@ -1,0 +1,612 @@
+"""Compiled replay of one period of a ramp leaf, in 64-bit integers: the fast twin.
+
+`optsched.bounds.checker_ramp` replays small periods in plain Python. This module does the same for
+large ones, and tests hold both equal. It shares no code with what makes certificates.
+
+`fits` shows first that no cost can overflow: a path has at most `MAX_NODES` steps, and the costs of
+so many steps stay below 2**60. Arrays grow as they are filled. The nodes, arcs, states and labels
+of a level are limited, to about 10 GiB in all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from optsched.bounds.checker_parts import Budget, Rejected
+
+MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
+"""Max nodes and arcs of one level."""
+MAX_CELLS = 600_000_000
+"""Max cells of 4 bytes for the states of one level."""
+_NEVER = 2**62  # the cost of a node that no path reaches
+_MARGIN = 512  # room for what one node of the graph before adds
+_UNKNOWN, _REFUSED = -2, -1
+_ROUND, _JOIN, _END, _PLACE = 0, 1, 2, 3
+_ONE, _ZERO = np.uint64(1), np.uint64(0)
+_NODES, _ARCS, _STATES, _LABELS = 0, 1, 2, 3  # of the counts of a level
+
+
+class Graph(NamedTuple):
+    """Nodes in topological order, and their arcs in order of target.
+
+    Node v is entered by the arcs ``into[v]`` to ``into[v + 1] - 1``. ``loop[v]`` is the cost of a
+    round that leaves it as it is, or -1.
+    """
+
+    into: Any
+    source: Any
+    label: Any
+    loop: Any
+
+
+class Labels(NamedTuple):
+    """What arcs do: pass rounds, join the clock, end, or place a request of a set of kinds."""
+
+    what: Any
+    rounds: Any
+    mask: Any
+    slots: Any  # a hash table of the masks
+
+
+class Prices(NamedTuple):
+    """What placing a kind costs, the denominator, and the costs that may still be reached."""
+
+    cost: Any
+    ascending: Any  # the costs in order
+    cheapest: Any  # the masks of so many cheapest kinds
+    unit: Any
+    rest: Any
+    cutoff: Any
+
+
+class States(NamedTuple):
+    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0."""
+
+    span: Any
+    capacity: Any
+    symbol: Any  # of each kind
+    alike: Any  # by symbol, the mask of its kinds
+    peak: Any  # by symbol
+    own: Any  # by symbol, the class of its floor
+    floor: Any  # by class
+    heavy: Any  # by class, the peaks of its requests, the largest first
+    items: Any
+    size: Any
+    weight: Any
+    before: Any  # the state one round earlier
+    after: Any  # by state and symbol
+    final: Any
+    slots: Any  # a hash table of the multisets
+    row: Any
+
+
+class Fine(NamedTuple):
+    """A product in the making: by node its state and cost so far, and its arcs."""
+
+    first: Any  # by node of the graph before, its first node
+    last: Any  # by state, its last node
+    state: Any
+    here: Any
+    loop: Any
+    source: Any
+    target: Any
+    label: Any
+
+
+@njit(cache=True)
+def _mixed(x: Any) -> np.uint64:
+    x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(31)
+    x *= np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(29))
+
+
+@njit(cache=True)
+def _label_of(mask: Any, labels: Labels, count: Any) -> int:
+    """Return the number of the label that places one of these kinds."""
+    last = np.uint64(labels.slots.shape[0] - 1)
+    at = _mixed(mask) & last
+    while labels.slots[at] >= 0:
+        if labels.mask[labels.slots[at]] == mask:
+            return labels.slots[at]
+        at = (at + _ONE) & last
+    new = count[_LABELS]
+    labels.what[new], labels.rounds[new], labels.mask[new] = _PLACE, 0, mask
+    labels.slots[at] = new
+    count[_LABELS] += 1
+    return new
+
+
+@njit(cache=True)
+def _enter_masks(labels: Labels, first: int, end: int) -> None:
+    """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
+    last = np.uint64(labels.slots.shape[0] - 1)
+    for k in range(first, end):
+        at = _mixed(labels.mask[k]) & last
+        while labels.slots[at] >= 0:
+            at = (at + _ONE) & last
+        labels.slots[at] = k
+
+
+@njit(cache=True)
+def _enter_multisets(t: States, count: int) -> None:
+    """Enter the states in the hash table, which is empty."""
+    last = np.uint64(t.slots.shape[0] - 1)
+    for s in range(count):
+        at = _key(t.items[s], t.size[s]) & last
+        while t.slots[at] >= 0:
+            at = (at + _ONE) & last
+        t.slots[at] = s
+
+
+@njit(cache=True)
+def _key(row: Any, size: int) -> np.uint64:
+    h = _mixed(size + 1)
+    for k in range(size):
+        h = _mixed(h ^ np.uint64(row[k] + 1))
+    return h
+
+
+@njit(cache=True)
+def _multiset(size: int, weight: int, t: States, count: Any) -> int:
+    """Return the number of the state whose items are in ``t.row``."""
+    last = np.uint64(t.slots.shape[0] - 1)
+    at = _key(t.row, size) & last
+    while t.slots[at] >= 0:
+        s = t.slots[at]
+        same = t.size[s] == size
+        for k in range(size if same else 0):
+            same &= t.items[s, k] == t.row[k]
+        if same:
+            return s
+        at = (at + _ONE) & last
+    new = count[_STATES]
+    t.items[new, :size] = t.row[:size]
+    t.size[new], t.weight[new], t.before[new], t.final[new] = size, weight, _UNKNOWN, size == 0
+    t.after[new, :] = _UNKNOWN
+    t.slots[at] = new
+    count[_STATES] += 1
+    return new
+
+
+@njit(cache=True)
+def _before(s: int, t: States, count: Any) -> int:
+    """Return the state one round earlier."""
+    if t.before[s] == _UNKNOWN:
+        size = weight = 0
+        for k in range(t.size[s]):
+            w = t.items[s, k] % t.span
+            if w > t.floor[t.items[s, k] // t.span]:
+                t.row[size] = t.items[s, k] - 1
+                size += 1
+                weight += w - 1
+        t.before[s] = _multiset(size, weight, t, count)
+    return t.before[s]
+
+
+@njit(cache=True)
+def _after(s: int, g: int, t: States, count: Any) -> int:
+    """Return the state with one more request of symbol g, or `_REFUSED` if no schedule has it."""
+    if t.after[s, g] != _UNKNOWN:
+        return t.after[s, g]
+    own, peak = t.own[g], t.peak[g]
+    found = _REFUSED
+    if t.weight[s] + peak <= t.capacity:
+        if peak < t.floor[own]:
+            found = s
+        else:
+            new = own * t.span + peak
+            k = t.size[s]
+            while k > 0 and t.items[s, k - 1] > new:
+                t.row[k] = t.items[s, k - 1]
+                k -= 1
+            t.row[k] = new
+            t.row[:k] = t.items[s, :k]
+            rank, right = 0, True
+            for k in range(t.size[s], -1, -1):  # the heaviest first
+                if t.row[k] // t.span == own:
+                    right &= rank < t.heavy.shape[1] and t.row[k] % t.span <= t.heavy[own, rank]
+                    rank += 1
+            if right:
+                found = _multiset(t.size[s] + 1, t.weight[s] + peak, t, count)
+    t.after[s, g] = found
+    return found
+
+
+@njit(cache=True, inline="always")
+def _node(s: int, begin: int, f: Fine, count: Any) -> Any:
+    """Return the node of a state among those from ``begin`` on, a new one if it has none."""
+    y = np.int64(f.last[s])
+    if y < begin or y >= count[_NODES] or f.state[y] != s:
+        y = count[_NODES]
+        f.state[y], f.here[y], f.loop[y], f.last[s] = s, _NEVER, -1, y
+        count[_NODES] += 1
+    return y
+
+
+@njit(cache=True, inline="always")
+def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
+    """Add an arc, and what its target costs by it."""
+    a = count[_ARCS]
+    f.source[a], f.target[a], f.label[a] = x, y, label
+    f.here[y] = min(f.here[y], f.here[x] + cost)
+    count[_ARCS] += 1
+
+
+@njit(cache=True)
+def _follow(x: int, label: int, slack: int, begin: int, work: Any, count: Any) -> None:
+    """Add the arcs from x by a label, at a cost of at most ``slack``."""
+    labels, p, t, f = work
+    s = f.state[x]
+    if labels.what[label] != _PLACE:
+        cost = labels.rounds[label] * p.unit
+        if cost <= slack and (labels.what[label] != _END or t.final[s]):
+            y = _before(s, t, count) if labels.what[label] == _ROUND else s
+            _arc(x, _node(y, begin, f, count), label, cost, f, count)
+        return
+    left = labels.mask[label] & p.cheapest[np.searchsorted(p.ascending, slack, side="right")]
+    k = -1
+    while left >> np.uint64(k + 1) != _ZERO and k < 63:
+        k += 1
+        if not (left >> np.uint64(k)) & _ONE:
+            continue
+        part = left & t.alike[t.symbol[k]]
+        left &= ~part
+        y = _after(s, t.symbol[k], t, count)
+        if y >= 0:
+            cost, rest, j = np.int64(_NEVER), part >> np.uint64(k), k
+            while rest != _ZERO:
+                if rest & _ONE:
+                    cost = min(cost, p.cost[j])
+                rest >>= _ONE
+                j += 1
+            number = _label_of(part, labels, count)
+            _arc(x, _node(y, begin, f, count), number, cost, f, count)
+        if left == _ZERO:
+            break
+
+
+@njit(cache=True)
+def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count: Any) -> None:
+    """Follow rounds that leave node v of the graph before as it is, the heaviest states first."""
+    _, p, t, f = work
+    end = count[_NODES]
+    order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
+    place = np.empty(end - begin, np.int64)
+    place[order] = np.arange(begin, end)
+    f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
+    for x in range(begin, end):
+        f.last[f.state[x]] = x
+    for a in range(first_arc, count[_ARCS]):
+        f.target[a] = place[f.target[a] - begin]
+    for x in range(begin, end):
+        s = f.state[x]
+        if t.before[s] == s:
+            f.loop[x] = loop
+        elif f.here[x] < _NEVER and f.here[x] + loop * p.unit + p.rest[v] <= p.cutoff:
+            _arc(x, f.last[t.before[s]], loop, loop * p.unit, f, count)
+
+
+@njit(cache=True)
+def _full(more: int, work: Any, count: Any) -> bool:
+    """Whether there may be too little room for one more node of the graph before."""
+    labels, _, t, f = work
+    return (
+        count[_NODES] + _MARGIN > f.state.shape[0]
+        or count[_ARCS] + _MARGIN + more > f.source.shape[0]
+        or (t.span > 0 and count[_STATES] + _MARGIN > t.size.shape[0])
+        or count[_LABELS] + _MARGIN > labels.what.shape[0]
+    )
+
+
+@njit(cache=True)
+def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
+    """Make the nodes of v and of later nodes; return the first one for which room is short."""
+    _, p, t, f = work
+    while v < graph.loop.shape[0]:
+        begin, first_arc = count[_NODES], count[_ARCS]
+        if v == 0:
+            _node(0, 0, f, count)
+            f.here[0] = 0
+        short = _full(0, work, count)
+        for a in range(graph.into[v], graph.into[v + 1] if p.rest[v] < _NEVER else 0):
+            u = graph.source[a]
+            for x in range(f.first[u], f.first[u + 1]):
+                short = short or _full(0, work, count)
+                if not short and f.here[x] < _NEVER:
+                    slack = p.cutoff - f.here[x] - p.rest[v]
+                    _follow(x, graph.label[a], slack, begin, work, count)
+        x = begin
+        while graph.loop[v] >= 0 and x < count[_NODES] and not short:
+            _node(_before(f.state[x], t, count), begin, f, count)
+            x += 1
+            short = _full(count[_NODES] - begin, work, count)
+        if short:
+            count[_NODES], count[_ARCS] = begin, first_arc
+            return v
+        if graph.loop[v] >= 0:
+            _follow_loop(v, graph.loop[v], begin, first_arc, work, count)
+        v += 1
+        f.first[v] = count[_NODES]
+    return v
+
+
+@njit(cache=True)
+def _by(end: Any, nodes: int, one: Any, two: Any, other: Any) -> Any:
+    """Return where the arcs of each node begin, and their other end and label in that order."""
+    first = np.zeros(nodes + 1, np.int64)
+    for v in end:
+        first[v + 1] += 1
+    first = np.cumsum(first)
+    at = first.copy()
+    for a in range(len(end)):
+        place = at[end[a]]
+        other[0][place], other[1][place] = one[a], two[a]
+        at[end[a]] += 1
+    return first
+
+
+def sorted_by(end: Any, nodes: int, one: Any, two: Any) -> tuple[Any, Any, Any]:
+    """Return where each node's arcs begin, and two properties of the arcs in order of that end."""
+    other = np.empty(len(end), np.int32), np.empty(len(end), np.int32)
+    return _by(end, nodes, one, two, other), *other
+
+
+@njit(cache=True)
+def _costs_to_end(graph: Graph, price: Any) -> Any:
+    """Return each node's min cost to the end."""
+    rest = np.full(len(graph.loop), _NEVER, np.int64)
+    rest[-1] = 0
+    for v in range(len(rest) - 1, -1, -1):
+        if rest[v] < _NEVER:
+            for a in range(graph.into[v], graph.into[v + 1]):
+                cost = rest[v] + price[graph.label[a]]
+                rest[graph.source[a]] = min(rest[graph.source[a]], cost)
+    return rest
+
+
+@njit(cache=True)
+def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
+    price = np.empty((len(mask), 3), np.int64)
+    for label in range(len(mask)):
+        # A label of no kinds is on no arc.
+        least = rounds[label] if label < fixed else np.int64(_NEVER // 4)
+        price[label, 0], price[label, 1], price[label, 2] = least, -1, _NEVER
+        for k in range(len(cost)):
+            if (mask[label] >> np.uint64(k)) & _ONE:
+                if cost[k] < price[label, 0]:
+                    price[label, 2], price[label, 0] = price[label, 0], cost[k]
+                    price[label, 1] = k
+                elif cost[k] < price[label, 2]:
+                    price[label, 2] = cost[k]
+        if price[label, 2] == _NEVER // 4:
+            price[label, 2] = _NEVER
+    return price
+
+
+def _wider(array: Any, rows: int) -> Any:
+    """Return the array with so many rows, or as it is if it has them."""
+    if rows <= len(array):
+        return array
+    more = np.empty((rows, *array.shape[1:]), array.dtype)
+    more[: len(array)] = array
+    return more
+
+
+def fits(requests: Any, kinds: int, numbers: list[int], unit: int, clock: int) -> bool:
+    """Return whether 64-bit integers and masks hold all that a replay can meet.
+
+    Parameters
+    ----------
+    requests : list of (arrival, peak, floor)
+    kinds : int
+        The number of different requests.
+    numbers : list of int
+        All floors and multipliers of the period, and its value.
+    unit, clock : int
+    """
+    sizes = [x for request in requests for x in request]
+    n = len(requests)
+    step = n * unit + max(map(abs, numbers), default=0)
+    return (
+        kinds <= 60
+        and n <= 255
+        and max(sizes) < 2**24
+        and max(map(abs, numbers), default=0) < 2**31
+        and step * (MAX_NODES + clock + sum(sizes)) < 2**60
+    )
+
+
+class Compiled:
+    """The graph of a period, refined level by level."""
+
+    def __init__(self, base: Any, kinds: list[Any], copies: list[int], capacity: int,
+                 clock: int, budget: Budget) -> None:  # fmt: skip
+        self.kinds, self.copies, self.capacity = kinds, copies, capacity
+        self.n, self.clock, self._budget = sum(copies), clock, budget
+        self.rest: Any = None
+        fixed = [(_ROUND, m) for m in range(self.n + 1)] + [(_JOIN, 0)]
+        fixed += [(_END, self.n * t) for t in range(clock + 1)]
+        room = len(fixed) + 8 * _MARGIN
+        what, rounds = np.zeros(room, np.int64), np.zeros(room, np.int64)
+        what[: len(fixed)], rounds[: len(fixed)] = np.array(fixed).T
+        self.labels = Labels(
+            what, rounds, np.zeros(room, np.uint64), np.full(16 * _MARGIN, -1, np.int32)
+        )
+        self.count = np.array([0, 0, 0, len(fixed)])
+        self.fixed = len(fixed)
+        number = {}
+        for at, label in enumerate(base.labels):
+            kind = {"round": _ROUND, "join": _JOIN, "end": _END, "place": _PLACE}[label.what]
+            mask = np.uint64(sum(1 << k for k in label.kinds))
+            if kind == _PLACE:
+                number[at] = _label_of(mask, self.labels, self.count)
+            else:
+                number[at] = fixed.index((kind, label.rounds))
+        nodes = len(base.loop)
+        source = np.repeat(np.arange(nodes), np.diff(np.array(base.first)))
+        labels = np.array([number[x] for x in base.label])
+        target = np.array(base.target)
+        self.graph = Graph(
+            *sorted_by(target, nodes, source, labels), np.array(base.loop, dtype=np.int32)
+        )
+
+    def _multisets(self, floors: list[int]) -> States:
+        """Return the tracker of live items."""
+        pairs = [(p, up) for (_, p, _), up in zip(self.kinds, floors, strict=True)]
+        symbols, classes = sorted(set(pairs)), sorted({up for _, up in pairs})
+        peaks: list[list[int]] = [[] for _ in classes]
+        for (p, up), c in zip(pairs, self.copies, strict=True):
+            peaks[classes.index(up)] += [p] * c
+        heavy = np.full((len(classes), self.n + 1), -1, np.int64)
+        for c, mine in enumerate(peaks):
+            heavy[c, : len(mine)] = sorted(mine, reverse=True)
+        width = min(self.n, self.capacity // min(classes)) + 2
+        span = max(self.capacity, max(p for p, _ in pairs)) + 1
+        tracker = self._tracker(
+            span, [symbols.index(pair) for pair in pairs], 8 * _MARGIN, len(symbols), width
+        )._replace(
+            peak=np.array([p for p, _ in symbols]), floor=np.array(classes), heavy=heavy,
+            own=np.array([classes.index(up) for _, up in symbols]),
+        )  # fmt: skip
+        _multiset(0, 0, tracker, self.count)
+        return tracker
+
+    def _counters(self, groups: list[set[int]]) -> States:
+        """Return the tracker that counts how often each group of kinds was placed."""
+        full = [sum(self.copies[k] for k in group) for group in groups]
+        states = 1
+        for most in full:
+            states *= most + 1
+            if states > MAX_CELLS:
+                raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
+        member = [tuple(k in group for group in groups) for k in range(len(self.kinds))]
+        symbols = sorted(set(member))
+        if states * (len(symbols) + 8) > MAX_CELLS:
+            raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
+        t = self._tracker(0, [symbols.index(m) for m in member], states, len(symbols), 1)
+        number, step = np.arange(states), 1
+        total, right = np.zeros((len(symbols), states), np.int64), np.ones(states, bool)
+        allowed = np.ones((len(symbols), states), bool)
+        for g, most in enumerate(full):
+            digit = number // step % (most + 1)
+            right &= digit == most
+            for j, groups_of in enumerate(symbols):
+                if groups_of[g]:
+                    allowed[j] &= digit < most
+                    total[j] += step
+            step *= most + 1
+        t.after[:] = np.where(allowed, number + total, _REFUSED).T
+        t.before[:], t.final[:], t.weight[:] = number, right, 0
+        self.count[_STATES] = states
+        return t
+
+    def _tracker(self, span: int, symbol: list[int], rows: int, symbols: int, width: int) -> States:
+        """Return a tracker without states."""
+        alike = np.zeros(symbols, np.uint64)
+        for k, g in enumerate(symbol):
+            alike[g] |= np.uint64(1 << k)
+        none = np.zeros(1, np.int64)
+        self.count[_STATES] = 0
+        size, weight, before = (np.empty(rows, np.int32) for _ in range(3))
+        return States(
+            span, self.capacity, np.array(symbol), alike, none, none, none, none.reshape(1, 1),
+            np.empty((rows, width), np.int32), size, weight, before,
+            np.empty((rows, symbols), np.int32),
+            np.empty(rows, np.bool_), np.full(2 << rows.bit_length(), -1, np.int32),
+            np.empty(width + 1, np.int64),
+        )  # fmt: skip
+
+    def refine(self, floors: list[int] | None, groups: list[set[int]], pi: list[int], unit: int,
+               cutoff: int) -> bool:  # fmt: skip
+        """Take the product with a tracker, for multipliers; return whether a path is left.
+
+        Before the first multipliers, nothing is deleted.
+        """
+        graph = self.graph
+        tracker = self._counters(groups) if floors is None else self._multisets(floors)
+        cost = -np.array(pi, dtype=np.int64)
+        order = np.argsort(cost, kind="stable")
+        masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
+        rest = np.zeros(len(graph.loop), np.int64) if self.rest is None else self.rest
+        most = 2**61 if self.rest is None else cutoff
+        prices = Prices(cost, cost[order], masks, unit, rest, most)
+        rows = 16 * _MARGIN
+        last = np.full(len(tracker.size), -1, np.int32)
+        fine = Fine(
+            np.zeros(len(graph.loop) + 1, np.int64), last, np.empty(rows, np.int32),
+            np.empty(rows, np.int64), np.empty(rows, np.int32),
+            *(np.empty(4 * rows, np.int32) for _ in range(3)),
+        )  # fmt: skip
+        self.count[:2] = 0
+        v = 0
+        while True:
+            v = _product(v, graph, (self.labels, prices, tracker, fine), self.count)
+            if v == len(graph.loop):
+                break
+            tracker, fine = self._more_room(tracker, fine)
+        nodes, arcs = int(self.count[_NODES]), int(self.count[_ARCS])
+        self._budget.spend((nodes + arcs) // 8)
+        if fine.first[-1] == fine.first[-2]:
+            return False
+        by_target = sorted_by(fine.target[:arcs], nodes, fine.source, fine.label)
+        self.graph = Graph(*by_target, fine.loop[:nodes].copy())
+        return True
+
+    def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine]:
+        """Return wider arrays, unless a level is too large."""
+        nodes, arcs, states, labels = self.count.tolist()
+        cells = states * (tracker.after.shape[1] + tracker.items.shape[1] + 8)
+        for found, most, what in (
+            (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells")
+        ):  # fmt: skip
+            if found > most:
+                raise Rejected(f"a level of more than {most} {what}; too large to check")
+        rows = [2 * x + 4 * _MARGIN for x in (nodes, arcs + nodes, states, labels)]
+        fine = fine._replace(
+            state=_wider(fine.state, rows[0]), here=_wider(fine.here, rows[0]),
+            loop=_wider(fine.loop, rows[0]), source=_wider(fine.source, rows[1]),
+            target=_wider(fine.target, rows[1]), label=_wider(fine.label, rows[1]),
+        )  # fmt: skip
+        if tracker.span and rows[2] > len(tracker.size):
+            tracker = tracker._replace(
+                items=_wider(tracker.items, rows[2]), size=_wider(tracker.size, rows[2]),
+                weight=_wider(tracker.weight, rows[2]), before=_wider(tracker.before, rows[2]),
+                after=_wider(tracker.after, rows[2]), final=_wider(tracker.final, rows[2]),
+                slots=np.full(2 << rows[2].bit_length(), -1, np.int32),
+            )  # fmt: skip
+            _enter_multisets(tracker, states)
+            last = _wider(fine.last, rows[2])
+            last[len(fine.last) :] = -1
+            fine = fine._replace(last=last)
+        if rows[3] > len(self.labels.what):
+            self.labels = Labels(
+                _wider(self.labels.what, rows[3]),
+                _wider(self.labels.rounds, rows[3]),
+                _wider(self.labels.mask, rows[3]),
+                np.full(2 << rows[3].bit_length(), -1, np.int32),
+            )
+            _enter_masks(self.labels, self.fixed, labels)
+        return tracker, fine
+
+    def bound(self, pi: list[int], unit: int) -> int | None:
+        """Return the least cost of a path, in units, and keep each node's cost to the end."""
+        price = self.prices(pi, unit)[:, 0]
+        self.rest = _costs_to_end(self.graph, price)
+        return None if self.rest[0] >= _NEVER else int(self.rest[0])
+
+    def prices(self, pi: list[int], unit: int) -> Any:
+        """Return each label's least cost, the kind of this cost or -1, and the next least cost."""
+        count = int(self.count[_LABELS])
+        cost = -np.array(pi, dtype=np.int64)
+        labels = self.labels
+        return _prices(labels.mask[:count], labels.rounds[:count] * unit, self.fixed, cost)
+
+    def none_left(self, pi: list[int], unit: int, cutoff: int) -> bool:
+        """Return whether no schedule costs at most the cutoff."""
+        from optsched.bounds.checker_enumerate import none_left
+
+        return none_left(self, pi, unit, cutoff, self._budget)
