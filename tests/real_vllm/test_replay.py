@@ -12,7 +12,7 @@ import numpy as np
 from real_scheduler import LLAMA
 
 import optsched
-from optsched.costs.fit import fit
+from optsched.costs.profiles import read_profile
 
 SETTINGS = ("dtype=float32", "enforce_eager=true", "max_model_len=512", "block_size=32",
             "num_gpu_blocks_override=40", "max_num_seqs=8")  # fmt: skip
@@ -43,7 +43,7 @@ def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_p
     assert (found.ttft[served] > 0).all()
 
 
-def test_a_profile_goes_on_where_it_stopped_and_fits(tmp_path: Path) -> None:
+def test_a_profile_goes_on_where_it_stopped_and_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
     words = ["profile", "vllm", ".", "-o", "p", "--max-tokens", "64", "--max-requests", "4"]
     words += ["--max-kv", "512", "--repeats", "2"]
@@ -56,5 +56,6 @@ def test_a_profile_goes_on_where_it_stopped_and_fits(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
         rows = (tmp_path / "p" / "steps.csv").read_text().splitlines()
         assert f"p: {len(rows) - 1} of {len(rows) - 1} batches measured" in done.stdout, seen
-    found = fit(tmp_path / "p", hardware="cpu")
-    assert found.cost_model["base"] + found.cost_model["token"] > 0
+    (table,) = read_profile(tmp_path / "p", hardware="cpu").tables
+    assert len(table.measured_ms) == len(rows) - 1
+    assert set(table.operator.tolist()) == {"prefill", "decode", "both"}
