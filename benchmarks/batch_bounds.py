@@ -3,7 +3,7 @@
     OPTSCHED_DATA=DIR python benchmarks/batch_bounds.py [--rates 0.25,0.5,1,2,4,8] [--bound-s 90]
                       [--search-s 60] [--seed 0] [-o FILE.md] [--picture FILE.png]
                       [--model MODEL] [--trace azure|mooncake] [--loads 0.5,0.9] [--first N]
-                      [--policies vllm,mc-sf]
+                      [--policies vllm,mc-sf] [--kv-capacity TOKENS]
 
 DIR holds the Azure trace AzureLLMInferenceTrace_conv.csv (or azure/ with it), or a trace in
 mooncake/. Rates scale arrivals. Loads do too: at load 1 the work that no schedule avoids takes as
@@ -48,13 +48,16 @@ SHOWN = ("vllm", "sarathi", "fcfs", "mc-sf", "least-work")
 """The schedulers of the picture."""
 
 
-def trace(name: str, rate: float, first: int | None) -> Instance:
+def trace(rate: float, options: argparse.Namespace) -> Instance:
     """Return a trace, or its first requests, with its arrivals `rate` times as dense."""
+    name, first = options.trace, options.first
     folder = Path(os.environ.get("OPTSCHED_DATA", "."))
     found = [path for pattern in TRACES[name] for path in sorted(folder.glob(pattern))]
     if not found:
         sys.exit(f"{TRACES[name][0]}: not in OPTSCHED_DATA={folder}")
-    instance = read_trace(name, found[0], rate_scale=rate, kv_accounting="cached")
+    instance = read_trace(
+        name, found[0], rate_scale=rate, kv_accounting="cached", kv_capacity=options.kv_capacity
+    )
     return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 
 
@@ -152,6 +155,7 @@ def main() -> None:
     parser.add_argument("--trace", choices=TRACES, default="azure")
     parser.add_argument("--loads", help="instead of rates")
     parser.add_argument("--policies", help="default: all")
+    parser.add_argument("--kv-capacity", type=int, default=100_000)
     parser.add_argument("--first", type=int, help="only so many requests")
     options = parser.parse_args()
     cost = load_cost_model(options.model)
@@ -160,7 +164,7 @@ def main() -> None:
         f"{np.__version__}, numba {numba.__version__}, {platform.machine()}, one thread, seed "
         f"{options.seed}; {options.bound_s:g} s per bound, {options.search_s:g} s of search."
     ]
-    whole = trace(options.trace, 1.0, options.first)
+    whole = trace(1.0, options)
     small = whole.subset(np.arange(20))  # loads what is compiled
     improve(small, cost, Budget(1.0))
     lower_bound(small, cost_model=cost, time_limit_s=2.0)
@@ -169,7 +173,7 @@ def main() -> None:
         rates = [rate_at(float(load), whole, cost) for load in options.loads.split(",")]
     points: dict[float, dict[str, float]] = {}
     for rate in rates:
-        instance = trace(options.trace, rate, options.first)
+        instance = trace(rate, options)
         rows, points[rate] = row(instance, rate, cost, options)
         lines += rows
         text = "\n".join(lines) + "\n"
