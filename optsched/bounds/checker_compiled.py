@@ -55,6 +55,7 @@ class Prices(NamedTuple):
     """What placing a kind costs, the denominator, and the costs that may still be reached."""
 
     cost: Any
+    least: Any  # of each label
     ascending: Any  # the costs in order
     cheapest: Any  # the masks of so many cheapest kinds
     unit: Any
@@ -104,20 +105,19 @@ def _mixed(x: Any) -> np.uint64:
     return x ^ (x >> np.uint64(29))
 
 
-@njit(cache=True)
-def _label_of(mask: Any, labels: Labels, count: Any) -> int:
+@njit(cache=True, inline="always")
+def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     """Return the number of the label that places one of these kinds."""
     last = np.uint64(labels.slots.shape[0] - 1)
     at = _mixed(mask) & last
-    while labels.slots[at] >= 0:
-        if labels.mask[labels.slots[at]] == mask:
-            return labels.slots[at]
+    while labels.slots[at] >= 0 and labels.mask[labels.slots[at]] != mask:
         at = (at + _ONE) & last
-    new = count[_LABELS]
-    labels.what[new], labels.rounds[new], labels.mask[new] = _PLACE, 0, mask
-    labels.slots[at] = new
-    count[_LABELS] += 1
-    return new
+    if labels.slots[at] < 0:
+        new = count[_LABELS]
+        labels.what[new], labels.rounds[new], labels.mask[new] = _PLACE, 0, mask
+        labels.slots[at] = new
+        count[_LABELS] += 1
+    return np.int64(labels.slots[at])
 
 
 @njit(cache=True)
@@ -151,7 +151,7 @@ def _key(row: Any, size: int) -> np.uint64:
 
 
 @njit(cache=True)
-def _multiset(size: int, weight: int, t: States, count: Any) -> int:
+def _multiset(size: int, weight: Any, t: States, count: Any) -> int:
     """Return the number of the state whose items are in ``t.row``."""
     last = np.uint64(t.slots.shape[0] - 1)
     at = _key(t.row, size) & last
@@ -173,7 +173,7 @@ def _multiset(size: int, weight: int, t: States, count: Any) -> int:
 
 
 @njit(cache=True)
-def _before(s: int, t: States, count: Any) -> int:
+def _before(s: Any, t: States, count: Any) -> int:
     """Return the state one round earlier."""
     if t.before[s] == _UNKNOWN:
         size = weight = 0
@@ -188,7 +188,7 @@ def _before(s: int, t: States, count: Any) -> int:
 
 
 @njit(cache=True)
-def _after(s: int, g: int, t: States, count: Any) -> int:
+def _after(s: Any, g: Any, t: States, count: Any) -> int:
     """Return the state with one more request of symbol g, or `_REFUSED` if no schedule has it."""
     if t.after[s, g] != _UNKNOWN:
         return t.after[s, g]
@@ -217,7 +217,7 @@ def _after(s: int, g: int, t: States, count: Any) -> int:
 
 
 @njit(cache=True, inline="always")
-def _node(s: int, begin: int, f: Fine, count: Any) -> Any:
+def _node(s: Any, begin: int, f: Fine, count: Any) -> Any:
     """Return the node of a state among those from ``begin`` on, a new one if it has none."""
     y = np.int64(f.last[s])
     if y < begin or y >= count[_NODES] or f.state[y] != s:
@@ -236,37 +236,46 @@ def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
     count[_ARCS] += 1
 
 
-@njit(cache=True)
-def _follow(x: int, label: int, slack: int, begin: int, work: Any, count: Any) -> None:
+@njit(cache=True, inline="always")
+def _follow(
+    x: int, label: int, slack: int, begin: int, labels: Labels, p: Prices, t: States, f: Fine,
+    count: Any
+) -> None:  # fmt: skip
     """Add the arcs from x by a label, at a cost of at most ``slack``."""
-    labels, p, t, f = work
     s = f.state[x]
     if labels.what[label] != _PLACE:
         cost = labels.rounds[label] * p.unit
         if cost <= slack and (labels.what[label] != _END or t.final[s]):
-            y = _before(s, t, count) if labels.what[label] == _ROUND else s
+            y = np.int64(s)
+            if labels.what[label] == _ROUND:
+                y = np.int64(t.before[s])
+                if y == _UNKNOWN:
+                    y = np.int64(_before(s, t, count))
             _arc(x, _node(y, begin, f, count), label, cost, f, count)
-        return
-    left = labels.mask[label] & p.cheapest[np.searchsorted(p.ascending, slack, side="right")]
-    k = -1
-    while left >> np.uint64(k + 1) != _ZERO and k < 63:
-        k += 1
-        if not (left >> np.uint64(k)) & _ONE:
-            continue
-        part = left & t.alike[t.symbol[k]]
-        left &= ~part
-        y = _after(s, t.symbol[k], t, count)
-        if y >= 0:
-            cost, rest, j = np.int64(_NEVER), part >> np.uint64(k), k
-            while rest != _ZERO:
-                if rest & _ONE:
-                    cost = min(cost, p.cost[j])
-                rest >>= _ONE
-                j += 1
-            number = _label_of(part, labels, count)
-            _arc(x, _node(y, begin, f, count), number, cost, f, count)
-        if left == _ZERO:
-            break
+    else:
+        few = len(p.ascending)
+        while few > 0 and p.ascending[few - 1] > slack:
+            few -= 1
+        left = labels.mask[label] & p.cheapest[few]
+        k = 0
+        while left != _ZERO:
+            while not (left >> np.uint64(k)) & _ONE:
+                k += 1
+            g = t.symbol[k]
+            part = left & t.alike[g]
+            left &= ~part
+            y = np.int64(t.after[s, g])
+            if y == _UNKNOWN:
+                y = np.int64(_after(s, g, t, count))
+            if y >= 0:
+                cost, rest, j = np.int64(_NEVER), part >> np.uint64(k), k
+                while rest != _ZERO:
+                    if rest & _ONE:
+                        cost = min(cost, p.cost[j])
+                    rest >>= _ONE
+                    j += 1
+                number = _label_of(part, labels, count)
+                _arc(x, _node(y, begin, f, count), number, cost, f, count)
 
 
 @njit(cache=True)
@@ -290,10 +299,9 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
             _arc(x, f.last[t.before[s]], loop, loop * p.unit, f, count)
 
 
-@njit(cache=True)
-def _full(more: int, work: Any, count: Any) -> bool:
+@njit(cache=True, inline="always")
+def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
-    labels, _, t, f = work
     return (
         count[_NODES] + _MARGIN > f.state.shape[0]
         or count[_ARCS] + _MARGIN + more > f.source.shape[0]
@@ -305,25 +313,27 @@ def _full(more: int, work: Any, count: Any) -> bool:
 @njit(cache=True)
 def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
     """Make the nodes of v and of later nodes; return the first one for which room is short."""
-    _, p, t, f = work
+    labels, p, t, f = work
     while v < graph.loop.shape[0]:
         begin, first_arc = count[_NODES], count[_ARCS]
         if v == 0:
             _node(0, 0, f, count)
             f.here[0] = 0
-        short = _full(0, work, count)
+        short = _full(0, labels, t, f, count)
         for a in range(graph.into[v], graph.into[v + 1] if p.rest[v] < _NEVER else 0):
             u = graph.source[a]
             for x in range(f.first[u], f.first[u + 1]):
-                short = short or _full(0, work, count)
-                if not short and f.here[x] < _NEVER:
-                    slack = p.cutoff - f.here[x] - p.rest[v]
-                    _follow(x, graph.label[a], slack, begin, work, count)
+                slack = p.cutoff - f.here[x] - p.rest[v]
+                if short or f.here[x] == _NEVER or p.least[graph.label[a]] > slack:
+                    continue
+                short = _full(0, labels, t, f, count)
+                if not short:
+                    _follow(x, graph.label[a], slack, begin, labels, p, t, f, count)
         x = begin
         while graph.loop[v] >= 0 and x < count[_NODES] and not short:
             _node(_before(f.state[x], t, count), begin, f, count)
             x += 1
-            short = _full(count[_NODES] - begin, work, count)
+            short = _full(count[_NODES] - begin, labels, t, f, count)
         if short:
             count[_NODES], count[_ARCS] = begin, first_arc
             return v
@@ -533,7 +543,7 @@ class Compiled:
         masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
         rest = np.zeros(len(graph.loop), np.int64) if self.rest is None else self.rest
         most = 2**61 if self.rest is None else cutoff
-        prices = Prices(cost, cost[order], masks, unit, rest, most)
+        prices = Prices(cost, self.prices(pi, unit)[:, 0], cost[order], masks, unit, rest, most)
         rows = 16 * _MARGIN
         last = np.full(len(tracker.size), -1, np.int32)
         fine = Fine(
