@@ -15,7 +15,7 @@ from optsched.bounds import checker_ramp
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
-from optsched.optimize.ramp.finish import finish, refused
+from optsched.optimize.ramp.finish import enumerate_below, finish, refused
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
@@ -47,7 +47,7 @@ def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[s
                 seen["not needed or refused"] += 1
                 continue
             upper = relaxation.upper  # a path may have been a better schedule
-            shown = finish(relaxation, 10**6)
+            shown = enumerate_below(relaxation, 10**6)
             assert shown is not None
             assert shown.bound == min(target, optimum), instance.to_dict()
             assert (shown.starts is None) == (upper <= optimum)
@@ -57,7 +57,7 @@ def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[s
             if turn % every == 0:
                 assert Readable(relaxation).finish() == (shown.bound, shown.labels)
                 seen["as the twin"] += 1
-            relaxation.finish(10**6)
+            finish(relaxation, 10**6)
             assert relaxation.bound == shown.bound
             assert replayed(part, relaxation) == shown.bound
             seen["found" if upper > optimum else "proved"] += 1
@@ -101,24 +101,24 @@ def ready(instance: Instance, target: int) -> Relaxation:
 
 def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
-    shown = finish(relaxation, 10**6)
+    shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     assert shown.starts is not None
     assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
-    relaxation.finish(10**6)
+    finish(relaxation, 10**6)
     assert relaxation.bound == relaxation.upper == shown.bound
     assert relaxation.found[-1].tolist() == shown.starts.tolist()
 
 
 def test_more_labels_than_allowed_prove_nothing() -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
-    shown = finish(relaxation, 10**6)
+    shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     needed = sum(shown.labels)
     before = relaxation.bound, list(relaxation.levels)
-    relaxation.finish(needed - 1)
+    finish(relaxation, needed - 1)
     assert (relaxation.bound, relaxation.levels) == before
-    relaxation.finish(10 * needed)
+    finish(relaxation, 10 * needed)
     assert relaxation.bound == shown.bound > before[0]
 
 
@@ -126,7 +126,7 @@ def test_the_stop_flag_ends_the_enumeration() -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     relaxation.stop[0] = 1
     with pytest.raises(Interrupted):
-        finish(relaxation, 10**6)
+        enumerate_below(relaxation, 10**6)
 
 
 def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.Monkey
     late.use_floors(late.floor)
     late.ascend()
     bound = late.bound
-    late.finish(1000)
+    finish(late, 1000)
     assert late.bound == bound
     equal = Relaxation(periods(Instance([0] * 300, [1] * 300, [1] * 300, kv_capacity=9))[0], 10**6)
     assert "300 equal requests" in refused(equal)
@@ -157,12 +157,12 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     optimum, _ = brute_force_tel(instance)
     relaxation = ready(instance, optimum + 2)
     assert relaxation.bound < optimum
-    relaxation.finish(10**6)
+    finish(relaxation, 10**6)
     assert replayed(instance, relaxation) == relaxation.bound == optimum
 
     def rejected(change: Any, match: str) -> None:
         other = ready(instance, optimum + 2)
-        other.finish(10**6)
+        finish(other, 10**6)
         change(other)
         with pytest.raises(Rejected, match=match):
             replayed(instance, other)

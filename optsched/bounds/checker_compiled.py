@@ -619,4 +619,7 @@ class Compiled:
         """Return whether no schedule costs at most the cutoff."""
         from optsched.bounds.checker_enumerate import none_left
 
-        return none_left(self, pi, unit, cutoff, self._budget)
+        graph, nodes = self.graph, len(self.graph.loop)
+        target = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(graph.into))
+        outward = sorted_by(graph.source, nodes, target, graph.label)
+        return none_left(self, outward, pi, unit, cutoff, self._budget)

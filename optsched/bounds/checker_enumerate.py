@@ -238,13 +238,18 @@ def _empty(rows: int, kinds: int, width: int) -> Layer:
     )  # fmt: skip
 
 
-def none_left(engine: Any, pi: list[int], unit: int, cutoff: int, budget: Budget) -> bool:
+def none_left(
+    engine: Any, outward: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
+) -> bool:
     """Return whether no schedule costs at most the cutoff.
 
     Parameters
     ----------
     engine : optsched.bounds.checker_compiled.Compiled
         With the last graph and each node's cost to the end.
+    outward : tuple of ndarray
+        The arcs by the node that they leave: the first of each node, the nodes that they reach,
+        and the numbers of their labels.
     pi : list of int
     unit, cutoff : int
     budget : Budget
@@ -254,14 +259,11 @@ def none_left(engine: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
     Rejected
         The labels are too many.
     """
-    from optsched.bounds.checker_compiled import sorted_by
-
     graph, labels, count = engine.graph, engine.labels, int(engine.count[3])
     nodes = len(graph.loop)
     cost = -np.array(pi, dtype=np.int64)
-    target = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(graph.into))
-    first, targets, numbers = sorted_by(graph.source, nodes, target, graph.label)
     step = max(0, cutoff - int(engine.rest[0])) // _TOP + 1
+    first, targets, numbers = outward
     paths = Paths(
         first, targets, numbers, graph.loop, labels.what[:count], labels.mask[:count], engine.rest,
         np.empty((nodes, len(cost)), np.uint8), np.empty((nodes, len(cost)), np.uint8),

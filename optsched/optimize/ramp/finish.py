@@ -202,7 +202,31 @@ class Finished:
     labels: list[int]
 
 
-def finish(relaxation: Relaxation, most: int) -> Finished | None:
+def finish(relaxation: Relaxation, most: int) -> None:
+    """Enumerate the schedules below ``relaxation.upper``, and give it the bound that this shows.
+
+    It does nothing where enumeration is `refused`, or where there are more labels than allowed.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+        With multipliers for its graph (`Relaxation.ascend`).
+    most : int
+        The max number of labels.
+
+    Raises
+    ------
+    Interrupted
+        The stop flag was set.
+    """
+    if relaxation.graph is None or relaxation.closed or refused(relaxation):
+        return
+    shown = enumerate_below(relaxation, most)
+    if shown is not None:
+        relaxation.enumerated(shown.bound, shown.starts)
+
+
+def enumerate_below(relaxation: Relaxation, most: int) -> Finished | None:
     """Enumerate all schedules whose total latency is below ``relaxation.upper``.
 
     Parameters

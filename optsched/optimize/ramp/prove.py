@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
+from optsched.optimize.ramp.finish import finish
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
@@ -322,7 +323,7 @@ def _refine(
         update(relaxation)
         relaxation.prune()
         if relaxation.gap < _CLOSE and not over():
-            relaxation.finish(_LABELS + relaxation.graph.nodes // _NODES_PER_LABEL)
+            finish(relaxation, _LABELS + relaxation.graph.nodes // _NODES_PER_LABEL)
         update(relaxation)
 
     while True:

@@ -383,32 +383,19 @@ class Relaxation:
         else:
             self._paths.append(path)
 
-    def finish(self, most: int) -> None:
-        """Enumerate the schedules below `upper`, and prove the bound that this shows.
-
-        It needs multipliers for the graph (`ascend`), and does nothing where enumeration is refused
-        (`optsched.optimize.ramp.finish.refused`).
+    def enumerated(self, bound: int, starts: NDArray[np.int64] | None) -> None:
+        """Take what an enumeration of the schedules below `upper` has shown.
 
         Parameters
         ----------
-        most : int
-            The max number of labels. With more of them nothing changes.
-
-        Raises
-        ------
-        Interrupted
-            The stop flag was set.
+        bound : int
+            No schedule's total latency is less.
+        starts : ndarray of int64, shape (n,), or None
+            A schedule of that value, if there is one below `upper`.
         """
-        from optsched.optimize.ramp.finish import finish, refused
-
-        if self.graph is None or self.closed or refused(self):
-            return
-        shown = finish(self, most)
-        if shown is None:
-            return
-        if shown.starts is not None:
-            self._offer_starts(shown.starts)
-        self._prove(shown.bound, [Level(None, [], None)])
+        if starts is not None:
+            self._offer_starts(starts)
+        self._prove(bound, [Level(None, [], None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
         value = min(value, self.upper)
