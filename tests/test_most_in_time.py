@@ -8,8 +8,10 @@ from operator import add
 import brute_force
 import numpy as np
 import pytest
+from test_batch_bounds import tiny as tiny_batches
+from test_service_bound import most_by_search, slos_for
 
-from optsched import Instance, Limits, evaluate, solve
+from optsched import BatchCost, Instance, Limits, evaluate, solve
 from optsched.bounds.service import most_within
 from optsched.optimize.exact import choose
 from optsched.optimize.solvers.base import SolveOptions, Status
@@ -144,3 +146,52 @@ def test_methods_without_it_and_slos_that_are_missing_are_refused() -> None:
         solve(instance, objective="slo_attainment:slo_ttft=1", method="ramp")
     with pytest.raises(UsageError, match="found no limit"):
         solve(instance, objective="slo_attainment")
+
+
+def check_seconds(seed: int, count: int) -> int:
+    """Compare CP-SAT with exhaustive search, which neither evicts nor waits before a batch."""
+    generator, equal = np.random.default_rng(seed), 0
+    for _ in range(count):
+        instance, cost = tiny_batches(generator)
+        while instance.n > 2 or int(instance.output_tokens.sum()) > 4 or instance.kv_capacity > 6:
+            instance, cost = tiny_batches(generator)
+        typical = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
+        slos = {name: v for name, v in slos_for(generator, typical).items() if name != "slo_gap"}
+        slos = slos or {"slo_ttft": typical}
+        chosen = choose(
+            instance, method="cpsat", cost_model=cost, objective=text(slos),
+            extras={"eviction_free": True},
+        )  # fmt: skip
+        found = chosen.way.run(chosen.task, SolveOptions(time_limit_s=60.0, threads=1))
+        assert found.status is Status.OPTIMAL
+        most, limit = most_by_search(instance, cost, slos), most_within(instance, cost, slos)
+        waits = "slo_tpot" in slos and len(set(instance.arrival.tolist())) > 1
+        case = (instance.to_dict(), dict(cost.coefficients), slos)
+        assert most <= round(found.bound * instance.n) <= limit, case
+        assert waits or round(found.objective * instance.n) == most, case
+        equal += round(found.objective * instance.n) == most
+    return equal
+
+
+def test_batches_in_seconds_serve_as_many_as_exhaustive_search() -> None:
+    assert check_seconds(3, 12) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 24))
+def test_the_same_in_seconds_by_the_hundred(seed: int) -> None:
+    check_seconds(seed, 150)
+
+
+def test_one_is_let_go_in_seconds() -> None:
+    # 1 ms per token, 10 per batch. All three together take 34 ms. With 33 ms the short ones go
+    # first, in 14 ms, and the long one would be there after 44: two at most, as with 30.1 ms.
+    cost = BatchCost("plain", 1, {"token": "1", "base": "10"})
+    instance = Instance(
+        [0.0] * 3, [20, 2, 2], [1] * 3, kv_capacity=99, time_unit="second", name="three"
+    )
+    told = {"cost_model": cost, "objective": "slo_attainment:slo_ttft=0.033", "time_limit_s": 20}
+    result = solve(instance, method="cpsat", **told)
+    assert (result.status.value, result.objective, result.bound) == ("optimal", 2 / 3, 2 / 3)
+    with pytest.raises(UsageError, match="found slo_attainment with slo_gap"):
+        solve(instance, method="cpsat", cost_model=cost, objective="slo_attainment:slo_gap=1")
