@@ -42,10 +42,10 @@ def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
 
 
 def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> None:
-    instance, cost = stream(150, 30.0), load_cost_model(MODEL)
+    instance, cost = stream(80, 30.0), load_cost_model(MODEL)
     counts = []
     found = serve_in_time(
-        instance, cost, Budget(3.0), slos=SLOS, tell=lambda one: counts.append(one.total)
+        instance, cost, Budget(1.0), slos=SLOS, tell=lambda one: counts.append(one.total)
     )
     assert found is not None
     assert counts == sorted(counts)
@@ -55,10 +55,10 @@ def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> Non
 
 
 def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None:
-    instance, cost = stream(100, 30.0), load_cost_model(MODEL)
+    instance, cost = stream(30, 30.0), load_cost_model(MODEL)
     runs = [
-        serve_in_time(instance, cost, Budget(20.0), slos=SLOS, enough=enough, seed=1)
-        for enough in (100, 100, 1)
+        serve_in_time(instance, cost, Budget(60.0), slos=SLOS, enough=enough, seed=1)
+        for enough in (30, 30, 1)
     ]
     assert runs[0] is not None
     assert runs[1] is not None
@@ -75,7 +75,7 @@ def test_solve_and_bound_maximize_attainment() -> None:
         instance.arrival, instance.prompt_tokens, instance.output_tokens, kv_capacity=60_000,
         time_unit="second", chunked_prefill=True,
     )  # fmt: skip
-    result = solve(free, time_limit_s=4, **told)
+    result = solve(free, time_limit_s=2, **told)
     assert result.method == "search"
     found = bound(free, time_limit_s=1, **told)
     for one in (result.objective, found.objective):
@@ -85,7 +85,7 @@ def test_solve_and_bound_maximize_attainment() -> None:
 
 def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     found = capacity(
-        stream(120, 4.0), ["paced"], cost_model=MODEL, attainment=0.95, search_s=4.0,
+        stream(120, 4.0), ["paced"], cost_model=MODEL, attainment=0.95, search_s=2.0,
         tolerance=0.1, **SLOS,
     )  # fmt: skip
     paced, offline = found.rows
@@ -94,6 +94,6 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     assert offline.attainment >= 0.95
     assert found.best == offline or offline.value == paced.value
     two = capacity(
-        stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=4.0, tolerance=0.5, **SLOS
+        stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=2.0, tolerance=0.5, **SLOS
     )
     assert [row.policy for row in two.rows] == ["paced"]

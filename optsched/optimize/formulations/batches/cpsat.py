@@ -18,6 +18,7 @@ from optsched.optimize.formulations.batches.plans import (
     max_batches,
 )
 from optsched.optimize.formulations.batches.problem import (
+    COUNTED,
     EXTRAS,
     MODELLED,
     OBJECTIVES,
@@ -120,7 +121,7 @@ METHODS = {
         "cpsat": Method(
             "conditionals as they stand, by CP-SAT in exact integers",
             solve_by_cpsat,
-            OBJECTIVES,
+            (*OBJECTIVES, COUNTED),
             SWITCHES,
             lexicographic=True,
             extras=EXTRAS,

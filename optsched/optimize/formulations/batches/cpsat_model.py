@@ -26,13 +26,22 @@ times. Else each batch starts as early as it may.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
-from optsched.optimize.formulations.batches.problem import ENDS, SPANS, UNLIMITED, Batch, Problem
+from optsched.optimize.formulations.batches.problem import (
+    ARRIVAL_S,
+    COUNTED,
+    ENDS,
+    SPANS,
+    UNLIMITED,
+    Batch,
+    Problem,
+)
 
 _CUTS = 5
 
@@ -263,7 +272,9 @@ class Model:
         """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
-        spans = set(SPANS) & wanted
+        spans, counted = set(SPANS) & wanted, COUNTED in wanted
+        if counted and any(prob.within("slo_tpot", i) is not None for i in self.requests):
+            spans |= {"slo_tpot"}  # to wait before the first token may help
         origin = max(prob.arrival) if spans == wanted else 0
         apart = origin != max(prob.arrival)
         self.late = origin != 0
@@ -305,15 +316,15 @@ class Model:
         model.add(self.end[-1] >= origin + least_makespan(prob))
         self.first: dict[int, Any] = {}
         self.finish: dict[int, Any] = {}
-        if spans or "mean_ttft" in wanted:
+        if spans or counted or "mean_ttft" in wanted:
             self.first = {i: self._at(i, 0, f"T_{i}") for i in self.requests}
             for i, first in self.first.items():
                 model.add(first >= prob.arrival[i] + prob.least_span(prob.prompt[i], 0))
-        if spans or "tel" in wanted:
+        if spans or counted or "tel" in wanted:
             self.finish = {
                 i: self._at(i, prob.output[i] - 1, f"F_{i}")
                 for i in self.requests
-                if "tel" in wanted or prob.output[i] > 1
+                if counted or "tel" in wanted or prob.output[i] > 1
             }
             least = prob.least_latency
             for i, finish in self.finish.items():
@@ -322,6 +333,25 @@ class Model:
                     size, output = prob.prompt[i], prob.output[i]
                     later = sum(prob.least_span(size, v) for v in range(1, output))
                     model.add(finish - self.first[i] >= later)
+
+        if counted:
+            self._count()
+
+    def _count(self) -> None:
+        """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
+        prob = self.prob
+        spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+        self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
+        for i, missed in enumerate(self.missed):
+            for slo, span in (
+                ("slo_ttft", self.first[i] - prob.arrival[i]),
+                ("slo_latency", self.finish[i] - prob.arrival[i]),
+                ("slo_tpot", self.finish[i] - self.first[i]),
+            ):
+                limit = prob.within(slo, i)
+                if limit is not None:
+                    most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                    self.model.add(span <= most).only_enforce_if(~missed)
 
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""
@@ -333,6 +363,8 @@ class Model:
     def level(self, name: str) -> Any:
         """Return an objective's level as an expression; see `Problem.level`."""
         prob = self.prob
+        if name == COUNTED:
+            return sum(self.missed)
         if name in ENDS:
             return self.end[-1]
         if name == "tel":

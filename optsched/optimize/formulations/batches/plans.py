@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
-from optsched.optimize.formulations.batches.problem import ENDS, Batch, Problem, Times
+from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.errors import SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
+from optsched.problem.service import SLOS
 
 _TOLERANCE = 1e-6
 """The relative gap that solvers leave between a proved bound and the incumbent."""
@@ -241,7 +243,7 @@ def answer(
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
-    objective = schedule = None
+    objective = schedule = claim_value = None
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
@@ -262,14 +264,25 @@ def answer(
         bound = prob.cutoff if proved else bound
         level = None
     if plan is not None and level is not None:
-        objective = prob.value(name, level, exact=True)
+        objective = claim_value = prob.value(name, level, exact=True)
         schedule = to_schedule(prob, plan, start)
+        if name == COUNTED:
+            objective = _judged_share(prob, schedule)
         _agree(prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None)
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
-        value = objective
+        value = None if objective is None else claim_value
     else:
         value = None if bound is None else prob.value(name, Fraction(bound))
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+
+
+def _judged_share(prob: Problem, schedule: Schedule) -> float:
+    """Return the share of requests within their SLOs as the judge has it, with nothing to spare."""
+    judged = evaluate(prob.instance, schedule, prob.model)
+    good = np.ones(prob.n, dtype=bool)
+    for slo, limit in prob.slos.items():
+        good &= ~(getattr(judged, SLOS[slo]) > limit)
+    return float(good.mean())
 
 
 def _agree(

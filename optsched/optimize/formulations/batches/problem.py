@@ -26,13 +26,14 @@ integer or a fraction in units of time (`Problem.level`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
@@ -40,8 +41,11 @@ from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits
 
 OBJECTIVES = ("makespan", "tel", "mean_ttft", "mean_tpot", "max_tpot", "tps")
+COUNTED = "slo_attainment"
+"""The objective that counts requests within their SLOs. CP-SAT alone has it."""
 SPANS = ("mean_tpot", "max_tpot")
 """Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")
@@ -59,7 +63,8 @@ one for a method only when its model, and what it leaves out, are right with it.
 UNLIMITED = 2**40
 _LARGEST_UNITS = 2**52
 _FINEST = 10**7
-_ARRIVAL_S = Fraction(1, 10**12)
+_SPARE = Fraction(1, 10**9)
+ARRIVAL_S = Fraction(1, 10**12)
 """By how much arrivals may be rounded down if no short unit divides them."""
 
 
@@ -160,6 +165,8 @@ class Problem:
     below : Fraction, optional
         If given, only schedules count whose first objective is better than this value, in the
         units of the instance.
+    slos : mapping of str to ndarray of float64, shape (n,)
+        The SLOs by name, in seconds, where requests within them are counted.
     """
 
     instance: Instance
@@ -167,6 +174,7 @@ class Problem:
     objectives: tuple[str, ...]
     eviction_free: bool = False
     below: Fraction | None = None
+    slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @cached_property
     def prompt(self) -> list[int]:
@@ -225,10 +233,10 @@ class Problem:
 
     @cached_property
     def classes(self) -> list[list[int]]:
-        """The requests grouped by equal (s, o, arrival), each group in increasing order."""
-        groups: dict[tuple[int, int, float], list[int]] = {}
-        arrivals = self.instance.arrival.tolist()
-        for i, key in enumerate(zip(self.prompt, self.output, arrivals, strict=True)):
+        """The requests grouped by equal (s, o, arrival, SLOs), each group in increasing order."""
+        groups: dict[tuple[float, ...], list[int]] = {}
+        same = (self.instance.arrival.tolist(), *(v.tolist() for v in self.slos.values()))
+        for i, key in enumerate(zip(self.prompt, self.output, *same, strict=True)):
             groups.setdefault(key, []).append(i)
         return list(groups.values())
 
@@ -251,7 +259,7 @@ class Problem:
         found = []
         for arrival, judged in zip(self.instance.arrival, self.instance.release, strict=True):
             since = _decimal(arrival) - first
-            near = abs(since - Fraction(float(judged))) <= _ARRIVAL_S
+            near = abs(since - Fraction(float(judged))) <= ARRIVAL_S
             found.append(since if near or not first else _decimal(judged))
         return found
 
@@ -262,7 +270,7 @@ class Problem:
         parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
         if factor > _FINEST:
-            factor = max(1, math.ceil(costs.unit_s / _ARRIVAL_S))
+            factor = max(1, math.ceil(costs.unit_s / ARRIVAL_S))
         return costs.finer(factor)
 
     @cached_property
@@ -368,7 +376,10 @@ class Problem:
         - mean_ttft: the sum of (first token - arrival).
         - mean_tpot: the sum of (finish - first token) L / (o - 1), with L = `rate_unit`.
         - max_tpot: the max of the same terms.
+        - slo_attainment: the number of requests that miss an SLO.
         """
+        if name == COUNTED:
+            return Fraction(sum(map(self._misses, range(self.n), times.first, times.finish)))
         if name in ENDS:
             return max(times.finish)
         if name in ("tel", "mean_ttft"):
@@ -381,12 +392,32 @@ class Problem:
         ]
         return sum(rates, Fraction(0)) if name == "mean_tpot" else max(rates)
 
+    def within(self, slo: str, i: int) -> Fraction | None:
+        """Return a limit of a request in exact units, with 1e-9 of it to spare, or None.
+
+        TPOT is a limit on the time from the first token to the last.
+        """
+        limit, output = float(self.slos[slo][i]), self.output[i]
+        if math.isinf(limit) or (slo == "slo_tpot" and output == 1):
+            return None
+        steps = output - 1 if slo == "slo_tpot" else 1
+        return Fraction(limit) * steps * (1 + _SPARE) / self.exact.unit_s
+
+    def _misses(self, i: int, first: Fraction, finish: Fraction) -> bool:
+        arrival = self.exact_arrival[i]
+        spans = {"slo_ttft": first - arrival, "slo_latency": finish - arrival}
+        spans["slo_tpot"] = finish - first
+        limits = {slo: self.within(slo, i) for slo in spans}
+        return any(limit is not None and spans[slo] > limit for slo, limit in limits.items())
+
     def levels(self, times: Times) -> tuple[Fraction, ...]:
         """Return the levels of all objectives, the most important first."""
         return tuple(self.level(name, times) for name in self.objectives)
 
     def value(self, name: str, level: Fraction | int, *, exact: bool = False) -> float:
         """Return an objective's value for a level in the models' unit, or in the exact unit."""
+        if name == COUNTED:
+            return float((self.n - Fraction(level)) / self.n)
         value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
         if name == "tps":
             return float(sum(self.output) / value)
@@ -436,7 +467,16 @@ def problem(task: Task) -> Problem:
                 f"objective: found {name} for requests of one output token each; expected a "
                 "request with more than one"
             )
+    slos: Mapping[str, NDArray[np.float64]] = {}
     below = task.extras.get("below")
+    if COUNTED in objectives:
+        slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
+        if np.isfinite(slos["slo_gap"]).any() or below is not None:
+            other = "slo_gap" if below is None else "below"
+            raise UsageError(
+                f"objective: found {COUNTED} with {other}; infermax expected limits of TTFT, TPOT "
+                "or latency alone"
+            )
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:
@@ -455,4 +495,5 @@ def problem(task: Task) -> Problem:
         tuple(objectives),
         eviction_free=bool(task.extras.get("eviction_free")),
         below=None if below is None else Fraction(float(below)),
+        slos=slos,
     )

@@ -1,0 +1,82 @@
+"""Lower bounds on percentiles of latency and TTFT, from how many requests can be that quick.
+
+Let at most m(x) requests of any schedule have a latency of at most x (`most_within`). Let L_k be
+the k-th smallest latency, k = 0, ..., n - 1. If m(x) <= k, not all of L_0, ..., L_k are at most x,
+so L_k > x. The percentile q is interpolated linearly: with h = (n - 1) q / 100, k = floor(h) and
+f = h - k, it is (1 - f) L_k + f L_(k+1), which is at least the same mean of bounds on the two.
+Bisection finds an x close to the largest, or ends earlier with a smaller one. In rounds latencies
+are integers, so L_k >= x + 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR
+from optsched.bounds.service import most_within
+from optsched.problem.budget import Budget
+
+_FINE = 1e-3
+"""Bisection in seconds ends within this, relative to the value."""
+
+_METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 99))
+
+
+def percentile(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on a percentile of latency or TTFT (see the module's text for the proof).
+
+    Parameters
+    ----------
+    task : BoundTask
+        Its objective is ``p50_latency``, ``p90_latency``, ``p99_latency``, or the same of TTFT.
+    budget : Budget
+        Bisection ends with it.
+
+    Returns
+    -------
+    Proof
+        A value in the instance's time unit, for schedules on one worker.
+    """
+    share, column = task.objective.name[1:].split("_")
+    h = (task.instance.n - 1) * int(share) / 100
+    k = math.floor(h)
+    low = _order_statistic(task, budget, f"slo_{column}", k)
+    if h == k:
+        return Proof(low)
+    return Proof(
+        (k + 1 - h) * low
+        + (h - k) * max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
+    )
+
+
+def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float:
+    """Return a value that the k-th smallest time, from 0, is above, or in rounds at least."""
+    instance = task.instance
+
+    def few(limit: float) -> bool:
+        return most_within(instance, task.cost_model, {slo: limit}) <= k
+
+    whole = instance.in_rounds
+    low, high = 0.0, 1.0
+    while not budget.over and few(high):
+        low, high = high, 2 * high
+    while not budget.over and high - low > (1.0 if whole else _FINE * high):
+        middle = math.floor((low + high) / 2) if whole else (low + high) / 2
+        if few(middle):
+            low = middle
+        else:
+            high = middle
+        if high < _FINE * _FINE:
+            break
+    return low + 1.0 if whole else low
+
+
+TAIL = Bound(
+    "tail-work", "how many requests slo-work allows to be that quick", "second", _METRICS,
+    percentile, PROVED_FOR, searches=True,
+)  # fmt: skip
+TAIL_ROUNDS = Bound(
+    "tail-volume", "how many requests slo-volume allows to be that quick", "round", _METRICS,
+    percentile, ANY_INSTANCE | WHOLE_BLOCKS, searches=True,
+)  # fmt: skip
