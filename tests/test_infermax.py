@@ -120,7 +120,8 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
             cost = PAPER
         search = Exhaustive(instance, cost, **extras)
         declared = get("infermax").methods[method].objectives
-        wanted = objectives or [(name,) for name in declared]
+        # tests/test_most_in_time.py has the objective that needs limits of its own.
+        wanted = objectives or [(name,) for name in declared if name != "slo_attainment"]
         for names in wanted:
             if any("tpot" in name for name in names) and (instance.output_tokens == 1).all():
                 continue

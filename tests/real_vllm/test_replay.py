@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
+
 from real_scheduler import LLAMA
 
 import optsched

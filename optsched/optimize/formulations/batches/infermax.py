@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optsched.optimize.formulations.base import Formulation, Task
+from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.batches.problem import SWITCHES
 
 _EXACT = 100_000
@@ -28,7 +29,7 @@ def _choose(task: Task) -> str:
     """
     instance = task.instance
     large = instance.n * int(instance.output_tokens.sum()) > _EXACT
-    if large and len(task.names) == 1 and task.names[0] in ("makespan", "tel", "mean_ttft"):
+    if large and len(task.names) == 1 and task.names[0] in SEARCHED:
         return "search"
     together = bool((instance.arrival == instance.arrival[0]).all())
     searched = len(task.names) == 1 and task.names[0] != "max_tpot"

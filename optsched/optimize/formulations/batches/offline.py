@@ -23,6 +23,9 @@ _BOUND_SHARE = 0.3
 _PATIENT_S = 60.0
 """The seconds for the bounds if there is no time limit."""
 
+SEARCHED = ("makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment")
+"""The objectives of the offline search."""
+
 
 def solve_offline(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found and the best bound known. It is optimal if the two meet.
@@ -100,7 +103,7 @@ METHODS = {
         "search": Method(
             "offline search under a rule with parameters, bounds from GPU work, at any scale",
             solve_offline,
-            ("makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment"),
+            SEARCHED,
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
             # The judge prices the schedules.
