@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,19 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
             if change == 0:
                 assert found[0] == str(sum(p.value for p in proofs))
     assert refusals > 5
+
+
+def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
+    # Thirteen requests of one round each fit together: the optimum is 13 x 1 at any capacity. A
+    # multiset is kept as class x (capacity + 1) + tokens, which 32 bits do not hold here.
+    floors = [2] * 12 + [5]
+    levels = [
+        {"floors": floors, "counters": [], "multipliers": [0] * 13},
+        {"floors": None, "counters": [[12]], "multipliers": [0] * 13},
+    ]
+    for capacity in (100, 2**31 - 1, 2**31, 2**31 + 20):
+        instance = Instance([0] * 13, [1] * 12 + [5], [1] * 13, capacity, kv_accounting="cached")
+        period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
+        leaf = {"relaxation": "ramp", "periods": [period]}
+        with suppress(Rejected):
+            assert check_ramp(columns_of(instance), leaf) <= 13

@@ -9,6 +9,7 @@ from optsched import BatchCost, Instance, bound, capacity, evaluate, load_cost_m
 from optsched.bounds.service import most_within
 from optsched.optimize.search.on_time import serve_in_time
 from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -93,7 +94,5 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     assert paced.value <= offline.value < found.impossible
     assert offline.attainment >= 0.95
     assert found.best == offline or offline.value == paced.value
-    two = capacity(
-        stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=2.0, tolerance=0.5, **SLOS
-    )
-    assert [row.policy for row in two.rows] == ["paced"]
+    with pytest.raises(UsageError, match="expected one worker"):
+        capacity(stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=2.0, **SLOS)

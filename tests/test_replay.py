@@ -17,7 +17,7 @@ import optsched
 from optsched import Instance, read_measured, replay
 from optsched.problem.errors import InputError, UsageError
 
-SHORT, REFUSED, HANGS, BROKEN, NO_USAGE = 7, 8, 9, 10, 11
+SHORT, REFUSED, HANGS, BROKEN, NO_USAGE, NO_EVENT, NO_STREAM = 7, 8, 9, 10, 11, 12, 13
 """Prompt tokens at which the server does something else than to answer."""
 
 
@@ -48,8 +48,11 @@ class Answer(BaseHTTPRequestHandler):
         if prompt == BROKEN:
             self.wfile.write(b"data: {not json\n\n")
             return None
+        if prompt == NO_EVENT:
+            self.wfile.write(b"data: [5]\n\n")
+            return None
         made = tokens - 1 if prompt == SHORT else tokens
-        for _ in range(made):
+        for _ in range(made if prompt != NO_STREAM else 0):
             self._event({"choices": [{"text": "a"}]})
         if prompt != NO_USAGE:
             self._event({"choices": [], "usage": {"completion_tokens": made}})
@@ -129,6 +132,18 @@ def test_what_goes_wrong_is_told_per_request_and_the_rest_is_kept(
     words = r"found 4 requests that were not served .*\(request 1: answered with 2 of 3 tokens\)"
     with pytest.raises(InputError, match=words):
         again.check(instance)
+
+
+def test_an_answer_without_a_stream_of_tokens_ends_its_request_alone(
+    server: Any, tmp_path: Path
+) -> None:
+    found = replay(small([3, NO_EVENT, NO_STREAM], [2, 2, 4]), server.address)
+    assert found.errors == {
+        1: "broke off: found no event; expected a JSON object",
+        2: "found 4 tokens at once; expected a stream of tokens",
+    }
+    optsched.write_measured(found, tmp_path / "m.json")
+    assert read_measured(tmp_path / "m.json").errors == found.errors
 
 
 def test_a_stop_keeps_what_there_is(server: Any) -> None:

@@ -149,8 +149,8 @@ def test_the_file_gives_the_same_model(tmp_path: Path) -> None:
         ({"grids": [{"axes": {"token": [1, 2]}, "values": [1, 2]}]}, "axes.token: unknown"),
         ({"grids": [{"axes": {"tokens": [2, 1]}, "values": [1, 2]}]}, "numbers that ascend"),
         ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1]}]}, "values: found 1; expected 2"),
-        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, -2]}]}, "expected numbers >= 0"),
-        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, "x"]}]}, "expected numbers >= 0"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, -2]}]}, "expected numbers from 0"),
+        ({"grids": [{"axes": {"tokens": [1, 2]}, "values": [1, "x"]}]}, "expected numbers from 0"),
         ({"skew": {"axes": {"tokens": [1, 2]}, "values": [0, 0]}}, "decode_requests alone"),
     ],
 )

@@ -27,6 +27,15 @@ def value(instance: Instance, metric: str, cost: BatchCost | None = None) -> flo
     return percentile(task, Budget(60.0)).value
 
 
+def test_slos_of_the_instance_make_no_request_slower() -> None:
+    # All three run together from 0: outputs of 1, 1 and 10 tokens end at 1, 1 and 10.
+    plain = Instance([0] * 3, [5] * 3, [1, 1, 10], kv_capacity=1000)
+    strict = Instance([0] * 3, [5] * 3, [1, 1, 10], kv_capacity=1000, slo_ttft=[0.5, 9, 9],
+                      slo_tpot=[0.5] * 3)  # fmt: skip
+    for metric, least in (("p50_latency", 1), ("p90_ttft", 1)):
+        assert value(strict, metric) == value(plain, metric) <= least
+
+
 def test_one_at_a_time_by_hand() -> None:
     # Three rounds one after another: times 1, 2 and 3. The median is 2, and p90 lies at 1.8 of the
     # places 0, 1, 2: 0.2 * 2 + 0.8 * 3 = 2.8.

@@ -149,6 +149,11 @@ def capacity(
     if router not in ROUTERS:
         raise InputError(f"router {router!r} is unknown; known are {', '.join(ROUTERS)}")
     count = None if workers == "auto" else check_workers(workers)
+    if search_s > 0 and (count != 1 or told.in_rounds):
+        raise UsageError(
+            "search: found several workers or an instance in rounds; expected one worker and an "
+            "instance in seconds for the offline search"
+        )
     base = scaled(told, rate_scale)
     search = _Search(base, cost, attainment, count, router, seed, tolerance, progress, stop)
     if time_limit_s is not None:
@@ -163,7 +168,7 @@ def capacity(
         impossible = search.impossible_workers() if count is None else search.impossible_scale()
         for spec in specs:
             rows.append(search.reach(spec, impossible))
-        if search_s > 0 and count == 1 and not base.in_rounds:
+        if search_s > 0:
             best = max((row.value or 0.0 for row in rows), default=0.0)
             rows.append(search.offline(best or None, impossible, search_s))
     except KeyboardInterrupt:

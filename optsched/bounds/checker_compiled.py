@@ -406,8 +406,10 @@ def _wider(array: Any, rows: int) -> Any:
     return more
 
 
-def fits(requests: Any, kinds: int, numbers: list[int], unit: int, clock: int) -> bool:
-    """Return whether 64-bit integers and masks hold all that a replay can meet.
+def fits(
+    requests: Any, kinds: int, numbers: list[int], unit: int, clock: int, capacity: int
+) -> bool:
+    """Return whether the integers of arrays and masks hold all that a replay can meet.
 
     Parameters
     ----------
@@ -416,7 +418,7 @@ def fits(requests: Any, kinds: int, numbers: list[int], unit: int, clock: int) -
         The number of different requests.
     numbers : list of int
         All floors and multipliers of the period, and its value.
-    unit, clock : int
+    unit, clock, capacity : int
     """
     sizes = [x for request in requests for x in request]
     n = len(requests)
@@ -425,6 +427,8 @@ def fits(requests: Any, kinds: int, numbers: list[int], unit: int, clock: int) -
         kinds <= 60
         and n <= 255
         and max(sizes) < 2**24
+        and (kinds + 1) * (capacity + 1) < 2**31
+        and sum(peak for _, peak, _ in requests) < 2**31
         and max(map(abs, numbers), default=0) < 2**31
         and step * (MAX_NODES + clock + sum(sizes)) < 2**60
     )
@@ -448,14 +452,14 @@ class Compiled:
         )
         self.count = np.array([0, 0, 0, len(fixed)])
         self.fixed = len(fixed)
-        number = {}
+        number, place = {}, {pair: at for at, pair in enumerate(fixed)}
         for at, label in enumerate(base.labels):
             kind = {"round": _ROUND, "join": _JOIN, "end": _END, "place": _PLACE}[label.what]
             mask = np.uint64(sum(1 << k for k in label.kinds))
             if kind == _PLACE:
                 number[at] = _label_of(mask, self.labels, self.count)
             else:
-                number[at] = fixed.index((kind, label.rounds))
+                number[at] = place[kind, label.rounds]
         nodes = len(base.loop)
         source = np.repeat(np.arange(nodes), np.diff(np.array(base.first)))
         labels = np.array([number[x] for x in base.label])
@@ -490,6 +494,7 @@ class Compiled:
         full = [sum(self.copies[k] for k in group) for group in groups]
         states = 1
         for most in full:
+            self._budget.spend(states)
             states *= most + 1
             if states > MAX_CELLS:
                 raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
@@ -498,8 +503,9 @@ class Compiled:
         if states * (len(symbols) + 8) > MAX_CELLS:
             raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
         t = self._tracker(0, [symbols.index(m) for m in member], states, len(symbols), 1)
-        number, step = np.arange(states), 1
-        total, right = np.zeros((len(symbols), states), np.int64), np.ones(states, bool)
+        self._budget.spend(states * len(symbols) * (1 + len(groups)) // 8)
+        number, step = np.arange(states, dtype=np.int32), 1
+        total, right = np.zeros(len(symbols), np.int32), np.ones(states, bool)
         allowed = np.ones((len(symbols), states), bool)
         for g, most in enumerate(full):
             digit = number // step % (most + 1)
@@ -509,7 +515,8 @@ class Compiled:
                     allowed[j] &= digit < most
                     total[j] += step
             step *= most + 1
-        t.after[:] = np.where(allowed, number + total, _REFUSED).T
+        for j, may in enumerate(allowed):
+            t.after[:, j] = np.where(may, number + total[j], _REFUSED)
         t.before[:], t.final[:], t.weight[:] = number, right, 0
         self.count[_STATES] = states
         return t

@@ -280,7 +280,7 @@ def none_left(
     )  # fmt: skip
     width = int(output.max())
     most = min(MAX_LABELS, MAX_BYTES // (64 + len(cost) + 4 * width))
-    old, new = (_empty(_FEW, len(cost), width) for _ in range(2))
+    old, new = (_empty(min(_FEW, most), len(cost), width) for _ in range(2))
     old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1), of.copies, 0
     old.key[0], old.there[0], old.count[0] = 0, True, 1
     stack = np.empty((_DEEP, 3), np.int64)

@@ -138,7 +138,7 @@ def _period(
         if replay is None:
             graph = base(kinds, copies, capacity, clock, budget)
             numbers = [x for s in steps for x in (*(s.floors or ()), *(s.pi or ()))]
-            engine = _engine(requests, len(kinds), [value, *numbers], unit, clock)
+            engine = _engine(requests, len(kinds), [value, *numbers], unit, clock, capacity)
             replay = engine(graph, kinds, copies, capacity, clock, budget)
         shift = sum(map(int.__mul__, copies, pi))
         cutoff = (value - 1 + arrivals) * unit - shift
@@ -179,11 +179,13 @@ def _step(level: Any, per_kind: Any, groups_of: Any) -> _Step:
     )
 
 
-def _engine(requests: Any, kinds: int, numbers: list[int], unit: int, clock: int) -> Any:
+def _engine(
+    requests: Any, kinds: int, numbers: list[int], unit: int, clock: int, capacity: int
+) -> Any:
     """Return what replays a period: compiled code if there are many requests."""
     if len(requests) > FEW:
         from optsched.bounds.checker_compiled import Compiled, fits
 
-        if fits(requests, kinds, numbers, unit, clock):
+        if fits(requests, kinds, numbers, unit, clock, capacity):
             return Compiled
     return Plain

@@ -305,13 +305,16 @@ def roofline_data(
     Raises
     ------
     InputError
-        A degree that does not divide the heads, or weights that do not fit into the memory.
+        A degree that does not divide the heads, weights that do not fit into the memory, or a
+        device whose peaks are unknown.
     """
     if tensor_parallel < 1 or shape.heads % tensor_parallel:
         raise InputError(
             f"tensor_parallel: found {tensor_parallel!r}; expected a divisor of {shape.name}'s "
             f"{shape.heads} heads"
         )
+    if not math.isfinite(peak.tflops):
+        raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])

@@ -51,7 +51,7 @@ def minorant(
     """
     from scipy.optimize import linprog
 
-    weights = near / near.sum() + 1e-3 / len(near)
+    weights = near / max(near.sum(), 1) + 1e-3 / len(near)
     scale = relative.max(axis=0)
     scale[scale == 0] = 1
     rows = relative / scale

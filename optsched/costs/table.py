@@ -19,6 +19,7 @@ read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ QUANTITIES = (
 """What an axis may be: tokens processed, requests, tokens of prefills, KV cached before them,
 requests that decode, and the KV that each of these has cached."""
 
+_MOST = 1e12
+"""The largest time in milliseconds, and the largest quantity."""
 MAX_CELLS = 1_000_000
 """Maximum number of values in a grid."""
 
@@ -73,7 +76,7 @@ class Grid:
                 raise InputError(f"axes.{name}: expected two or more numbers that ascend")
         shape = tuple(len(axis) for axis in axes.values())
         values = _numbers(self.values, "values")
-        if values.size != np.prod(shape) or values.size > MAX_CELLS:
+        if values.size != math.prod(shape) or values.size > MAX_CELLS:
             cells = " x ".join(map(str, shape))
             raise InputError(
                 f"values: found {values.size}; expected {cells}, and at most {MAX_CELLS}"
@@ -103,10 +106,10 @@ class Grid:
 def _numbers(given: Any, name: str) -> NDArray[np.float64]:
     try:
         values = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise InputError(f"{name}: found something else; expected numbers >= 0")
+    if not ((values >= 0).all() and (values <= _MOST).all()):
+        raise InputError(f"{name}: found something else; expected numbers from 0 to {_MOST:g}")
     values.setflags(write=False)
     return values
 
@@ -212,6 +215,8 @@ def table_from_dict(data: Any) -> CostTable:
     for k, entry in enumerate(entries("minorants")):
         if not isinstance(entry, Mapping):
             raise InputError(f"minorants[{k}]: expected a table of coefficients")
+        if any(type(value) is int and abs(value) > _MOST for value in entry.values()):
+            raise InputError(f"minorants[{k}]: found a larger number; expected at most {_MOST:g}")
         minorants.append({key: str(value) for key, value in entry.items()})
     grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(entries("grids"))]
     skew = grid(data["skew"], "skew") if "skew" in data else no_skew()

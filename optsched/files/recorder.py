@@ -72,6 +72,8 @@ class Recorder:
         wanted = int(self.instance.output_tokens[request])
         if error is None and tokens != wanted:
             error = f"answered with {tokens} of {wanted} tokens"
+        if error is None and np.isnan(self.first[request]):
+            error = f"found {tokens} tokens at once; expected a stream of tokens"
         with self._lock:
             if request in self._ended:
                 return

@@ -23,6 +23,8 @@ from optsched.files.recorder import Recorder
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 
+_LIST_S = 10.0
+"""The max seconds for a server's list of models."""
 TIMEOUT_S = 600.0
 """Default of the seconds after which a request is given up."""
 FIRST_ID, VOCABULARY = 100, 10_000
@@ -138,14 +140,14 @@ class _Server:
         self.secure = parts.scheme == "https"
         self.path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
 
-    def connect(self) -> http.client.HTTPConnection:
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
         assert self.host is not None
-        return kind(self.host, self.port, timeout=self.timeout_s)
+        return kind(self.host, self.port, timeout=timeout_s)
 
     def first_model(self) -> str:
         """Return the name of the first model that the server lists."""
-        connection = self.connect()
+        connection = self.connect(min(self.timeout_s, _LIST_S))
         try:
             connection.request("GET", f"{self.path}/models")
             answer = connection.getresponse()
@@ -171,7 +173,7 @@ class _Server:
     def stream(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion, until its end or the timeout."""
         end = time.perf_counter() + self.timeout_s
-        connection = self.connect()
+        connection = self.connect(self.timeout_s)
         try:
             connection.connect()
             socket = connection.sock  # the connection forgets it once the answer has begun
@@ -190,7 +192,10 @@ class _Server:
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         return
-                    yield json.loads(data)
+                    event = json.loads(data)
+                    if not isinstance(event, dict):
+                        raise InputError("broke off: found no event; expected a JSON object")
+                    yield event
         finally:
             connection.close()
 
@@ -212,5 +217,5 @@ def _ask(server: _Server, request: int, body: Mapping[str, Any], recorder: Recor
         recorder.end(request, error=f"no end within {server.timeout_s:g} s")
     except InputError as error:
         recorder.end(request, error=str(error))
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+    except Exception as error:  # whatever a server answers ends one request only
         recorder.end(request, error=f"broke off: {error or type(error).__name__}")

@@ -56,6 +56,7 @@ def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Prof
         found = json.loads(config.read_text(encoding="utf-8"))
         found.setdefault("num_key_value_heads", found["num_attention_heads"])
         sizes = {name: int(found[key]) for name, key in FIELDS.items()}
+        sizes["head_size"] = int(found.get("head_dim") or 0)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{config}: expected a model's configuration; found {error}") from None
     except KeyError as error:

@@ -37,7 +37,7 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.in
     ----------
     data : RoundData
     limits : mapping of str to ndarray of float64, shape (n,)
-        Every SLO by name (`optsched.bounds.service.all_limits`), in rounds.
+        Every SLO by name (`optsched.problem.limits.all_limits`), in rounds.
 
     Returns
     -------
