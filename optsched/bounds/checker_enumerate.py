@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
 MAX_BYTES = 3 * 2**30
@@ -66,7 +66,7 @@ class Layer(NamedTuple):
     count: Any  # rows, and rows that are still there
 
 
-@njit(cache=True)
+@njit
 def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> None:
     """Fill in the tables, from the end backward; the arcs are in order of target.
 
@@ -98,7 +98,7 @@ def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> N
                     once[u, k] = min(np.int64(once[u, k]), placed)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     """Whether a label may be completed at a cost up to the cutoff."""
     spare = paths.cutoff - spent - paths.rest[node]
@@ -112,7 +112,7 @@ def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     return paths.rest[node] < _NEVER and np.int64(extra) * paths.step <= spare
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     about, tokens = layer.about, layer.tokens
@@ -134,7 +134,7 @@ def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     return right
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _enter(m: int, layer: Layer, join: int) -> None:
     """Keep the label in the next row unless one that has placed the same deletes it."""
     new = layer.count[0]
@@ -159,7 +159,7 @@ def _enter(m: int, layer: Layer, join: int) -> None:
         layer.count[0] += 1
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
     """Write the label that follows label e into the next row."""
     cost, passed, clock = where
@@ -178,7 +178,7 @@ def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -
     new.key[at] = old.key[e] + of.sign[k]
 
 
-@njit(cache=True)
+@njit
 def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any) -> int:
     """Make the labels with one more request placed; return the nodes met, or -1 if too many."""
     met = 0

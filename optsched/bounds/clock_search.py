@@ -50,8 +50,9 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ class Piece(NamedTuple):
     slack: Floats
 
 
-@njit(cache=True)
+@njit
 def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late: bool) -> float:
     """Return where F of the module's text reaches a_k; without those after k if ``late``."""
     arrival, prefill, fixed, need, rate, slack = piece
@@ -126,7 +127,7 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
     return max(0.0, level - _SAFETY * arrival[k])
 
 
-@njit(cache=True)
+@njit
 def _gain(
     piece: Piece, i: int, base: float, ends: Floats, decided: NDArray[np.int8]
 ) -> tuple[float, float, float]:
@@ -162,7 +163,7 @@ def _gain(
     return at_once, at_once - best, wait
 
 
-@njit(cache=True)
+@njit
 def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int]:
     """Return what the decisions prove about the total latency, and the pair to decide next.
 
@@ -218,7 +219,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit(cache=True)
+@njit
 def searched_value(piece: Piece, nodes: int) -> float:
     """Return the bound on total latency that a search of so many nodes proves.
 
