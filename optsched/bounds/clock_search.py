@@ -220,8 +220,8 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
 
 
 @njit
-def searched_value(piece: Piece, nodes: int) -> float:
-    """Return the bound on total latency that a search of so many nodes proves.
+def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
+    """Return the bound on total latency that a search of so many nodes proves, and its tree.
 
     Parameters
     ----------
@@ -231,12 +231,15 @@ def searched_value(piece: Piece, nodes: int) -> float:
 
     Returns
     -------
-    float
+    value : float
         Seconds.
+    branches : ndarray of int64
+        As a certificate has it (`optsched.bounds.checker_clock.check_clock`).
     """
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
+    children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
     value, i, k = node_value(piece, decided[0])
     pairs[0] = i, k
     open_nodes = [(value, 0)]
@@ -245,7 +248,8 @@ def searched_value(piece: Piece, nodes: int) -> float:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]
         if i < 0 or used + 2 > nodes:
-            return value
+            return value, _in_order(n, pairs, children, used)
+        children[at] = used
         for choice in (_BEFORE, _AFTER):
             decided[used] = decided[at]
             decided[used, i, k] = choice
@@ -253,3 +257,19 @@ def searched_value(piece: Piece, nodes: int) -> float:
             pairs[used] = first, second
             heapq.heappush(open_nodes, (max(value, found), used))
             used += 1
+
+
+@njit
+def _in_order(
+    n: int, pairs: NDArray[np.int64], children: NDArray[np.int64], used: int
+) -> NDArray[np.int64]:
+    """Return a code for each node of a tree, before those of its children."""
+    branches = np.zeros(used, np.int64)
+    stack = [0]
+    for place in range(used):
+        at = stack.pop()
+        if children[at] > 0:
+            branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
+            stack.append(children[at] + 1)
+            stack.append(children[at])
+    return branches
