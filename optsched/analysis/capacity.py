@@ -315,9 +315,6 @@ class _Search:
         """Return what a policy reaches, or what is known of it when the work is stopped."""
         made, info = make_policy(spec)
         row = Reach(spec, clairvoyant=is_clairvoyant(made, info, self.base))
-        reason = runner_of(made).allows(self.base)
-        if reason is not None:
-            return replace(row, error=reason)
         found: dict[float, int] = {}
         begin = time.perf_counter()
         error = None
