@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from optsched.cli.options import InstanceFile, Seed, above_0, check_outputs, option, required
+from optsched.cli.options import (
+    EngineSettings,
+    InstanceFile,
+    Seed,
+    above_0,
+    check_outputs,
+    engine_settings,
+    option,
+    required,
+)
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError
-from optsched.problem.specs import read_pairs
 
 
 def replay(
@@ -39,10 +44,7 @@ def replay(
     vocabulary: Annotated[
         int, option("--vocabulary", "N", "Token ids of the random prompts are less than N.")
     ] = 10_000,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
-    ] = None,
+    setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:
     """Send an instance's requests to a real engine, and measure when their tokens come."""
@@ -69,7 +71,7 @@ def replay(
             timeout_s=timeout,
             vocabulary=vocabulary,
             seed=seed,
-            options=settings(setting),
+            options=engine_settings(setting),
             progress=lambda ended, failed: line.show(
                 f"{ended} of {instance.n} requests, {failed} failed"
             ),
@@ -84,16 +86,3 @@ def replay(
         print(f"  and {len(found.errors) - 10} more, in the file")
     if served == 0:
         raise NoIncumbentError("no request was served")
-
-
-def settings(texts: list[str] | None) -> dict[str, Any]:
-    """Return the arguments of vllm.LLM that ``--set`` gives."""
-    return {key: _value(text) for key, text in read_pairs(texts or [], "--set").items()}
-
-
-def _value(text: str) -> Any:
-    """Return a value of ``--set``: JSON if it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
