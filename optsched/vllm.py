@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel, UnitCost, load_cost_model
-from optsched.files.replay import PREDICTED
+from optsched.files.sending import PREDICTED
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Rules, Scheduler, View
 from optsched.policies.engine.readable import Readable

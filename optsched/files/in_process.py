@@ -17,7 +17,7 @@ from typing import Any
 
 from optsched.files.measured import Measured
 from optsched.files.recorder import Recorder
-from optsched.files.replay import Progress, Sending
+from optsched.files.sending import Progress, Sending
 from optsched.problem.errors import InputError
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}

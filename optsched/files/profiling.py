@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from optsched.files.in_process import configuration, start
-from optsched.files.replay import FIRST_ID
+from optsched.files.sending import FIRST_ID
 from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
 

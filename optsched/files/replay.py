@@ -12,100 +12,18 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from optsched.files.measured import Measured
 from optsched.files.recorder import Recorder
+from optsched.files.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 
 _LIST_S = 10.0
 """The max seconds for a server's list of models."""
-TIMEOUT_S = 600.0
-"""Default of the seconds after which a request is given up."""
-FIRST_ID, VOCABULARY = 100, 10_000
-"""Token ids of prompts are at least the first and, by default, less than the second."""
-PREDICTED = "predicted_output_tokens"
-"""What an instance's predictions are called where they are sent: ``SamplingParams.extra_args``."""
-
-Progress = Callable[[int, int], None]
-"""``progress(ended, failed)`` is called whenever a request ends."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sending:
-    """The requests of an instance, as they are sent.
-
-    Parameters
-    ----------
-    instance : Instance
-    priority : sequence of int, optional
-        See `replay`, as the other parameters.
-    timeout_s : float
-    vocabulary, seed : int
-    """
-
-    instance: Instance
-    priority: Sequence[int] | None = None
-    timeout_s: float = TIMEOUT_S
-    vocabulary: int = VOCABULARY
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.instance.in_rounds:
-            raise UsageError("replay: found an instance in rounds; expected one in seconds")
-        if not self.timeout_s > 0:
-            raise InputError(f"timeout: found {self.timeout_s!r}; expected seconds > 0")
-        if self.vocabulary <= FIRST_ID:
-            raise InputError(
-                f"vocabulary: found {self.vocabulary!r}; expected more than {FIRST_ID}"
-            )
-        if self.priority is not None and len(self.priority) != self.instance.n:
-            raise InputError(
-                f"priority: found {len(self.priority)} values; expected {self.instance.n}"
-            )
-
-    @property
-    def order(self) -> list[int]:
-        """The requests in the order in which they arrive."""
-        found: list[int] = np.argsort(self.instance.release, kind="stable").tolist()
-        return found
-
-    def prompt(self, request: int) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Parameters
-        ----------
-        request : int
-
-        Returns
-        -------
-        list of int
-        """
-        generator = np.random.default_rng([self.seed, request])
-        size = int(self.instance.prompt_tokens[request])
-        found: list[int] = generator.integers(FIRST_ID, self.vocabulary, size).tolist()
-        return found
-
-    def told(self, request: int) -> dict[str, int]:
-        """Return what the engine is told of a request's output: its prediction, if it has one.
-
-        Parameters
-        ----------
-        request : int
-
-        Returns
-        -------
-        dict
-        """
-        if self.instance.predicted is None:
-            return {}
-        return {PREDICTED: round(float(self.instance.predicted[request]))}
 
 
 class Engine(Protocol):
