@@ -30,7 +30,9 @@ def profile(
 
     The same command goes on with a profile that was begun.
     """
-    from optsched.files.profiling import profile as run, shapes
+    from optsched.costs.fit import fit
+    from optsched.files.profiling import profile as run
+    from optsched.problem.errors import InputError
 
     if engine != "vllm":
         raise UsageError(f"ENGINE: found {engine!r}; expected vllm")
@@ -47,5 +49,10 @@ def profile(
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,
         )
-    wanted = len(shapes(max_tokens, max_requests, max_kv))
-    print(f"{out}: {found} of {wanted} batches measured; `optsched fit {out}` makes a cost model")
+    print(f"{out}: {found.measured} of {found.wanted} batches measured", end="; ")
+    try:
+        fit(out, hardware="cpu")  # times of whole batches are not held against a device
+    except InputError as error:
+        print(f"too few for `optsched fit`: {error}")
+    else:
+        print(f"`optsched fit {out}` makes a cost model")
