@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from readable_finish import Readable
+from sweeps import parts
+from test_certificate import corrupted
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
 from optsched.bounds import checker_enumerate, checker_parts, checker_ramp
+from optsched.bounds.certificate import make_certificate
+from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
@@ -244,6 +248,51 @@ def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.Mo
     equal, leaf = forged(13, 6, 40)
     with pytest.raises(Rejected, match="more than 100 labels"):
         check_ramp(columns_of(equal), leaf)
+
+
+@pytest.mark.parametrize("turns", parts(25, 1000))
+def test_corrupted_enumerations_never_prove_more_than_the_optimum(
+    turns: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Chains that end by enumeration, one change each, in the leaf (sealed again, claiming more)
+    # or in the file as it is. Half are replayed by compiled code. With ten changes per chain the
+    # whole sweep has over 10,000 corrupted files and claims, of which none is accepted.
+    rejected = chains = 0
+    for turn in turns:
+        rng = np.random.default_rng([5, turn])
+        instance = tiny_instance(rng, turn, 5)
+        with monkeypatch.context() as patch:  # tiny proofs end by enumeration, too
+            patch.setattr(prove, "_CLOSE", 1.0)
+            patch.setattr(climb, "_FIRST", 3)
+            proofs = prove_all(instance, seed=turn)
+        leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
+        if not any(p.levels and p.levels[-1].multipliers is None for p in proofs):
+            continue
+        chains += 1
+        monkeypatch.setattr(checker_ramp, "FEW", 0 if turn % 2 else 10**6)
+        optimum = sum(p.value for p in proofs)
+        good = make_certificate(instance, leaf, value=optimum)
+        assert check_certificate(instance, good) == optimum == brute_force_tel(instance)[0]
+        for _ in range(10):
+            bad = corrupted(rng, good)
+            if bad != good:
+                with pytest.raises(Rejected):
+                    check_certificate(instance, bad)
+                rejected += 1
+            changed = corrupted(rng, leaf)
+            for value in (None, 10**6):  # a forger claims more of each period at the same time
+                listed = changed.get("periods") if value else None
+                for period in listed if isinstance(listed, list) else ():
+                    if isinstance(period, dict):
+                        period["value"] = value
+                for claimed in (optimum + 1, 10**6):
+                    with pytest.raises(Rejected):
+                        check_certificate(
+                            instance, make_certificate(instance, changed, value=claimed)
+                        )
+                    rejected += 1
+    assert chains > len(turns) / 8
+    assert rejected > 40 * chains
 
 
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
