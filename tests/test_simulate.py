@@ -50,6 +50,8 @@ VALUES = {
     "hold": ["1", "1.5", "9"],
     "by_slack": ["true"],
     "late_last": ["true", "false"],
+    "factor": ["3"],
+    "staggered": ["false"],
 }
 """Values to try for parameters of this name, whichever policy has them."""
 
