@@ -218,7 +218,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def searched_value(piece: Piece, nodes: int) -> float:
     """Return the bound on total latency that a search of so many nodes proves.
 
