@@ -220,7 +220,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit
+@njit(nogil=True)
 def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     """Return the bound on total latency that a search of so many nodes proves, and its tree.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 
@@ -14,7 +15,7 @@ _LATE = 1e-9
 """A job is late if it ends later than this after its deadline, in seconds."""
 
 
-@njit(cache=True)
+@njit
 def _pass(
     release: Floats, due: Floats, work: Floats, order: NDArray[np.int64], gone: NDArray[np.bool_]
 ) -> int:
@@ -78,7 +79,7 @@ def _pass(
     return count
 
 
-@njit(cache=True)
+@njit
 def let_go(
     release: Floats, first_due: Floats, last_due: Floats, prefill: Floats, decodes: Floats
 ) -> NDArray[np.bool_]:
