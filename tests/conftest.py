@@ -12,6 +12,9 @@ from command_line import run
 
 # A shell starts background jobs with interrupts ignored; the tests of Ctrl-C need them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# An empty variable names no folder of traces.
+if not os.environ.get("OPTSCHED_DATA"):
+    os.environ.pop("OPTSCHED_DATA", None)
 # Tables are as wide as they are, whatever the shell says of a terminal.
 os.environ.pop("COLUMNS", None)
 
