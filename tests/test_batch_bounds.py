@@ -22,7 +22,7 @@ from optsched.bounds.base import BoundTask
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
 from optsched.bounds.clock import piece_of
-from optsched.bounds.clock_search import searched_value
+from optsched.bounds.clock_search import searched
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
@@ -232,7 +232,7 @@ def check_tiny(seed: int, count: int) -> None:
                 need=piece.fixed + (1 - share) * decode, rate=share / (1 - share),
                 slack=piece.slack * scale,
             )  # fmt: skip
-            assert searched_value(fewer, nodes) <= tel * (1 + 1e-12), about
+            assert searched(fewer, nodes)[0] <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(instance, cost, Budget(0.05))
         except NoIncumbentError:
@@ -376,7 +376,7 @@ def test_the_clock_of_two_requests_by_hand() -> None:
             [0.0, 0.012], [8, prompt], [1, 1], kv_capacity=100, time_unit="second",
             kv_accounting="cached",
         )  # fmt: skip
-        return searched_value(piece_of(BoundTask(instance, PLAIN)), nodes)
+        return searched(piece_of(BoundTask(instance, PLAIN)), nodes)[0]
 
     assert value(4, 1) == value(4, 9) == pytest.approx(0.050, rel=1e-6)
     # With 40 tokens request 1 waits: the clock runs 13 ms more, and request 0 saves 40 ms.
@@ -393,7 +393,7 @@ def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
             generator.integers(1, 200, 8), kv_capacity=100_000, time_unit="second",
         )  # fmt: skip
         piece = piece_of(BoundTask(instance, cost))
-        values = [searched_value(piece, nodes) for nodes in (1, 10, 1000)]
+        values = [searched(piece, nodes)[0] for nodes in (1, 10, 1000)]
         assert values == sorted(values)
         more += values[0] < values[-1]
         for policy in ("least-work", "rank-output", "vllm"):

@@ -203,7 +203,7 @@ def test_the_checkers_judge_agrees_with_the_judge() -> None:
 
 
 def corrupted(rng: np.random.Generator, certificate: dict[str, Any]) -> dict[str, Any]:
-    """One digit, number, word, entry or field changed, anywhere in the file."""
+    """One digit, number, word, type, size, entry or field changed, anywhere in the file."""
     bad = json.loads(json.dumps(certificate))
     places: list[tuple[Any, Any]] = []
 
@@ -215,9 +215,12 @@ def corrupted(rng: np.random.Generator, certificate: dict[str, Any]) -> dict[str
 
     walk(bad)
     node, key = places[int(rng.integers(len(places)))]
-    kind = int(rng.integers(4))
+    kind = int(rng.integers(5))
     value = node[key]
-    if kind == 0 or value is None or isinstance(value, bool):
+    if kind == 4 and isinstance(value, list):
+        times = int(rng.choice([2, 3, 1000]))
+        node[key] = [value * times, value[:-1], value[::-1], [value]][int(rng.integers(4))]
+    elif kind == 0 or value is None or isinstance(value, bool):
         del node[key]
     elif isinstance(value, int) and kind < 3:
         huge = [2**31, 2**53, 2**63, 2**64, 2**100, 2**101, 10**300, 10**400]

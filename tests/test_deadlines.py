@@ -10,7 +10,7 @@ import pytest
 from optsched import BatchCost, Instance, compare, evaluate, simulate
 from optsched.policies import allows
 from optsched.policies.rules import Rules
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.metrics import served_well
 
 # One layer, milliseconds: 1 per token, 10 per batch.
@@ -86,6 +86,9 @@ def test_late_requests_behind_one_that_is_admitted_are_passed_over_too() -> None
 def test_without_an_slo_they_are_not_allowed(name: str) -> None:
     bare = Instance([0], [1], [1], kv_capacity=3)
     assert "no slo_ttft" in str(allows(name, bare))
+    with pytest.raises(PolicyError, match=f"policy '{name}': the instance has no slo_ttft"):
+        simulate(bare, name)
+    assert "no slo_ttft" in compare(bare, [name], bound=False).rows[0].error
     assert allows(name, one_at_a_time([1])) is None
 
 

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from readable_finish import Readable
+from sweeps import parts
+from test_certificate import corrupted
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
-from optsched.bounds import checker_ramp
+from optsched.bounds import checker_enumerate, checker_parts, checker_ramp
+from optsched.bounds.certificate import make_certificate
+from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
@@ -208,6 +212,87 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
             if change == 0:
                 assert found[0] == str(sum(p.value for p in proofs))
     assert refusals > 5
+
+
+def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]]:
+    """Return equal requests, and a leaf whose free multipliers delete nothing."""
+    instance = Instance([0] * n, [1] * n, [output] * n, kv_capacity=capacity)
+    steps = [
+        {"floors": [2] * n, "counters": [], "multipliers": [0] * n},
+        {"floors": None, "counters": [], "multipliers": None},
+    ]
+    period = {"value": 10**4, "denominator": 1, "clock": 0, "levels": steps}
+    return instance, {"relaxation": "ramp", "periods": [period]}
+
+
+def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Labels of equal requests have all placed the same. Up to 1,287 of them are in a layer here,
+    # and each is compared with those before it: millions of times, though 47,000 labels are made.
+    instance, leaf = forged(13, 6, 40)
+    with pytest.raises(Rejected, match="found a schedule below 10000"):
+        check_ramp(columns_of(instance), leaf)
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 1_000_000)
+    with pytest.raises(Rejected, match="more than 1000000 steps"):
+        check_ramp(columns_of(instance), leaf)
+
+
+def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A short stack of ways into the clock is made longer. A layer of too many labels is refused.
+    instance = generate("jaillet-model-2", seed=2, n=8)
+    relaxation = ready(instance, 680)
+    finish(relaxation, 10**6)
+    monkeypatch.setattr(checker_ramp, "FEW", 0)
+    monkeypatch.setattr(checker_enumerate, "_DEEP", 1)
+    assert replayed(instance, relaxation) == relaxation.bound
+    monkeypatch.setattr(checker_enumerate, "MAX_LABELS", 100)
+    equal, leaf = forged(13, 6, 40)
+    with pytest.raises(Rejected, match="more than 100 labels"):
+        check_ramp(columns_of(equal), leaf)
+
+
+@pytest.mark.parametrize("turns", parts(25, 1000))
+def test_corrupted_enumerations_never_prove_more_than_the_optimum(
+    turns: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Chains that end by enumeration, one change each, in the leaf (sealed again, claiming more)
+    # or in the file as it is. Half are replayed by compiled code. With ten changes per chain the
+    # whole sweep has over 10,000 corrupted files and claims, of which none is accepted.
+    rejected = chains = 0
+    for turn in turns:
+        rng = np.random.default_rng([5, turn])
+        instance = tiny_instance(rng, turn, 5)
+        with monkeypatch.context() as patch:  # tiny proofs end by enumeration, too
+            patch.setattr(prove, "_CLOSE", 1.0)
+            patch.setattr(climb, "_FIRST", 3)
+            proofs = prove_all(instance, seed=turn)
+        leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
+        if not any(p.levels and p.levels[-1].multipliers is None for p in proofs):
+            continue
+        chains += 1
+        monkeypatch.setattr(checker_ramp, "FEW", 0 if turn % 2 else 10**6)
+        optimum = sum(p.value for p in proofs)
+        good = make_certificate(instance, leaf, value=optimum)
+        assert check_certificate(instance, good) == optimum == brute_force_tel(instance)[0]
+        for _ in range(10):
+            bad = corrupted(rng, good)
+            if bad != good:
+                with pytest.raises(Rejected):
+                    check_certificate(instance, bad)
+                rejected += 1
+            changed = corrupted(rng, leaf)
+            for value in (None, 10**6):  # a forger claims more of each period at the same time
+                listed = changed.get("periods") if value else None
+                for period in listed if isinstance(listed, list) else ():
+                    if isinstance(period, dict):
+                        period["value"] = value
+                for claimed in (optimum + 1, 10**6):
+                    with pytest.raises(Rejected):
+                        check_certificate(
+                            instance, make_certificate(instance, changed, value=claimed)
+                        )
+                    rejected += 1
+    assert chains > len(turns) / 8
+    assert rejected > 40 * chains
 
 
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:

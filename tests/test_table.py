@@ -13,10 +13,12 @@ from command_line import invoke
 
 from optsched import BatchCost, Instance, bound, evaluate, load_cost_model, simulate, solve
 from optsched.bounds import lower_bound
+from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.fit import fit
+from optsched.costs.linear import minorant
 from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 
@@ -55,6 +57,28 @@ def test_a_batch_takes_the_sum_of_its_grids_interpolated() -> None:
 def test_unequal_decodes_are_read_between_their_mean_and_their_maximum() -> None:
     # Two decodes of 10 and 30: mean 20, maximum 30, share 0.5: read at 25, which is 7 ms.
     assert ms_of(tabulated(), decodes=(10, 30)) == pytest.approx(2 * (10 + 7))
+
+
+def test_no_decodes_are_read_beyond_their_maximum_or_below_their_mean() -> None:
+    # Six decodes with a mean of 15 and a maximum of 30; the grid of attention goes on with 4 ms for
+    # two more decodes at 10 tokens, 8 ms at 30. The share goes on to 1.5 and stays at 1: 24 ms.
+    kv = (12, 12, 12, 12, 12, 30)
+    assert ms_of(tabulated(), decodes=kv) == pytest.approx(2 * (10 + 24))
+    # It goes on to -0.5 and stays at 0: read at 15 tokens, 12 + (24 - 12) / 4 ms.
+    falls = Grid({"decode_requests": [0, 2]}, [0.25, 0])
+    assert ms_of(tabulated(skew=falls), decodes=kv) == pytest.approx(2 * (10 + 15))
+
+
+def test_a_bound_of_one_model_refuses_a_table() -> None:
+    task = BoundTask(Instance([0.0], [3], [3], kv_capacity=9, time_unit="second"), tabulated())
+    with pytest.raises(UsageError, match="found a tabulated cost model; expected one of its"):
+        _ = task.batch_cost
+
+
+def test_a_minorant_that_does_not_exist_is_refused() -> None:
+    # At least 2 ms of a coefficient of which no more than 1 fits below the only row.
+    with pytest.raises(InputError, match="minorant: found no linear model"):
+        minorant(np.array([[1.0]]), np.array([True]), {0: 2.0})
 
 
 def test_no_batch_takes_less_than_a_minorant() -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.problem.kernel import njit
 
 MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
 """Max nodes and arcs of one level."""
@@ -97,7 +97,7 @@ class Fine(NamedTuple):
     label: Any
 
 
-@njit(cache=True)
+@njit
 def _mixed(x: Any) -> np.uint64:
     x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(31)
@@ -105,7 +105,7 @@ def _mixed(x: Any) -> np.uint64:
     return x ^ (x >> np.uint64(29))
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     """Return the number of the label that places one of these kinds."""
     last = np.uint64(labels.slots.shape[0] - 1)
@@ -120,7 +120,7 @@ def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     return np.int64(labels.slots[at])
 
 
-@njit(cache=True)
+@njit
 def _enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
     last = np.uint64(labels.slots.shape[0] - 1)
@@ -131,7 +131,7 @@ def _enter_masks(labels: Labels, first: int, end: int) -> None:
         labels.slots[at] = k
 
 
-@njit(cache=True)
+@njit
 def _enter_multisets(t: States, count: int) -> None:
     """Enter the states in the hash table, which is empty."""
     last = np.uint64(t.slots.shape[0] - 1)
@@ -142,7 +142,7 @@ def _enter_multisets(t: States, count: int) -> None:
         t.slots[at] = s
 
 
-@njit(cache=True)
+@njit
 def _key(row: Any, size: int) -> np.uint64:
     h = _mixed(size + 1)
     for k in range(size):
@@ -150,7 +150,7 @@ def _key(row: Any, size: int) -> np.uint64:
     return h
 
 
-@njit(cache=True)
+@njit
 def _multiset(size: int, weight: Any, t: States, count: Any) -> int:
     """Return the number of the state whose items are in ``t.row``."""
     last = np.uint64(t.slots.shape[0] - 1)
@@ -172,7 +172,7 @@ def _multiset(size: int, weight: Any, t: States, count: Any) -> int:
     return new
 
 
-@njit(cache=True)
+@njit
 def _before(s: Any, t: States, count: Any) -> int:
     """Return the state one round earlier."""
     if t.before[s] == _UNKNOWN:
@@ -187,7 +187,7 @@ def _before(s: Any, t: States, count: Any) -> int:
     return t.before[s]
 
 
-@njit(cache=True)
+@njit
 def _after(s: Any, g: Any, t: States, count: Any) -> int:
     """Return the state with one more request of symbol g, or `_REFUSED` if no schedule has it."""
     if t.after[s, g] != _UNKNOWN:
@@ -216,7 +216,7 @@ def _after(s: Any, g: Any, t: States, count: Any) -> int:
     return found
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _node(s: Any, begin: int, f: Fine, count: Any) -> Any:
     """Return the node of a state among those from ``begin`` on, a new one if it has none."""
     y = np.int64(f.last[s])
@@ -227,7 +227,7 @@ def _node(s: Any, begin: int, f: Fine, count: Any) -> Any:
     return y
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
     """Add an arc, and what its target costs by it."""
     a = count[_ARCS]
@@ -236,7 +236,7 @@ def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
     count[_ARCS] += 1
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _follow(
     x: int, label: int, slack: int, begin: int, labels: Labels, p: Prices, t: States, f: Fine,
     count: Any
@@ -278,7 +278,7 @@ def _follow(
                 _arc(x, _node(y, begin, f, count), number, cost, f, count)
 
 
-@njit(cache=True)
+@njit
 def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count: Any) -> None:
     """Follow rounds that leave node v of the graph before as it is, the heaviest states first."""
     _, p, t, f = work
@@ -299,7 +299,7 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
             _arc(x, f.last[t.before[s]], loop, loop * p.unit, f, count)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
     return (
@@ -310,7 +310,7 @@ def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     )
 
 
-@njit(cache=True)
+@njit
 def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
     """Make the nodes of v and of later nodes; return the first one for which room is short."""
     labels, p, t, f = work
@@ -344,7 +344,7 @@ def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
     return v
 
 
-@njit(cache=True)
+@njit
 def _by(end: Any, nodes: int, one: Any, two: Any, other: Any) -> Any:
     """Return where the arcs of each node begin, and their other end and label in that order."""
     first = np.zeros(nodes + 1, np.int64)
@@ -365,7 +365,7 @@ def sorted_by(end: Any, nodes: int, one: Any, two: Any) -> tuple[Any, Any, Any]:
     return _by(end, nodes, one, two, other), *other
 
 
-@njit(cache=True)
+@njit
 def _costs_to_end(graph: Graph, price: Any) -> Any:
     """Return each node's min cost to the end."""
     rest = np.full(len(graph.loop), _NEVER, np.int64)
@@ -378,7 +378,7 @@ def _costs_to_end(graph: Graph, price: Any) -> Any:
     return rest
 
 
-@njit(cache=True)
+@njit
 def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
     price = np.empty((len(mask), 3), np.int64)
     for label in range(len(mask)):

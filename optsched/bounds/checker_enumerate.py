@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
 MAX_BYTES = 3 * 2**30
 _NEVER = 2**62
 _TOP = 255
 _FEW = 1000  # rows of a layer at first
-_DEEP = 4096  # labels may wait to join the clock so often
+_DEEP = 64  # ways to join the clock that one label has at first
+_DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
 _ROUND, _JOIN, _PLACE = 0, 1, 3
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 _NODE, _COST, _CLOCK, _NEED, _NEXT, _ROWS = 0, 1, 2, 3, 4, 5
@@ -63,10 +64,10 @@ class Layer(NamedTuple):
     key: Any
     there: Any
     slots: Any
-    count: Any  # rows, and rows that are still there
+    count: Any  # rows, and the steps that they took
 
 
-@njit(cache=True)
+@njit
 def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> None:
     """Fill in the tables, from the end backward; the arcs are in order of target.
 
@@ -98,7 +99,7 @@ def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> N
                     once[u, k] = min(np.int64(once[u, k]), placed)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     """Whether a label may be completed at a cost up to the cutoff."""
     spare = paths.cutoff - spent - paths.rest[node]
@@ -112,7 +113,7 @@ def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     return paths.rest[node] < _NEVER and np.int64(extra) * paths.step <= spare
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     about, tokens = layer.about, layer.tokens
@@ -134,16 +135,22 @@ def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     return right
 
 
-@njit(cache=True, inline="always")
-def _enter(m: int, layer: Layer, join: int) -> None:
-    """Keep the label in the next row unless one that has placed the same deletes it."""
+@njit(inline="always")
+def _enter(m: int, layer: Layer, join: int) -> int:
+    """Keep the label in the next row unless one that has placed the same deletes it.
+
+    Returns the number of slots and labels that were looked at.
+    """
     new = layer.count[0]
     last = np.uint64(len(layer.slots) - 1)
     at = (layer.key[new] >> np.uint64(7)) & last
+    seen = 1
     while layer.slots[at] >= 0 and layer.key[layer.slots[at]] != layer.key[new]:
         at = (at + _ONE) & last
+        seen += 1
     row, wanted = layer.slots[at], True
     while row >= 0 and wanted:
+        seen += 1
         same = layer.there[row]
         for k in range(layer.left.shape[1]):
             same &= layer.left[row, k] == layer.left[new, k]
@@ -157,9 +164,10 @@ def _enter(m: int, layer: Layer, join: int) -> None:
         layer.slots[at] = new
         layer.there[new] = True
         layer.count[0] += 1
+    return seen
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
     """Write the label that follows label e into the next row."""
     cost, passed, clock = where
@@ -178,11 +186,15 @@ def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -
     new.key[at] = old.key[e] + of.sign[k]
 
 
-@njit(cache=True)
-def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any) -> int:
-    """Make the labels with one more request placed; return the nodes met, or -1 if too many."""
-    met = 0
-    new.count[0] = 0
+@njit
+def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, most: int) -> int:
+    """Make the labels with one more request placed, in at most so many steps.
+
+    Returns what was too little, or `_DONE`. A step is a node that a label meets, or a label that
+    a new one is compared with; ``new.count`` has how many were taken.
+    """
+    new.count[:] = 0
+    wide = 1 + new.tokens.shape[1] // 64  # steps of a comparison
     new.slots[:] = -1
     for e in range(old.count[0]):
         left = old.left[e]
@@ -195,7 +207,9 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any) -> 
             depth -= 1
             node, passed, clock = stack[depth, 0], stack[depth, 1], stack[depth, 2]
             while node >= 0:
-                met += 1
+                new.count[1] += 1
+                if new.count[1] > most:
+                    return _NO_STEPS
                 cost = old.about[e, _COST] + m * passed
                 spent = cost * paths.unit + placed
                 if not _may(node, spent, left, paths):
@@ -209,7 +223,7 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any) -> 
                         onward = v
                     elif paths.what[number] == _JOIN and not early:
                         if depth == len(stack):
-                            return -1
+                            return _NO_WAY
                         stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, of.clock
                         depth += 1
                     for k in range(len(left) if paths.what[number] == _PLACE else 0):
@@ -222,11 +236,11 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any) -> 
                         left[k] += 1
                         if may:
                             if new.count[0] == len(new.key):
-                                return -1
+                                return _NO_ROW
                             _write(e, v, k, (cost, passed, clock), old, new, of)
-                            _enter(m + 1, new, of.clock)
+                            new.count[1] += wide * _enter(m + 1, new, of.clock)
                 node, passed, clock = onward, passed + 1, max(clock - 1, -1)
-    return met
+    return _DONE
 
 
 def _empty(rows: int, kinds: int, width: int) -> Layer:
@@ -234,7 +248,7 @@ def _empty(rows: int, kinds: int, width: int) -> Layer:
     return Layer(
         np.empty((rows, _ROWS), np.int64), np.empty((rows, kinds), np.uint8),
         np.zeros((rows, width), np.int32), np.empty(rows, np.uint64), np.empty(rows, np.bool_),
-        np.empty(2 << rows.bit_length(), np.int32), np.zeros(1, np.int64),
+        np.empty(2 << rows.bit_length(), np.int32), np.zeros(2, np.int64),
     )  # fmt: skip
 
 
@@ -285,11 +299,16 @@ def none_left(
     old.key[0], old.there[0], old.count[0] = 0, True, 1
     stack = np.empty((_DEEP, 3), np.int64)
     for m in range(engine.n):
-        while (met := _layer(m, old, new, paths, of, stack)) < 0:
-            if len(new.key) >= most:
-                raise Rejected(f"found more than {most} labels; too large to check")
-            new = _empty(min(most, 8 * len(new.key)), len(cost), width)
-        budget.spend(met)
+        short = -1
+        while short != _DONE:
+            short = _layer(m, old, new, paths, of, stack, budget.left)
+            budget.spend(int(new.count[1]))
+            if short == _NO_WAY:
+                stack = np.empty((2 * len(stack), 3), np.int64)  # never more than the steps taken
+            elif short == _NO_ROW:
+                if len(new.key) >= most:
+                    raise Rejected(f"found more than {most} labels; too large to check")
+                new = _empty(min(most, 8 * len(new.key)), len(cost), width)
         old, new = new, old
     some = slice(int(old.count[0]))
     clock, need = old.about[some, _CLOCK], old.about[some, _NEED]

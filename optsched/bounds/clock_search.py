@@ -50,8 +50,9 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ class Piece(NamedTuple):
     slack: Floats
 
 
-@njit(cache=True)
+@njit
 def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late: bool) -> float:
     """Return where F of the module's text reaches a_k; without those after k if ``late``."""
     arrival, prefill, fixed, need, rate, slack = piece
@@ -126,7 +127,7 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
     return max(0.0, level - _SAFETY * arrival[k])
 
 
-@njit(cache=True)
+@njit
 def _gain(
     piece: Piece, i: int, base: float, ends: Floats, decided: NDArray[np.int8]
 ) -> tuple[float, float, float]:
@@ -162,7 +163,7 @@ def _gain(
     return at_once, at_once - best, wait
 
 
-@njit(cache=True)
+@njit
 def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int]:
     """Return what the decisions prove about the total latency, and the pair to decide next.
 
@@ -218,9 +219,9 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit(cache=True)
-def searched_value(piece: Piece, nodes: int) -> float:
-    """Return the bound on total latency that a search of so many nodes proves.
+@njit
+def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
+    """Return the bound on total latency that a search of so many nodes proves, and its tree.
 
     Parameters
     ----------
@@ -230,12 +231,15 @@ def searched_value(piece: Piece, nodes: int) -> float:
 
     Returns
     -------
-    float
+    value : float
         Seconds.
+    branches : ndarray of int64
+        As a certificate has it (`optsched.bounds.checker_clock.check_clock`).
     """
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
+    children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
     value, i, k = node_value(piece, decided[0])
     pairs[0] = i, k
     open_nodes = [(value, 0)]
@@ -244,7 +248,8 @@ def searched_value(piece: Piece, nodes: int) -> float:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]
         if i < 0 or used + 2 > nodes:
-            return value
+            return value, _in_order(n, pairs, children, used)
+        children[at] = used
         for choice in (_BEFORE, _AFTER):
             decided[used] = decided[at]
             decided[used, i, k] = choice
@@ -252,3 +257,19 @@ def searched_value(piece: Piece, nodes: int) -> float:
             pairs[used] = first, second
             heapq.heappush(open_nodes, (max(value, found), used))
             used += 1
+
+
+@njit
+def _in_order(
+    n: int, pairs: NDArray[np.int64], children: NDArray[np.int64], used: int
+) -> NDArray[np.int64]:
+    """Return a code for each node of a tree, before those of its children."""
+    branches = np.zeros(used, np.int64)
+    stack = [0]
+    for place in range(used):
+        at = stack.pop()
+        if children[at] > 0:
+            branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
+            stack.append(children[at] + 1)
+            stack.append(children[at])
+    return branches

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.busy_time import Floats, Tokens, cell_at
+from optsched.problem.kernel import njit
 
 WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
 SLACK = 4.0 * WINDOW * 2.0**-52
 
 
-@njit(cache=True)
+@njit
 def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt: float) -> float:
     """Return g. ``root`` is sqrt(nu), and ``sqrt`` is sqrt(price work)."""
     if sqrt >= root:
@@ -25,7 +25,7 @@ def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt:
     return max(0.0, nu / (fixed + work) - price)
 
 
-@njit(cache=True)
+@njit
 def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
     """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
     if work <= 0 or sqrt >= root:
@@ -36,7 +36,7 @@ def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
     return 1.0
 
 
-@njit(cache=True)
+@njit
 def _worth(work: float, fixed: float, price: float) -> float:
     """Return the multiplier at steady prices: the min of T + price w T / (T - f), T >= f + w."""
     if work <= 0:
@@ -133,7 +133,7 @@ class Phase(NamedTuple):
     weight: float
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in the gains of a multiplier and their integral."""
     gains, area = window.gains, window.area
@@ -150,7 +150,7 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
         area[j + 1] = area[j] + g * (width if j > 0 else phase.lead)
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
     """Raise V of the prefill by the k-th multiplier."""
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
@@ -167,7 +167,7 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
             ahead[j], slope[j], window.level[j] = value, s, k
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> None:
     """Add the weight of the first token to V and s of the prefill."""
     ahead, slope, soonest = window.ahead, window.slope, window.soonest
@@ -180,7 +180,7 @@ def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> Non
         soonest[j] = least
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _reach(phase: Phase, width: float, j: int) -> float:
     """Return how long before the end of the j-th cell the prefill may end in that cell."""
     d = width if j > 0 else phase.lead
@@ -189,7 +189,7 @@ def _reach(phase: Phase, width: float, j: int) -> float:
     return d
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
     """Raise V of the steps by the k-th multiplier. ``extra`` is own work of later steps."""
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
@@ -230,7 +230,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             window.begin[j] = start
 
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True)
 def _best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
@@ -254,7 +254,7 @@ def _best_end(
     return best, at
 
 
-@njit(cache=True)
+@njit
 def costs_of_paths(
     tokens: Tokens,
     chain: Floats,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from optsched.cli.options import Seed, argument, option, required
+from optsched.cli.options import EngineSettings, Seed, argument, engine_settings, option, required
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
-from optsched.cli.replaying import settings
 from optsched.problem.errors import UsageError
 
 
@@ -26,10 +23,7 @@ def profile(
     repeats: Annotated[
         int, option("--repeats", "N", "Measure each batch N times after a warm-up.", min=1)
     ] = 5,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
-    ] = None,
+    setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:
     """Measure how long batches take on this device, for `optsched fit`.
@@ -50,7 +44,7 @@ def profile(
             max_requests=max_requests,
             max_kv=max_kv,
             repeats=repeats,
-            options=settings(setting),
+            options=engine_settings(setting),
             seed=seed,
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,

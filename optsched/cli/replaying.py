@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from optsched.cli.options import (
     CostModelName,
+    EngineSettings,
     Seed,
     above_0,
     argument,
     check_outputs,
+    engine_settings,
     option,
     required,
 )
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
-from optsched.problem.specs import read_pairs
 
 if TYPE_CHECKING:
     from optsched.files.measured import Measured
@@ -63,10 +61,7 @@ def replay(
     vocabulary: Annotated[
         int, option("--vocabulary", "N", "Token ids of the random prompts are less than N.")
     ] = 10_000,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
-    ] = None,
+    setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:
     """Send an instance's requests to a real engine, and measure when their tokens come.
@@ -96,7 +91,7 @@ def replay(
     orders = [_priorities(one, priority, cost_model) for one in instances]
     if instance_out is not None:
         write_instance(instances[0], instance_out)
-    where = connect(engine, model=model, options=settings(setting))  # Ctrl-C ends it at once
+    where = connect(engine, model=model, options=engine_settings(setting))  # Ctrl-C ends it at once
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
         with LiveLine() as line, stop_at_ctrl_c() as stop:
@@ -149,16 +144,3 @@ def _tell(instance: Instance, found: Measured, out: str) -> int:
     if len(found.errors) > 10:
         print(f"  and {len(found.errors) - 10} more, in the file")
     return served
-
-
-def settings(texts: list[str] | None) -> dict[str, Any]:
-    """Return the arguments of vllm.LLM that ``--set`` gives."""
-    return {key: _value(text) for key, text in read_pairs(texts or [], "--set").items()}
-
-
-def _value(text: str) -> Any:
-    """Return a value of ``--set``: JSON if it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
