@@ -20,8 +20,9 @@
 # percent of the optimum, and that is proved. Where requests queue, the order decides: first come
 # first served takes about twice the time of the best schedule.
 #
-# *Stop 6 of 6 on the [tour](../docs/notebooks/index.md). Before:
-# [what is a token of memory worth?](price_of_memory.ipynb)*
+# *Stop 6 of 7 on the [tour](../docs/notebooks/index.md). Before:
+# [what is a token of memory worth?](price_of_memory.ipynb). Next:
+# [is my vLLM any good?](my_vllm.ipynb)*
 #
 # The notebook draws one picture: the mean latency of some schedulers over the load, the best
 # schedule that a search finds, and the region that *no* scheduler can reach. The requests are made
@@ -129,5 +130,5 @@ assert dict(means["fcfs"])[2] > 1.5 * dict(best)[2]  # a queue: the order decide
 # - On an idle machine both are small. No scheduler will help there, and a faster machine will.
 # - Where requests queue, the order decides, and `least-work` is near the best schedule known.
 #
-# *This was the last stop. The [how-tos](../docs/howto/index.md) show how to do each of these things
-# with files of your own, and the [laboratory](../docs/lab/index.md) has what was measured.*
+# *Next stop: [is my vLLM any good?](my_vllm.ipynb) There a measured run stands beside the best
+# schedule.*

@@ -13,7 +13,7 @@ import pytest
 import optsched
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NAMES = ("first_hour", "gap", "eviction", "unknown_lengths", "price_of_memory", "load")
+NAMES = ("first_hour", "gap", "eviction", "unknown_lengths", "price_of_memory", "load", "my_vllm")
 """The stops of the tour, in order."""
 
 

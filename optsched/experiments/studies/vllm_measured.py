@@ -87,7 +87,7 @@ def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
     )  # fmt: skip
     assert report.measured is not None
     instance = replace(instance, name=name, limits=limits, chunked_prefill=True)
-    return instance, report.measured, cost
+    return instance, replace(report.measured, instance_sha256=instance.sha256), cost
 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
