@@ -21,8 +21,9 @@
 # scheduler can reach. Together they are an interval, and it tells whether to look for a better
 # scheduler or to buy.
 #
-# *Stop 7 of 7 on the [tour](../docs/notebooks/index.md). Before:
-# [how far is a scheduler from the best one?](load.ipynb)*
+# *Stop 7 of 8 on the [tour](../docs/notebooks/index.md). Before:
+# [how far is a scheduler from the best one?](load.ipynb). Next:
+# [is my vLLM any good?](my_vllm.ipynb)*
 #
 # The trace is made up here, so that the notebook runs anywhere. (If the environment variable
 # `OPTSCHED_DATA` names a folder with `azure/AzureLLMInferenceTrace_conv.csv`, the first 1200 requests
@@ -200,5 +201,5 @@ assert azure.is_file() or share["least-requests"] > share["round-robin"]
 #   a better scheduler first.
 # - Schedulers fall off a cliff. Plan for the rate at which the slope begins.
 #
-# *This was the last stop. [How many GPUs do I need?](../docs/howto/capacity.md) says how to ask this
-# about files of your own, and the [laboratory](../docs/lab/index.md) has what was measured.*
+# *[How many GPUs do I need?](../docs/howto/capacity.md) says how to ask this about files of your own.
+# Next stop: [is my vLLM any good?](my_vllm.ipynb)*

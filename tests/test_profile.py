@@ -26,9 +26,10 @@ TRUTH = {"token": 0.02, "base": 3.0, "decode_kv": 1e-4, "decode_request": 0.05,
 
 
 def batch_ms(s: Shape) -> float:
-    ms = TRUTH["token"] * (s.chunk + s.decodes) + TRUTH["base"]
+    ms = TRUTH["token"] * (s.prefills * s.chunk + s.decodes) + TRUTH["base"]
     ms += TRUTH["decode_kv"] * s.decodes * s.kv + TRUTH["decode_request"] * s.decodes
-    ms += TRUTH["prefill_square"] * s.chunk**2 + TRUTH["prefill_cross"] * s.chunk * s.cached
+    ms += s.prefills * TRUTH["prefill_square"] * s.chunk**2
+    ms += s.prefills * TRUTH["prefill_cross"] * s.chunk * s.cached
     return ms + TRUTH["prefill_base"] * (s.chunk > 0)
 
 
@@ -40,8 +41,9 @@ def write(folder: Path, wanted: list[Shape]) -> Path:
         writer = csv.writer(file)
         writer.writerow(["shape", *COLUMNS])
         for s in wanted:
-            name = f"{s.chunk}/{s.cached}+{s.decodes}x{s.kv}"
-            writer.writerow([name, s.chunk, s.cached, s.decodes, s.kv, 1000 * batch_ms(s), 1.0, 5])
+            name, p = f"{s.prefills}*{s.chunk}/{s.cached}+{s.decodes}x{s.kv}", bool(s.chunk)
+            row = [p * s.prefills, s.chunk, s.cached, s.decodes, s.kv, 1000 * batch_ms(s), 1.0, 5]
+            writer.writerow([name, *row])
     return folder
 
 
@@ -49,8 +51,8 @@ def test_the_batches_of_a_profile_fit_into_the_engine() -> None:
     found = shapes(512, 16, 2048)
     assert len(found) == len(set(found))
     for s in found:
-        assert s.chunk + s.decodes <= 512
-        assert s.decodes <= 16
+        assert s.prefills * s.chunk + s.decodes <= 512
+        assert s.decodes + s.prefills * (s.chunk > 0) <= 16
         assert max(s.cached + s.chunk, s.kv) < 2048
         assert s.cached % 512 == 0  # a prompt is split where the batch is full
     # All three kinds, and a chunk over cached KV.
@@ -58,6 +60,7 @@ def test_the_batches_of_a_profile_fit_into_the_engine() -> None:
     assert Shape(0, 0, 16, 512) in found
     assert Shape(16, 1024, 0, 0) in found
     assert any(s.chunk and s.decodes for s in found)
+    assert any(s.prefills > 1 and s.decodes for s in found)
 
 
 def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
@@ -79,8 +82,8 @@ def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(
     lines = (folder / "steps.csv").read_text(encoding="utf-8").splitlines()
     for k, line in enumerate(lines[1:], 1):
         parts = line.split(",")
-        parts[5] = str(
-            float(parts[5]) * (10 if k % 3 else 1)
+        parts[6] = str(
+            float(parts[6]) * (10 if k % 3 else 1)
         )  # two of three take ten times as long
         lines[k] = ",".join(parts)
     (folder / "steps.csv").write_text("\n".join(lines), encoding="utf-8")

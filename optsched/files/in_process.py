@@ -164,8 +164,8 @@ class InProcess:
         from vllm import SamplingParams
 
         exact = SamplingParams(
-            max_tokens=output, min_tokens=output, ignore_eos=True, detokenize=False,
-            temperature=0, extra_args=sending.told(request) or None,
+            max_tokens=output, ignore_eos=True, detokenize=False, temperature=0,
+            extra_args=sending.told(request) or None,
         )  # fmt: skip
         first = 0 if sending.priority is None else int(sending.priority[request])
         tokens = {"prompt_token_ids": sending.prompt(request)}

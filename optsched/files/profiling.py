@@ -11,10 +11,11 @@ import csv
 import io
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
 
 COLUMNS = (
+    "n_prefill",
     "prefill_chunk",
     "kv_prefill",
     "n_decode",
@@ -57,20 +59,23 @@ class Progressed:
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """What a batch holds: a chunk over cached KV, and decodes with the same KV each.
+    """What a batch holds: chunks over cached KV, and decodes with the same KV each.
 
     Parameters
     ----------
     chunk, cached : int
-        Tokens that one request prefills, and its KV before. 0 and 0: none prefills.
+        Tokens that a request prefills, and its KV before. 0 and 0: none prefills.
     decodes, kv : int
         Requests that decode, and the KV of each.
+    prefills : int
+        Requests that prefill a chunk, if any does.
     """
 
     chunk: int
     cached: int
     decodes: int
     kv: int
+    prefills: int = 1
 
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
@@ -88,10 +93,13 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     Returns
     -------
     list of Shape
-        Powers of two: chunks, chunks of ``max_tokens`` over KV, decodes, and both together.
+        Powers of two: chunks, several of them, chunks of ``max_tokens`` over KV, decodes, and both
+        together.
     """
     chunks = [c for c in _powers(16, max_tokens) if c + 2 <= max_kv]
     found = [Shape(c, 0, 0, 0) for c in chunks]
+    several = [p for p in (2, 4, 8) if p <= max_requests]
+    found += [Shape(c, 0, 0, 0, p) for c, p in product(chunks, several) if c * p <= max_tokens]
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
     before = [m for m in _powers(max_tokens, max_kv) if m + 2 <= max_kv]
     found += [Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + 2 <= max_kv]
@@ -101,6 +109,12 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     found += [
         Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
     ]
+    if few and few[-1] + 2 <= max_requests:
+        found += [
+            replace(s, prefills=2)
+            for s in found
+            if s.chunk and s.decodes == few[-1] and 2 * s.chunk + s.decodes <= max_tokens
+        ]
     return [s for s in found if s.kv + _output(s, max_tokens, repeats) <= max_kv]
 
 
@@ -206,7 +220,8 @@ def profile(
 
 
 def _name(shape: Shape) -> str:
-    return f"{shape.chunk}/{shape.cached}+{shape.decodes}x{shape.kv}"
+    prefills = f"{shape.prefills}*{shape.chunk}/{shape.cached}"
+    return f"{prefills}+{shape.decodes}x{shape.kv}"
 
 
 def _measured(table: Path) -> set[Shape]:
@@ -219,8 +234,8 @@ def _measured(table: Path) -> set[Shape]:
         table.write_bytes(whole)
     rows = list(csv.DictReader(io.StringIO(whole.decode(errors="replace"))))
     try:
-        parts = [row["shape"].replace("/", "+").replace("x", "+").split("+") for row in rows]
-        return {Shape(*map(int, part)) for part in parts}
+        parts = [map(int, re.split(r"[*/+x]", row["shape"])) for row in rows]
+        return {Shape(c, m, n, k, p) for p, c, m, n, k in parts}
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{table}: shape: found another table; expected a profile") from None
 
@@ -260,15 +275,17 @@ class _Bench:
         times = [1e6 * seconds for seconds, _ in steps[1:]]
         kv = round(sum(held for _, held in steps[1:]) / len(times))
         spread = max(times) - min(times)
-        return [shape.chunk, shape.cached, shape.decodes, kv, round(median(times), 1),
+        prefills = shape.prefills if shape.chunk else 0
+        return [prefills, shape.chunk, shape.cached, shape.decodes, kv, round(median(times), 1),
                 round(spread, 1), len(times)]  # fmt: skip
 
     def _alone(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
         for _ in range(repeats + 1):
-            name = self._add(shape.cached + shape.chunk, 2)
+            names = [self._add(shape.cached + shape.chunk, 2) for _ in range(shape.prefills)]
             seconds = 0.0
-            while not self.produced[name]:
+            while not self.produced[names[0]]:
                 seconds = self._step()  # the last one has the chunk
+            self._whole(shape, names)
             self._clear()
             yield seconds, 0.0
 
@@ -278,7 +295,8 @@ class _Bench:
             self._step()
         for _ in range(repeats + 1):
             held = sum(shape.kv + self.produced[name] - 1 for name in running) / len(running)
-            other = self._add(shape.chunk, 1) if shape.chunk else None
+            more = shape.prefills if shape.chunk else 0
+            others = [self._add(shape.chunk, 1) for _ in range(more)]
             before = sum(self.produced[name] for name in running)
             seconds = self._step()
             ran = sum(self.produced[name] for name in running) - before
@@ -287,13 +305,16 @@ class _Bench:
                     f"profile: found {ran} decodes in a batch; expected the {shape.decodes} of "
                     f"{_name(shape)}"
                 )
-            if other is not None and not self.produced[other]:
-                raise InputError(
-                    f"profile: found a prompt of {shape.chunk} tokens in parts; expected it in one "
-                    "batch"
-                )
+            self._whole(shape, others)
             yield seconds, held
         self._clear()
+
+    def _whole(self, shape: Shape, names: list[str]) -> None:
+        """Check that prompts were prefilled in one batch."""
+        if not all(self.produced[name] for name in names):
+            raise InputError(
+                f"profile: found prompts of {_name(shape)} in several batches; expected one"
+            )
 
     def _add(self, prompt: int, output: int) -> str:
         from vllm import SamplingParams

@@ -61,20 +61,21 @@ def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Prof
         raise InputError(f"{config}: expected a model's configuration; found {error}") from None
     except KeyError as error:
         raise InputError(f"{config}: found no {error}; expected a model's configuration") from None
-    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     rows = Measurements(file, read_table(file, (*names, "time_us")), peak, [])
-    c, m, n, k = (rows.numbers(name) for name in names)
+    p, c, m, n, k = (rows.numbers(name) for name in names)
     measured_ms = rows.times("time_us") / 1000
     terms: Terms = {
-        "token": c + n, "base": np.ones(len(c)), "decode_kv": n * k, "decode_request": n,
-        "prefill_square": c * c, "prefill_cross": c * m, "prefill_base": np.where(c > 0, 1.0, 0.0),
+        "token": p * c + n, "base": np.ones(len(c)), "decode_kv": n * k, "decode_request": n,
+        "prefill_square": p * c * c, "prefill_cross": p * c * m,
+        "prefill_base": np.where(c > 0, 1.0, 0.0),
     }  # fmt: skip
     kinds = np.where(n == 0, "prefill", np.where(c == 0, "decode", "both"))
     table = Table(
         "batch", kinds, features_of(len(c), terms), measured_ms, tuple(terms), whole_batch=True,
         ladders={"min_prefill_chunk_tokens": np.where(c > 0, c, np.inf)},
         limits={
-            "max_batch_tokens": c + n, "max_prefill_chunk_tokens": c, "max_decode_requests": n,
+            "max_batch_tokens": p * c + n, "max_prefill_chunk_tokens": c, "max_decode_requests": n,
             "max_request_kv_tokens": np.maximum(k, c + m),
         },
     )  # fmt: skip

@@ -5,32 +5,37 @@ requests are served at several loads under three schedulers: vLLM's own, vLLM's 
 by predicted work, and a policy of optsched inside vLLM. Load 1 is the number of requests over the
 time that the twin needs for all of them when they come at once.
 
-Everything measured stays as files in a folder: the model, its profile, the cost model, an instance
-per load, and the times of each replay. What is there is not measured again, and is what the
-commands ``profile``, ``fit``, ``replay`` and ``compare --measured`` write and read. vLLM runs in
-processes of its own, one for each scheduler and repetition, so that the schedulers take turns. Each
-process serves the requests of the highest load once before it is measured.
+A machine is not equally fast at all times. So each repetition measures a profile of its own and
+then every scheduler at every load. What is computed uses the cost model of all profiles together;
+loads, and orders by work inside vLLM, that of the first.
+
+Everything measured stays as files in a folder: the model, its profiles, the cost models, an
+instance per load, and the times of each replay. What is there is not measured again, and is what
+the commands ``profile``, ``fit``, ``replay`` and ``compare`` write and read. vLLM runs in
+processes of its own. Each serves the requests of the highest load once before it is measured.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.fit import fit
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.figures import Figure
 from optsched.experiments.study import distinct, judged, mean, measured, over, picked, quiet, select
 from optsched.files.measured import read_measured
-from optsched.files.read_write import write_instance
+from optsched.files.read_write import write_bytes, write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
 from optsched.problem.budget import Budget
@@ -84,12 +89,12 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 def run(trial: Row) -> Row:
     """Return the metrics of one run, measured or computed."""
     folder, scheduler = Path(trial["folder"]), trial["scheduler"]
-    cost = _cost(folder)
-    instance = instance_of(trial, cost)
+    _profile(folder, trial["repetition"] or 0)
+    instance = instance_of(trial, _cost(folder, "first"))
     if trial["source"] == "measured":
         out = _out(folder, scheduler, trial["repetition"], trial["load"])
         if not out.is_file():
-            _replay(trial, cost)
+            _replay(trial)
         times = read_measured(out)
         times.check(instance)
         assert times.ttft is not None
@@ -100,6 +105,7 @@ def run(trial: Row) -> Row:
             "mean_tpot": float(tpot.mean()),
             "makespan": float((instance.release + times.latency).max()),
         }  # fmt: skip
+    cost = _cost(folder, "all")
     if scheduler == "bound":
         total, origin = lower_bound(
             instance, cost_model=cost, objective="tel", time_limit_s=trial["bound_s"]
@@ -142,24 +148,42 @@ def instance_of(trial: Row, cost: BatchCost) -> Instance:
     return replace(base, arrival=arrival.round(6), name=f"load-{trial['load']:g}")
 
 
-def _cost(folder: Path) -> BatchCost:
-    """Return the cost model of the folder, which is measured and fitted if it is not there."""
-    file = folder / "cost.toml"
-    if not file.is_file():
-        model = folder / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-        _optsched(
-            "profile", "vllm", model, "-o", folder / "profile", "--max-tokens", TOKENS,
-            "--max-requests", SEATS, "--max-kv", LONGEST, *_settings(ALWAYS),
-        )  # fmt: skip
-        _optsched("fit", folder / "profile", "--device", "cpu", "--name", "cpu", "-o", file)
+def _profile(folder: Path, repetition: int) -> None:
+    """Measure the profile of a repetition, unless it is there."""
+    out, model = folder / "profiles" / str(repetition), folder / "model"
+    if (out / "done").is_file():
+        return
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    _optsched(
+        "profile", "vllm", model, "-o", out, "--max-tokens", TOKENS, "--max-requests", SEATS,
+        "--max-kv", LONGEST, *_settings(ALWAYS),
+    )  # fmt: skip
+    (out / "done").touch()
+
+
+def _cost(folder: Path, which: Literal["first", "all"]) -> BatchCost:
+    """Return the cost model of the first profile, or of all together."""
+    file = folder / f"cost-{which}.toml"
+    tables = sorted((folder / "profiles").glob("[0-9]*/steps.csv"))
+    if which == "first":
+        tables = tables[:1]
+    if not file.is_file() or any(t.stat().st_mtime > file.stat().st_mtime for t in tables):
+        merged = folder / "profiles" / which
+        merged.mkdir(exist_ok=True)
+        shutil.copyfile(tables[0].with_name("config.json"), merged / "config.json")
+        head = tables[0].read_text(encoding="utf-8").splitlines()[0]
+        rows = [line for t in tables for line in t.read_text(encoding="utf-8").splitlines()[1:]]
+        (merged / "steps.csv").write_text("\n".join([head, *rows, ""]), encoding="utf-8")
+        found = fit(merged, hardware="cpu", name="cpu")
+        write_bytes(found.to_toml().encode(), file)
     return load_cost_model(file)
 
 
-def _replay(trial: Row, cost: BatchCost) -> None:
+def _replay(trial: Row) -> None:
     """Measure a scheduler once at every load, with one start of vLLM."""
     folder, scheduler = Path(trial["folder"]), trial["scheduler"]
+    cost, known = _cost(folder, "first"), folder / "cost-first.toml"
     options: dict[str, Any] = {
         **ALWAYS, "max_num_batched_tokens": TOKENS, "max_num_seqs": SEATS,
         "max_model_len": LONGEST, "async_scheduling": False,
@@ -168,9 +192,9 @@ def _replay(trial: Row, cost: BatchCost) -> None:
     words: list[Any] = []
     if scheduler == "priority":
         options["scheduling_policy"] = "priority"
-        words = ["--priority", "work", "--cost-model", folder / "cost.toml"]
+        words = ["--priority", "work", "--cost-model", known]
     elif scheduler != "fcfs":
-        own = {"policy": SCHEDULERS[scheduler], "cost_model": str(folder / "cost.toml")}
+        own = {"policy": SCHEDULERS[scheduler], "cost_model": str(known)}
         options |= {"scheduler_cls": "optsched.vllm.PolicyScheduler",
                     "additional_config": {"optsched": own}}  # fmt: skip
     files, outs = [], []

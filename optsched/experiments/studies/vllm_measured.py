@@ -30,6 +30,7 @@ import numpy as np
 from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost
 from optsched.costs.fit import fit
+from optsched.costs.hardware import DEVICES, device
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.figures import Figure
 from optsched.experiments.study import judged, measured, over, picked, quiet, select
@@ -47,7 +48,7 @@ TWIN, SHORTER = "vllm-v1", "vllm-v1, prompts shorter"
 
 
 @lru_cache(maxsize=4)
-def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
+def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Measured, BatchCost]:
     """Return a measured run: its instance with vLLM's limits, its times and its cost model.
 
     Parameters
@@ -56,6 +57,8 @@ def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
         The folder of the runs; empty: ``llmservingsim`` in the folder that ``OPTSCHED_DATA`` names.
     name : str
         A folder in it, named after its GPU and its model.
+    link_gb_s : float
+        Bandwidth between GPUs that share every layer, both directions together; 0: the peak.
 
     Returns
     -------
@@ -72,11 +75,19 @@ def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
     path = Path(folder or Path(data or "") / "llmservingsim") / name
     if not (path / "meta.json").is_file():
         raise InputError(f"{path / 'meta.json'}: no such file; expected a measured run")
-    cost = fit(path, hardware=name.partition("-")[0]).cost_model
+    known = next((one for one in DEVICES if name.startswith(one)), name.partition("-")[0])
+    peak = device(known)
+    if link_gb_s:
+        peak = replace(peak, link_gb_s=link_gb_s)
+    cost = fit(path, hardware=peak).cost_model
     meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
     block = cache.get("block_size", 16)
     tokens = cache.get("num_kv_tokens", cost.kv_capacity_tokens)
+    if tokens is None:
+        raise InputError(
+            f"{path / 'meta.json'}: kv_cache: found no KV tokens; expected num_kv_tokens"
+        )
     limits = Limits(
         max_batch_tokens=engine["max_num_batched_tokens"], max_running=engine["max_num_seqs"]
     )
@@ -87,7 +98,7 @@ def run_of(folder: str, name: str) -> tuple[Instance, Measured, BatchCost]:
     )  # fmt: skip
     assert report.measured is not None
     instance = replace(instance, name=name, limits=limits, chunked_prefill=True)
-    return instance, report.measured, cost
+    return instance, replace(report.measured, instance_sha256=instance.sha256), cost
 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
@@ -99,6 +110,7 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
                 "scheduler": scheduler.replace(";", ","),
                 "folder": parameters["folder"],
                 "found": parameters["found"],
+                "link_gb_s": parameters["link_gb_s"],
                 "search_s": parameters["search_s"],
                 "bound_s": parameters["bound_s"],
                 "seed": seed,
@@ -109,7 +121,7 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 @quiet()
 def run(trial: Row) -> Row:
     """Return the metrics of one row."""
-    instance, times, cost = run_of(trial["folder"], trial["run"])
+    instance, times, cost = run_of(trial["folder"], trial["run"], trial["link_gb_s"])
     scheduler = trial["scheduler"]
     if scheduler == "measured":
         return _of_measured(instance, times)
@@ -206,6 +218,7 @@ EXPERIMENT = Experiment(
             "fcfs", "sarathi", "mc-sf", "least-work",
         ],
         "found": 0.076,
+        "link_gb_s": 0.0,
         "search_s": 60.0,
         "bound_s": 60.0,
     },
@@ -217,6 +230,7 @@ EXPERIMENT = Experiment(
         "scheduler": "measured, a policy, the offline search, or a bound that no schedule beats",
         "folder": "where the runs are; empty: llmservingsim in OPTSCHED_DATA",
         "found": "share of all prompt tokens that the prefix cache may hold when they come",
+        "link_gb_s": "bandwidth between GPUs that share every layer, in GB/s; 0: its peak",
         "search_s": "seconds of the offline search",
         "bound_s": "seconds of the bounds",
         "mean_latency": "seconds from arrival to last token, as are mean_ttft, mean_tpot, makespan",
