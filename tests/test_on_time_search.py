@@ -5,8 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, bound, capacity, evaluate, load_cost_model, solve
+from optsched import (
+    BatchCost,
+    Instance,
+    bound,
+    capacity,
+    evaluate,
+    load_cost_model,
+    simulate,
+    solve,
+)
 from optsched.bounds.service import most_within
+from optsched.optimize.search.offline import improve
 from optsched.optimize.search.on_time import serve_in_time
 from optsched.optimize.search.on_time_kernel import let_go
 from optsched.problem.budget import Budget
@@ -134,3 +144,28 @@ def test_those_who_are_left_fit_by_earliest_deadlines() -> None:
                 assert work[(begin >= a) & (end <= b)].sum() <= max(b - a, 0) + 1e-6
         dropped += int(gone.sum())
     assert dropped > 20
+
+
+def test_percentiles_are_searched_for() -> None:
+    # M = 101 holds the long one alone, or both short ones. The median is the second of three times:
+    # 10 + 40 ms if the short ones go first, together, and 10 + 100 + 50 if the long one does.
+    instance = Instance(
+        [0.0] * 3, [100, 20, 20], [1] * 3, kv_capacity=101, time_unit="second", name="three"
+    )
+    told = {"cost_model": PLAIN, "method": "search", "time_limit_s": 20.0}
+    result = solve(instance, objective="p50_ttft", **told)
+    assert result.objective == pytest.approx(0.05)
+    first = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics["p50_ttft"]
+    assert result.objective < first
+    assert result.bound is None or result.bound <= result.objective
+
+
+@pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
+def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
+    instance, cost = stream(60, 9.0), load_cost_model(MODEL)
+    schedule, _ = improve(instance, cost, Budget(1.5), objective=objective, policies=())
+    found = evaluate(instance, schedule, cost).metrics[objective]
+    first = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics[objective]
+    proved = bound(instance, objective=objective, cost_model=cost, time_limit_s=2).value
+    assert proved is not None
+    assert proved <= found <= first

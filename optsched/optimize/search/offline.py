@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.tail import TAIL
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.on_time import serve_in_time
@@ -63,6 +64,8 @@ _PATIENCE = 400
 """The search ends after so many candidates in a row without an improvement."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
+_TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
+"""The search for a percentile ends within this, and spends this share of its time on a value."""
 POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
 
 
@@ -277,8 +280,9 @@ def improve(
     policies : sequence of str
         Policies to start from.
     objective : str or Objective
-        The rule was made for total latency. For ``slo_attainment`` the search is that of
-        `optsched.optimize.search.on_time`. No other maximized objective is searched for.
+        The rule was made for total latency. For ``slo_attainment`` and for percentiles of latency
+        and TTFT the search is that of `optsched.optimize.search.on_time`. No other maximized
+        objective is searched for.
     admit : callable, optional
         ``admit(evaluation)`` says whether a schedule counts. Default: all count.
 
@@ -314,6 +318,8 @@ def improve(
             instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
             tell=lambda found: best.offer(found.schedule, "search"),
         )  # fmt: skip
+    elif goal.name in TAIL.objectives:
+        _shorten_tail(best, budget, seed)
     else:
         _Search(best, seed).run(budget)
     if best.schedule is None:
@@ -321,3 +327,29 @@ def improve(
             "search: found no schedule by any policy; expected one (chunked prefill may be needed)"
         )
     return best.schedule, best.origin
+
+
+def _shorten_tail(best: _Best, budget: Budget, seed: int) -> None:
+    """Look for schedules in which as many requests are quick as a percentile needs.
+
+    If so many are within a time, the percentile is at most this time. Bisection starts below the
+    best value known, with the requests that were let go before.
+    """
+    instance = best.instance
+    share, column = best.objective.name[1:].split("_")
+    enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)  # interpolated between two
+    if best.schedule is None:
+        best.offer(simulate(instance, "fcfs", best.cost, seed=seed), "fcfs")
+    low, high, start = 0.0, best.value, None
+    while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
+        limit = (low + high) / 2
+        found = serve_in_time(
+            instance, best.cost, budget.part(_TAIL_SHARE), slos={f"slo_{column}": limit},
+            enough=enough, seed=seed, start=start,
+            tell=lambda one: best.offer(one.schedule, "search"),
+        )  # fmt: skip
+        high = min(high, best.value)
+        if found is not None and found.total >= enough:
+            start = found
+        else:
+            low = limit

@@ -54,7 +54,10 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "prompt", **_LUMPS},
     {"order": "prompt", "hold": 2.0, "admission": "reserve"},
     {"order": "arrival", "hold": 4.0},
+    {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
+_WITHOUT_PACE = 4
+"""The way for requests without a limit on the time per token: prefills first."""
 _FACTORS = (1.15, 1.2, 1.1, 1.25)
 """The factors of the work, the likeliest first."""
 _STRETCHES = (1, 3, 2)
@@ -137,11 +140,12 @@ def serve_in_time(
     search = _Search(instance, cost, slos or {}, seed, budget, tell)
     search.enough = instance.n if enough is None else enough
     nobody = np.zeros(instance.n, dtype=bool)
-    for way in range(len(_WAYS)) if start is None else [start.way]:
+    for way in search.ways if start is None else [start.way]:
         search.serve(nobody if start is None else start.gone, way)
         if search.over:
             return search.best
-    search.relax(dict.fromkeys((0, 0 if search.best is None else search.best.way)))
+    best = search.best
+    search.relax(dict.fromkeys((search.ways[0], search.ways[0] if best is None else best.way)))
     if search.best is not None:
         search.thin_out(search.best.gone, search.best.way)
     if search.best is not None and (
@@ -172,6 +176,9 @@ class _Search:
         rules = make_policy("paced")[0]
         assert isinstance(rules, Rules)
         self.rules = rules
+        pace = np.minimum(self.limits["slo_tpot"], self.limits["slo_gap"])
+        ways = range(len(_WAYS))
+        self.ways = [w for w in ways if w != _WITHOUT_PACE or not np.isfinite(pace).any()]
         self.generator = np.random.default_rng(seed)
         work = own_work(instance.prompt_tokens, instance.output_tokens, cost)
         prefill = own_work(instance.prompt_tokens, np.ones_like(instance.output_tokens), cost)

@@ -9,6 +9,7 @@ import warnings
 from importlib.metadata import version
 
 from optsched.bounds.base import ANY_INSTANCE, MINORANTS
+from optsched.bounds.tail import TAIL
 from optsched.costs.batch import COEFFICIENTS
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -23,7 +24,9 @@ _BOUND_SHARE = 0.3
 _PATIENT_S = 60.0
 """The seconds for the bounds if there is no time limit."""
 
-SEARCHED = ("makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment")
+SEARCHED = (
+    "makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment", *TAIL.objectives,
+)  # fmt: skip
 """The objectives of the offline search."""
 
 
