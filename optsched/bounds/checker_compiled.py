@@ -283,14 +283,18 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
     """Follow rounds that leave node v of the graph before as it is, the heaviest states first."""
     _, p, t, f = work
     end = count[_NODES]
-    order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
-    place = np.empty(end - begin, np.int64)
-    place[order] = np.arange(begin, end)
-    f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
-    for x in range(begin, end):
-        f.last[f.state[x]] = x
-    for a in range(first_arc, count[_ARCS]):
-        f.target[a] = place[f.target[a] - begin]
+    x = begin + 1
+    while x < end and t.weight[f.state[x - 1]] >= t.weight[f.state[x]]:
+        x += 1
+    if x < end:  # not in order: arrays are made only then
+        order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
+        place = np.empty(end - begin, np.int64)
+        place[order] = np.arange(begin, end)
+        f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
+        for x in range(begin, end):
+            f.last[f.state[x]] = x
+        for a in range(first_arc, count[_ARCS]):
+            f.target[a] = place[f.target[a] - begin]
     for x in range(begin, end):
         s = f.state[x]
         if t.before[s] == s:
