@@ -6,7 +6,7 @@ DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs notebooks test test-slow test-vllm vllm-installed vllm-table bench check clean recompile
+.PHONY: demo docs notebooks test test-slow test-vllm vllm-installed vllm-table bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
@@ -55,10 +55,6 @@ $(VLLM_STAMP): pyproject.toml
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' pytest
 	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
-
-# numba does not notice that a compiled function in another file has changed.
-recompile:
-	find optsched tests \( -name '*.nbi' -o -name '*.nbc' \) -delete
 
 clean:
 	rm -rf .venv .venv-vllm .cache site .pytest_cache .mypy_cache .ruff_cache build dist

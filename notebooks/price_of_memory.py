@@ -21,8 +21,9 @@
 # first come first served from 4.3 s of mean latency down to 3.3 s. A better order of requests
 # brings it down to 2.3 s, and needs no purchase.
 #
-# *Stop 5 of 5 on the [tour](../docs/notebooks/index.md). Before:
-# [scheduling without knowing lengths](unknown_lengths.ipynb)*
+# *Stop 5 of 7 on the [tour](../docs/notebooks/index.md). Before:
+# [scheduling without knowing lengths](unknown_lengths.ipynb). Next:
+# [how far is a scheduler from the best one?](load.ipynb)*
 #
 # This notebook starts from two CSV files, a trace and a profile. It ends with a price: what one
 # more token of KV would save, second by second. Both files are made up here, so that the notebook
@@ -256,5 +257,4 @@ assert dual_value(larger, proof) <= bound
 # - The prices say when there is a queue. Where they are zero, neither answer matters.
 # - In a rush both matter, and the better order needs no purchase.
 #
-# *This was the last stop. The [how-tos](../docs/howto/index.md) show how to do each of these things
-# with files of your own, and the [laboratory](../docs/lab/index.md) has what was measured.*
+# *Next stop: [how far is a scheduler from the best one, at my load?](load.ipynb)*

@@ -21,7 +21,7 @@
 # memory* by predictions breaks down when they are wrong, unless it keeps a margin. If only an
 # interval is known, start with its lower end.
 #
-# *Stop 4 of 5 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 4 of 7 on the [tour](../docs/notebooks/index.md). Before:
 # [when should a request be evicted?](eviction.ipynb) Next:
 # [what is a token of memory worth?](price_of_memory.ipynb)*
 #
@@ -314,5 +314,5 @@ assert ratio[round(20 / 24, 3), "A_l"] > ratio[round(20 / 24, 3), "A_min"]
 # - Plan memory with a margin.
 # - If only an interval is known, start with its lower end.
 #
-# *Last stop: [what is a token of memory worth?](price_of_memory.ipynb) It starts from files of your
+# *Next stop: [what is a token of memory worth?](price_of_memory.ipynb) It starts from files of your
 # own.*

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel, UnitCost, load_cost_model
+from optsched.files.sending import PREDICTED
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Rules, Scheduler, View
 from optsched.policies.engine.readable import Readable
@@ -37,9 +38,6 @@ else:
 
 TESTED = ("0.32.0",)
 """The versions of vLLM that this module was tested with."""
-
-PREDICTED = "predicted_output_tokens"
-"""The name of a request's prediction in ``SamplingParams.extra_args``."""
 
 
 class Desk:

@@ -219,3 +219,44 @@ def test_the_command_says_in_one_line_what_is_wrong(
     write_instance(stream(30), "stream.json")
     shown = run("capacity", "stream.json", "--cost-model", MODEL, "--policy", "fcfs", *more)
     assert words in one_line_error(shown, 2)
+
+
+def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch) -> None:
+    # Two batches of a round each, or one of both: at any rate all are done within 1000 s.
+    monkeypatch.chdir(tmp_path)
+    write_instance(
+        Instance([0.0, 1.0], [5, 5], [2, 2], kv_capacity=99, time_unit="second"), "two.json"
+    )
+    shown = run("capacity", "two.json", "--cost-model", MODEL, "--slo-latency", 1000, "--policy",
+                "fcfs")  # fmt: skip
+    assert "fcfs attains it at least up to rate scale 2097152;" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["solve", "bound", "compare", "simulate"])
+def test_every_command_takes_slos_as_options(command: str, tmp_path, monkeypatch) -> None:
+    # One of two requests at a time, a round each: within a round of their arrival is one of them.
+    monkeypatch.chdir(tmp_path)
+    write_instance(Instance([0, 0], [2, 2], [1, 1], kv_capacity=3), "two.json")
+    more = {
+        "solve": ("--objective", "slo_attainment"), "bound": ("--objective", "slo_attainment"),
+        "compare": ("--policy", "late-last"), "simulate": ("--policy", "late-last"),
+    }  # fmt: skip
+    shown = run(command, "two.json", "--slo-ttft", 1, *more[command], "--json", "-")
+    data = json.loads(shown.stdout)
+    metrics = data["policies"][0]["metrics"] if command == "compare" else data["metrics"]
+    assert metrics["slo_attainment"] == 0.5
+    if command in ("solve", "bound"):
+        assert data["bound"] == 0.5
+        assert data["objective_name"] == "slo_attainment:slo_ttft=1"
+        wrong = run(command, "two.json", "--slo-ttft", 1, "--objective", "tel")
+        assert "found slo_ttft with tel; expected it with slo_att" in one_line_error(wrong, 2)
+        twice = run(command, "two.json", "--slo-ttft", 1, "--objective",
+                    "slo_attainment:slo_ttft=2")  # fmt: skip
+        assert "slo_ttft: found both 2 and 1; expected one value" in one_line_error(twice, 2)
+
+
+def test_simulate_refuses_a_policy_without_its_slos_as_compare_does(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_instance(Instance([0, 0], [2, 2], [1, 1], kv_capacity=3), "two.json")
+    refused = run("simulate", "two.json", "--policy", "edf")
+    assert "policy 'edf': the instance has no slo_ttft" in one_line_error(refused, 2)

@@ -20,19 +20,24 @@ from typer.testing import CliRunner
 import optsched.bounds.checker_parts as checker_parts
 from optsched import BatchCost, Instance, bound, load_cost_model
 from optsched.bounds import busy_time as busy, checker_kernel, lower_bound, paths
+from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
     busy_time_leaf,
     certify,
+    clock_leaf,
     parts,
     paths_leaf,
     verify_certificate,
     work_leaf,
 )
 from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_clock import BITS, MALFORMED, TOO_LONG, node_value, tree_value
 from optsched.bounds.checker_kernel import LEAD_BITS, UNIT_BITS, least_costs, path_costs
 from optsched.bounds.checker_parts import Rejected
 from optsched.bounds.checker_seconds import _completions
+from optsched.bounds.clock import piece_of
+from optsched.bounds.clock_search import searched
 from optsched.bounds.machine import srpt_completions
 from optsched.cli import app
 from optsched.files.read_write import write_instance
@@ -63,6 +68,11 @@ def cuts(rng: np.random.Generator, n: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def clock_tree(instance: Instance, cost: BatchCost, nodes: int) -> dict[str, Any]:
+    """The leaf of a search of so many nodes."""
+    return clock_leaf(searched(piece_of(BoundTask(instance, cost)), nodes)[1])
+
+
 def trees(
     rng: np.random.Generator, instance: Instance, cost: BatchCost, objective: str
 ) -> Iterator[dict[str, Any]]:
@@ -75,14 +85,30 @@ def trees(
         yield busy_time_leaf(width, p1, p2)
         levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
         yield paths_leaf(width, p1 + p2, levels, split=int(rng.integers(1, 4)))
+    for nodes in (1, 9, 99):
+        yield clock_tree(instance, cost, nodes)
+    yield clock_leaf(grown(rng, instance.n, frozenset()))
     order = np.argsort(instance.arrival, kind="stable")
     some = []
     for i, j in cuts(rng, instance.n):
         piece = instance.subset(order[i : j + 1])
         width, p1, p2 = next(prices(rng, piece, cost))
-        leaves = busy_time_leaf(width, p1, p2), paths_leaf(width, p2, LEVELS), work_leaf()
-        some.append((i, j, leaves[int(rng.integers(3))]))
+        leaves = (
+            busy_time_leaf(width, p1, p2), paths_leaf(width, p2, LEVELS), work_leaf(),
+            clock_tree(piece, cost, 9),
+        )  # fmt: skip
+        some.append((i, j, leaves[int(rng.integers(len(leaves)))]))
     yield parts(objective, some)
+
+
+def grown(rng: np.random.Generator, n: int, decided: frozenset[int]) -> np.ndarray:
+    """A random tree of decisions about pairs, each at most once on a way from the root."""
+    free = [i * n + k for i in range(n) for k in range(n) if i != k and i * n + k not in decided]
+    if not free or rng.random() < 0.1 + 0.2 * len(decided):
+        return np.zeros(1, np.int64)
+    code = int(rng.choice(free))
+    two = [grown(rng, n, decided | {code}) for _ in range(2)]
+    return np.concatenate([[code + 1], *two])
 
 
 def check_tiny(seed: int, count: int) -> None:
@@ -227,6 +253,85 @@ def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: 
         if end is not None:
             costs.append(end[0] + max(alone, early + int(min(one, end[1]) * length[j])))
     return min(costs)
+
+
+def slow_node(table: list[list[int]], fixed: int, decided: list[list[int]]) -> int:
+    """What a node of a search proves, by the definition: every moment of the clock is tried."""
+    n = len(table)
+    arrival, prefill, work, rate, slack = zip(*table, strict=True)
+    need = [fixed + d for d in work]
+    begins = [0] * n
+
+    def passed(i: int, c: int) -> int:
+        """The most exclusive time at progress c."""
+        if c < fixed:
+            return prefill[i]
+        whole = rate[i] * work[i] // 2**BITS + 1
+        some = rate[i] * min(c - fixed, work[i]) // 2**BITS + 1 + slack[i]
+        return prefill[i] + min(whole, some)
+
+    def level(k: int, who: list[int]) -> int:
+        """The last moment of the clock that is surely over when k arrives."""
+        at = [
+            clock for clock in range(arrival[k] + 1)
+            if clock + sum(passed(i, clock - begins[i]) for i in who) < arrival[k]
+        ]  # fmt: skip
+        return max(at, default=0)
+
+    for _ in range(n + 2):
+        for k in range(n):
+            levels = [level(j, list(range(j))) for j in range(k + 1)]
+            ends = [begins[i] + need[i] for i in range(n) if decided[k][i] == 2]
+            begins[k] = max([begins[k], *levels, *ends])
+    total = 0
+    for i in range(n):
+        base = max(begins[i], level(i, [j for j in range(i) if decided[j][i] != 2]))
+        if not any(decided[j][i] == 2 for j in range(n)):
+            base = begins[i]
+
+        def paid(u: int, i: int = i, base: int = base) -> int:
+            total = u * 2**BITS
+            for k in range(n):
+                if k != i and decided[i][k] != 2:
+                    y = begins[k] + need[k] - base - u
+                    total += prefill[i] * 2**BITS if y > 0 or decided[i][k] == 1 else 0
+                    total += rate[i] * min(work[i], max(0, y - fixed))
+            return total
+
+        longest = max(b + t for b, t in zip(begins, need, strict=True))
+        least = min(paid(u) for u in range(longest + 1)) // 2**BITS
+        own = prefill[i] + rate[i] * work[i] // 2**BITS
+        total += base + need[i] + own + least - arrival[i] - 1
+    return total
+
+
+def test_the_compiled_clock_is_that_of_the_definition() -> None:
+    rng, found = np.random.default_rng(6), []
+    for _ in range(60):
+        n, fixed = int(rng.integers(1, 6)), int(rng.integers(0, 6))
+        table = np.stack([
+            np.sort(rng.integers(0, 40, n)), rng.integers(0, 9, n), rng.integers(0, 15, n),
+            rng.integers(0, 3 << BITS, n), rng.integers(0, 4, n),
+        ], axis=1)  # fmt: skip
+        decided = rng.choice(3, (n, n), p=[0.6, 0.2, 0.2]).astype(np.int8)
+        value, _ = node_value(table, fixed, decided)
+        assert value == slow_node(table.tolist(), fixed, decided.tolist())
+        found.append(value)
+    assert len(set(found)) > 30
+
+
+def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> None:
+    table = np.array([[0, 5, 9, 1 << BITS, 1], [3, 7, 4, 1 << BITS, 1]])
+    decided = np.zeros((2, 2), np.int8)
+    root, _ = node_value(table, 2, decided)
+    both = []
+    for choice in (1, 2):
+        decided[0, 1] = choice  # code 2: the requests 0 and 1
+        both.append(node_value(table, 2, decided)[0])
+    tree = np.array([2, 0, 0])
+    assert tree_value(table, 2, tree, 10**6)[0] == max(root, min(both)) > root
+    assert tree_value(table, 2, tree, 3)[0] == TOO_LONG
+    assert tree_value(table, 2, tree[:2], 10**6)[0] == MALFORMED
 
 
 def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +511,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         (parts("tel", [(-1, 1, leaf)]), "requests -1..1"),
         (parts("tel", [(1, 0, leaf)]), "requests 1..0"),
         (parts("tel", [(1, 1, leaf), (0, 0, leaf)]), "requests 0..0"),
-        (parts("tel", [(0, 1, parts("tel", [(0, 1, leaf)]))]), "relaxation"),
+        ({"sum": [{"first": 0, "last": 1, "tree": parts("tel", [(0, 1, leaf)])}]}, "relaxation"),
     ):
         with pytest.raises(UsageError, match=words):
             certify(instance, PLAIN, "tel", tree)
@@ -449,7 +554,26 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         good = certify(instance, PLAIN, "tel", path)
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed({**good, "tree": {**path, **change}}))
-    for leaf_of_latency in (busy_leaf, path):
+    clock = clock_leaf(np.array([2, 0, 0]))
+    for change, words in (
+        ({"branches": []}, "integers from 0 to 4"),
+        ({"branches": [5, 0, 0]}, "integers from 0 to 4"),
+        ({"branches": [-1]}, "integers from 0 to 4"),
+        ({"branches": [0.0]}, "expected an integer"),
+        ({"branches": None}, "expected a list"),
+        ({"branches": [2, 0]}, "no tree of pairs"),
+        ({"branches": [0, 0]}, "no tree of pairs"),
+        ({"branches": [1, 0, 0]}, "no tree of pairs"),  # a request against itself
+        ({"branches": [2, 0, 2, 0, 0]}, "no tree of pairs"),  # decided twice
+        ({"nodes": 3}, "other fields"),
+    ):
+        good = certify(instance, PLAIN, "tel", clock)
+        with pytest.raises(Rejected, match=words):
+            check_certificate(instance, sealed({**good, "tree": {**clock, **change}}))
+    crowd = Instance([0.0] * 201, [1] * 201, [1] * 201, kv_capacity=9, time_unit="second")
+    with pytest.raises(UsageError, match="clock: found 201 requests; expected at most 200"):
+        certify(crowd, PLAIN, "tel", clock_leaf(np.zeros(1, np.int64)))
+    for leaf_of_latency in (busy_leaf, path, clock):
         with pytest.raises(UsageError, match="expected 'tel'"):
             certify(instance, PLAIN, "makespan", leaf_of_latency)
     with pytest.raises(UsageError, match="another node"):
@@ -470,6 +594,14 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     ):
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed({**good, **change}))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.5])
+def test_the_clock_is_certified_to_one_part_in_a_million(rate: float) -> None:
+    cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
+    for method in ("clock", "pieces"):
+        found = bound(instance, cost_model=cost, method=method, time_limit_s=2)
+        assert found.certified == pytest.approx(found.value, rel=1e-6)
 
 
 def test_what_a_check_may_take_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from optsched.cli import app
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.costs.fit import Fit, errors_of, fit, non_negative
-from optsched.costs.hardware import ARCHITECTURES, DEVICES, kv_capacity
+from optsched.costs.hardware import ARCHITECTURES, DEVICES, kv_capacity, same_device
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import LAYER_OPERATORS, read_profile
 from optsched.costs.roofline import roofline
@@ -490,3 +490,12 @@ def test_commands_for_roofline_and_kv_capacity(
     assert command("roofline", "llama2-7b", "-o", file) == 0
     assert "ROOFLINE" in capsys.readouterr().out
     assert load_cost_model(file).array[0] == 32
+
+
+def test_a_device_is_known_by_whole_words() -> None:
+    for name in ("NVIDIA A100-SXM4-80GB", "A100", "NVIDIA GRID A100D A100 PCIe"):
+        assert same_device(name, "a100-80gb")
+    assert same_device("NVIDIA GeForce RTX 4090", "rtx4090")
+    assert same_device("NVIDIA RTX PRO 6000 Blackwell", "rtxpro6000")
+    for name in ("NVIDIA RTX A1000", "A100X", ""):
+        assert not same_device(name, "a100-80gb")

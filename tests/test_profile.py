@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_line import invoke, one_line_error
 
 from optsched.costs.fit import fit
+from optsched.files import profiling
 from optsched.files.profiling import COLUMNS, Shape, profile, shapes
 from optsched.problem.errors import InputError
 
@@ -31,6 +35,7 @@ def batch_ms(s: Shape) -> float:
 def write(folder: Path, wanted: list[Shape]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "settings.json").write_text("{}", encoding="utf-8")
     with (folder / "steps.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["shape", *COLUMNS])
@@ -83,17 +88,18 @@ def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(
 
 
 def test_what_is_measured_already_is_not_measured_again(tmp_path: Path) -> None:
-    # With every batch there, no engine is started: the model's folder need not even exist.
+    # With every batch there, no engine is started. The profile's own folder has the model's
+    # configuration.
     folder = write(tmp_path / "done", shapes(64, 4, 256))
-    count = profile("nowhere", folder, max_tokens=64, max_requests=4, max_kv=256)
-    assert count == len(shapes(64, 4, 256))
+    found = profile(folder, folder, max_tokens=64, max_requests=4, max_kv=256)
+    assert found.measured == found.wanted == len(shapes(64, 4, 256))
 
 
 def test_bad_profiles_are_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "p", shapes(64, 4, 256))
     with pytest.raises(InputError, match=r"repeats: found 0; expected an integer >= 1"):
         profile("nowhere", folder, repeats=0)
-    with pytest.raises(InputError, match=r"nowhere/config\.json: expected a model's config"):
+    with pytest.raises(InputError, match=r"nowhere/config\.json: found no model's config"):
         profile("nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (folder / "config.json").write_text("{}", encoding="utf-8")
@@ -101,9 +107,114 @@ def test_bad_profiles_are_named(tmp_path: Path) -> None:
         fit(folder, hardware="cpu")
     (folder / "steps.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"steps\.csv: shape: found another table"):
-        profile("nowhere", folder)
+        profile(folder, folder)
     error = one_line_error(invoke("profile", "sglang", "m", "-o", tmp_path / "q"))
     assert "found 'sglang'; expected vllm" in error
+
+
+def test_a_profile_does_not_go_on_with_another_model_or_other_options(tmp_path: Path) -> None:
+    folder, model = write(tmp_path / "p", shapes(64, 4, 256)), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 8}))
+    words = r"config\.json: num_hidden_layers: found 8 for a profile of 4; expected the same model"
+    with pytest.raises(InputError, match=words):
+        profile(model, folder, max_tokens=64, max_requests=4, max_kv=256)
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    words = r"settings\.json: dtype: found 'float32' for a profile of None; expected the same"
+    with pytest.raises(InputError, match=words):
+        profile(model, folder, max_tokens=64, options={"dtype": "float32"})
+
+
+class Engine:
+    """Runs batches as vLLM does: running requests first, and then prompts while tokens are left."""
+
+    def __init__(self, max_num_batched_tokens: int, max_model_len: int, **_: object) -> None:
+        self.left, self.longest = max_num_batched_tokens, max_model_len
+        self.model_config = SimpleNamespace(max_model_len=max_model_len, get_vocab_size=lambda: 500)
+        blocks = SimpleNamespace(num_gpu_blocks=None, block_size=16)
+        self.vllm_config = SimpleNamespace(cache_config=blocks)
+        self.requests: dict[str, list[Any]] = {}  # prompt left, prompt, output, tokens
+        self.decodes: list[int] = []
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], exact: Any) -> None:
+        tokens = len(prompt["prompt_token_ids"])
+        assert tokens + exact.max_tokens <= self.longest
+        self.requests[name] = [tokens, tokens, exact.max_tokens, []]
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            self.requests.pop(name, None)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def step(self) -> list[Any]:
+        left, found = self.left, []
+        self.decodes.append(sum(not r[0] for r in self.requests.values()))
+        for name, request in list(self.requests.items()):
+            c = min(request[0] or 1, left)
+            left -= c
+            request[0] = max(0, request[0] - c)
+            if c and not request[0]:
+                request[3].append(1)
+                outputs = [SimpleNamespace(token_ids=list(request[3]))]
+                found.append(SimpleNamespace(request_id=name, outputs=outputs))
+            if len(request[3]) == request[2]:
+                del self.requests[name]
+        return found
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """Return the engines that are started in place of vLLM's."""
+    started: list[Engine] = []
+
+    def start(folder: str, options: dict[str, Any]) -> SimpleNamespace:
+        started.append(Engine(**options))
+        return SimpleNamespace(llm_engine=started[-1])
+
+    params = SimpleNamespace(SamplingParams=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "vllm", params)
+    monkeypatch.setattr(profiling, "start", start)
+    return started
+
+
+def test_every_batch_has_the_decodes_that_its_label_says(tmp_path: Path, engines) -> None:
+    # 16 prompts of 1,024 tokens take some 342 steps of 64 tokens, 16 of them for decodes. The first
+    # request decodes in each of the others, and has only 76 tokens left of 1,100: it would end. 8
+    # prompts of 512 take 74 steps.
+    model, out = write(tmp_path / "model", []), tmp_path / "p"
+    found = profile(model, out, max_tokens=64, max_requests=16, max_kv=1100, repeats=1)
+    assert found.measured == found.wanted
+    with (out / "steps.csv").open(newline="") as file:
+        rows = [(int(row["n_decode"]), int(row["kv_decode"])) for row in csv.DictReader(file)]
+    assert len(rows) == found.wanted
+    assert any(n == 8 and kv > 512 for n, kv in rows)
+    assert all(kv < 1024 for n, kv in rows if n == 16)
+
+
+def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path, engines) -> None:
+    wanted = shapes(64, 4, 256)
+    folder = write(tmp_path / "p", wanted)
+    text = (folder / "steps.csv").read_bytes()
+    for cut in (5, 20, len(text) - 10):
+        (folder / "steps.csv").write_bytes(text[:-cut])
+        found = profile(folder, folder, max_tokens=64, max_requests=4, max_kv=256)
+        assert found.measured == found.wanted
+        with (folder / "steps.csv").open(newline="") as file:
+            times = [float(row["time_us"]) for row in csv.DictReader(file)]
+        assert len(times) == len(wanted)
+        assert min(times) > 0
+
+
+def test_the_command_says_when_there_is_too_little_for_a_fit(tmp_path: Path, engines) -> None:
+    model = write(tmp_path / "model", [])
+    words = ["profile", "vllm", model, "-o", tmp_path / "p", "--max-tokens", "64", "--max-kv"]
+    done = invoke(*words, "64", "--max-requests", "1")
+    assert done.exit_code == 0
+    assert "batches measured; too few for `optsched fit`: profile of batch: found" in done.stdout
+    done = invoke(*words, "1024", "--max-requests", "8")
+    assert f"`optsched fit {tmp_path / 'p'}` makes a cost model" in done.stdout
 
 
 def test_times_in_other_units_are_refused(tmp_path: Path) -> None:

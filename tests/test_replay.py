@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -175,13 +181,77 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
     assert "small" in compared.stdout
 
 
+def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> None:
+    # By output: 1 before 2 and 4 of them as predicted; without predictions by true lengths.
+    instance = small([3, 4, 5], [4, 1, 2])
+    replay(instance, server.address, priority=[7, 8, 9])
+    assert {len(b["prompt"]): b["priority"] for _, b in server.bodies} == {3: 7, 4: 8, 5: 9}
+    assert not any("vllm_xargs" in body for _, body in server.bodies)
+    server.bodies.clear()
+    optsched.write_instance(replace(instance, predicted=[1, 9, 3]), tmp_path / "i.json")
+    words = ("--engine", server.address, "-o", tmp_path / "m.json", "--priority", "output")
+    assert invoke("replay", tmp_path / "i.json", *words).exit_code == 0
+    bodies = {len(body["prompt"]): body for _, body in server.bodies}
+    assert {k: body["priority"] for k, body in bodies.items()} == {3: 0, 5: 1, 4: 2}
+    told = {k: body["vllm_xargs"] for k, body in bodies.items()}
+    assert told == {k: {"predicted_output_tokens": o} for k, o in ((3, 1), (4, 9), (5, 3))}
+    with pytest.raises(InputError, match="priority: found 2 values; expected 3"):
+        replay(instance, server.address, priority=[1, 2])
+    for more, error in (
+        (("--priority", "work"), "found work without --cost-model"),
+        (("--priority", "best"), "priority: found 'best'; expected one of arrival"),
+        (("--cost-model", "x.toml"), "--cost-model: found 'x.toml'; expected it with --priority"),
+    ):
+        done = invoke("replay", tmp_path / "i.json", *words[:4], *more)
+        assert error in one_line_error(done)
+
+
+def test_several_instances_are_sent_one_after_another(server: Any, tmp_path: Path) -> None:
+    files, outs = [], []
+    for k, prompt in enumerate(([3, 4], [5])):
+        files.append(tmp_path / f"{k}.json")
+        outs += ["-o", tmp_path / f"m{k}.json"]
+        optsched.write_instance(small(prompt, [2] * len(prompt)), files[-1])
+    words = ("replay", *files, "--engine", server.address)
+    assert invoke(*words, *outs).exit_code == 0
+    for file, out in zip(files, outs[1::2], strict=True):
+        read_measured(out).check(optsched.read_instance(file))
+    assert "--out: found 1 files; expected 2" in one_line_error(invoke(*words, *outs[:2]))
+    error = one_line_error(invoke(*words, *outs, "--instance-out", tmp_path / "x.json"))
+    assert "--instance-out: found 2 instances; expected one" in error
+
+
+def test_what_the_engine_cannot_take_is_refused(server: Any) -> None:
+    with pytest.raises(UsageError, match="options: found max_num_seqs with a server; expected"):
+        replay(small([3], [1]), server.address, options={"max_num_seqs": 4})
+    with pytest.raises(UsageError, match="model: found 'm' with vLLM in this process; expected"):
+        replay(small([3], [1]), "vllm:nowhere", model="m")
+
+
+def test_ctrl_c_before_the_engine_is_ready_ends_the_command_at_once(tmp_path: Path) -> None:
+    optsched.write_instance(small([3], [2]), tmp_path / "i.json")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ["replay", "i.json", "--engine", address, "-o", "m.json"]
+        with subprocess.Popen(
+            [sys.executable, "-m", "optsched", *words], cwd=tmp_path, text=True,
+            stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as command:  # fmt: skip
+            asked, _ = silent.accept()  # for the models; there is no answer
+            command.send_signal(signal.SIGINT)
+            _, error = command.communicate(timeout=8)
+            asked.close()
+    assert (command.returncode, error) == (130, "error: interrupted\n")
+    assert not (tmp_path / "m.json").exists()
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
         ("ftp://x", "engine: found 'ftp://x'; expected http://HOST:PORT"),
         ("http://[", "engine: found 'http://['; expected http://HOST:PORT"),
-        ("http://127.0.0.1:1", "http://127.0.0.1:1: no answer (.*); expected an OpenAI-compatible"),
-        ("vllm:nowhere", r"nowhere/config.json: expected a model's configuration"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1: found no answer (.*); expected an OpenAI"),
+        ("vllm:nowhere", r"nowhere/config.json: found no model's configuration"),
     ],
 )
 def test_an_engine_that_is_not_there_is_named_in_one_line(

@@ -22,6 +22,7 @@ pytest.importorskip("jinja2", reason="reports need the extra `report`")
 go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra `report`")
 
 from optsched.show import report  # noqa: E402
+from optsched.show.data import capacity_of  # noqa: E402
 from optsched.show.report import figures, gather, page  # noqa: E402
 
 EVIL = '<script>alert("x")</script>'
@@ -101,6 +102,41 @@ def test_a_report_says_what_was_verified(answers: Path) -> None:
     assert facts["requests"] == "6"
     assert facts["KV capacity"] == "14 tokens (generated)"
     assert {o["file"] for o in found.origins} == {"tiny.json", *names}
+
+
+def capacity_file(folder: Path, **changed: Any) -> Path:
+    """Write what policies reach on ``tiny``: shares of 1 and 0.5 with 2 workers and with 1."""
+    data = {
+        "format": "optsched-capacity", "version": 1, "optsched": "0", "command": "capacity",
+        "instance": {"name": "tiny", "sha256": optsched.read_instance("tiny").sha256,
+                     "requests": 6},
+        "time_unit": "round", "attainment": 1.0, "searched": "workers", "slos": {"slo_ttft": 3.0},
+        "policies": [{"policy": "fcfs", "workers": 2, "attainment": 1.0, "missed": 1,
+                      "points": [[1, 0.5], [2, 1.0]], "wall_s": 0.1, "error": None},
+                     {"policy": EVIL, "points": [["x", 1]], "error": EVIL}],
+        "bound_points": [[1, 0.75], [2, 1.0]],
+        "workers": {"rate_scale": 1.0, "fewest": 2, "impossible": 1}, **changed,
+    }  # fmt: skip
+    (folder / "capacity.json").write_text(json.dumps(data))
+    return folder / "capacity.json"
+
+
+def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    report.write_report(["tiny", capacity_file(tmp_path)], out)
+    text = " ".join(parsed(out).text.split())
+    assert "Capacity within SLOs (capacity.json)" in text
+    assert "workers 1 or fewer" in text
+    assert EVIL not in out.read_text(encoding="utf-8")
+    found = figures.capacity_figure(capacity_of(json.loads(capacity_file(tmp_path).read_text())))
+    top, bound, fcfs = found["data"]
+    assert (bound["x"], bound["y"], bound["fill"]) == ([1, 2], [0.75, 1], "tonexty")
+    assert bound["line"]["shape"] == "vh"  # with fewer than two workers at most the share of one
+    assert top["y"] == [1.05, 1.05]
+    assert (fcfs["x"], fcfs["y"]) == ([1, 2], [0.5, 1])
+    go.Figure(found)  # plotly knows every field
+    report.write_report([capacity_file(tmp_path, policies=[], bound_points=7, slos={})], out)
+    assert "columns of the instance" in parsed(out).text
 
 
 def test_a_changed_certificate_and_a_wrong_objective_are_rejected(

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import invoke
 
 from optsched import BatchCost, Instance, bound, evaluate, load_cost_model, simulate, solve
 from optsched.bounds import lower_bound
+from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.fit import fit
+from optsched.costs.linear import minorant
 from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 
@@ -54,6 +57,28 @@ def test_a_batch_takes_the_sum_of_its_grids_interpolated() -> None:
 def test_unequal_decodes_are_read_between_their_mean_and_their_maximum() -> None:
     # Two decodes of 10 and 30: mean 20, maximum 30, share 0.5: read at 25, which is 7 ms.
     assert ms_of(tabulated(), decodes=(10, 30)) == pytest.approx(2 * (10 + 7))
+
+
+def test_no_decodes_are_read_beyond_their_maximum_or_below_their_mean() -> None:
+    # Six decodes with a mean of 15 and a maximum of 30; the grid of attention goes on with 4 ms for
+    # two more decodes at 10 tokens, 8 ms at 30. The share goes on to 1.5 and stays at 1: 24 ms.
+    kv = (12, 12, 12, 12, 12, 30)
+    assert ms_of(tabulated(), decodes=kv) == pytest.approx(2 * (10 + 24))
+    # It goes on to -0.5 and stays at 0: read at 15 tokens, 12 + (24 - 12) / 4 ms.
+    falls = Grid({"decode_requests": [0, 2]}, [0.25, 0])
+    assert ms_of(tabulated(skew=falls), decodes=kv) == pytest.approx(2 * (10 + 15))
+
+
+def test_a_bound_of_one_model_refuses_a_table() -> None:
+    task = BoundTask(Instance([0.0], [3], [3], kv_capacity=9, time_unit="second"), tabulated())
+    with pytest.raises(UsageError, match="found a tabulated cost model; expected one of its"):
+        _ = task.batch_cost
+
+
+def test_a_minorant_that_does_not_exist_is_refused() -> None:
+    # At least 2 ms of a coefficient of which no more than 1 fits below the only row.
+    with pytest.raises(InputError, match="minorant: found no linear model"):
+        minorant(np.array([[1.0]]), np.array([True]), {0: 2.0})
 
 
 def test_no_batch_takes_less_than_a_minorant() -> None:
@@ -192,7 +217,7 @@ def write_profile(folder: Path) -> Path:
         columns=["layer", "tokens", "time_us"],
     ).to_csv(folder / "dense.csv", index=False)  # fmt: skip
     pd.DataFrame(
-        [("lm_head", n, 320 + 3.2 * n) for n in (1, 8, 64, 128)],
+        [("lm_head", n, 1280 + 3.2 * n) for n in (1, 8, 64, 128)],
         columns=["layer", "sequences", "time_us"],
     ).to_csv(folder / "per_sequence.csv", index=False)
     rows = [
@@ -218,7 +243,7 @@ def test_llmservingsim_becomes_the_table_that_was_measured(tmp_path: Path) -> No
         sums = add_decode(sums, 2048)
     tokens, requests = 512, 65
     us = 300 + 15 * tokens + 2 * (2 + 0.01 * tokens) + 32 / 32
-    us += (320 + 3.2 * requests) / 32 + attention_us(448, 512, 64, 2048)
+    us += (1280 + 3.2 * requests) / 32 + attention_us(448, 512, 64, 2048)
     assert batch_time(cost.array, sums) == pytest.approx(32 * us / 1e6, rel=1e-5)
     # Times are linear in tokens and in requests, so values that are left out come back. Attention
     # has a constant that an empty batch lacks.
@@ -271,6 +296,71 @@ def test_another_device_than_the_profile_s_is_refused(tmp_path: Path) -> None:
         fit(write_profile(tmp_path / "p"))
 
 
+def of_two(folder: Path) -> Path:
+    """Return a profile whose every kernel was run by one of two devices."""
+    for name in ("dense.csv", "per_sequence.csv", "attention.csv"):
+        table = pd.read_csv(folder / name)
+        table["time_us"] /= 2
+        table.to_csv(folder / name, index=False)
+    return folder
+
+
+def tokens_ms(cost: BatchCost) -> float:
+    """Return the time of 64 tokens in a layer: all that the first grid says."""
+    assert cost.table is not None
+    grid = cost.table.grids[0]
+    return float(grid.values[grid.axes["tokens"].tolist().index(64)])
+
+
+def test_the_degree_of_a_profile_is_that_which_the_output_layer_can_have_had(
+    tmp_path: Path,
+) -> None:
+    # The output layer of Llama 3 8B has 128,256 x 4,096 weights of 2 bytes. An RTX 4090 reads
+    # them in 1,042 us or more. One request takes 1,283 us: one device. Half of it: two.
+    one, two = fit(write_profile(tmp_path / "one"), hardware="rtx4090"), tmp_path / "two"
+    shared = fit(of_two(write_profile(two)), hardware="rtx4090")
+    assert one.cost_model.name == "llama3-8b-tp1-rtx4090-fit"
+    assert not any("tensor parallel" in note for note in one.profile.notes)
+    assert shared.cost_model.name == "llama3-8b-tp2-rtx4090-fit"
+    assert "tensor parallel 2 was found in the tables" in shared.profile.notes
+    # Two rings of 64 x 4,096 numbers of 2 bytes, at 32 GB/s in each direction.
+    ring = 2 * 64 * 4096 * 2 / 32e6
+    assert tokens_ms(shared.cost_model) == pytest.approx(tokens_ms(one.cost_model) / 2 + ring)
+
+
+def test_another_degree_than_the_profiled_one_is_derived_and_told(tmp_path: Path) -> None:
+    # Matrix products, the embedding and attention take half as long, the norms as long.
+    folder = write_profile(tmp_path / "p")
+    (folder / "meta.json").write_text('{"engine_kwargs": {"tensor_parallel_size": 2}}')
+    found = fit(folder, hardware="rtx4090")  # the run beside the profile says 2
+    told = " ".join(found.profile.notes)
+    assert "the tables are those of tensor parallel 1; the times of 2 are derived" in told
+    assert "64 GB/s of the link" in told
+    assert found.cost_model.name == "llama3-8b-tp2-rtx4090-fit"
+    us = (300 + 15 * 64 + 32 / 32) / 2 + 2 * (2 + 0.01 * 64)
+    assert tokens_ms(found.cost_model) == pytest.approx(us / 1000 + 2 * 64 * 4096 * 2 / 32e6)
+    alone = fit(folder, hardware="rtx4090", tensor_parallel=1)
+    assert alone.cost_model.name == "llama3-8b-tp1-rtx4090-fit"
+    assert alone.cost_model.table is not None
+    assert found.cost_model.table is not None
+    halves = found.cost_model.table.grids[2].values
+    assert halves == pytest.approx(alone.cost_model.table.grids[2].values / 2, rel=1e-5)
+    # Twice the memory, less the weights once.
+    assert found.cost_model.kv_capacity_tokens > 2 * alone.cost_model.kv_capacity_tokens
+
+
+def test_a_slower_link_makes_all_reduces_longer(tmp_path: Path) -> None:
+    folder, out = write_profile(tmp_path / "p"), tmp_path / "x.toml"
+    words = ["fit", folder, "--device", "rtx4090", "--tensor-parallel", "2", "-o", out]
+    times = []
+    for more in ([], ["--link-gb-s", "16"]):
+        done = invoke(*words, *more)
+        assert done.exit_code == 0
+        times.append(tokens_ms(load_cost_model(out)))
+    assert times[1] - times[0] == pytest.approx(3 * 2 * 64 * 4096 * 2 / 32e6)
+    assert "16 GB/s of the link" in done.stderr
+
+
 def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsys) -> None:
     folder, out = write_profile(tmp_path / "p"), tmp_path / "x.toml"
     words = ["fit", str(folder), "--device", "rtx4090"]
@@ -289,6 +379,11 @@ def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsy
                                             ("rtxpro6000", "qwen3-32b")])  # fmt: skip
 def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -> None:
     found = fit(Path(DATA or "") / "llmservingsim" / f"{gpu}-{model}", hardware=gpu)
+    # The run of Qwen3 shared every layer between two GPUs; its profile is that of one.
+    degree = 2 if model == "qwen3-32b" else 1
+    assert found.profile.tensor_parallel == degree
+    derived = "the tables are those of tensor parallel 1; the times of 2 are derived"
+    assert (derived in found.profile.notes) == (degree == 2)
     assert all(row["reached"] for row in found.rows())
     # A decode of 64 requests with 1,024 tokens each: a minorant is within 10 % of the table.
     sums = EMPTY

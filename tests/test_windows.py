@@ -24,7 +24,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies import allows, is_clairvoyant, make_policy
 from optsched.policies.base import Windows
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, LoopError, OptschedError
+from optsched.problem.errors import InputError, LoopError, OptschedError, PolicyError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import COLUMNS, Schedule
@@ -378,7 +378,7 @@ def test_an_input_that_no_batch_holds_is_named() -> None:
         simulate(instance, Windows(window=2, batch_size=1), LINEAR)
     narrow = replace(instance, limits=Limits(max_batch_tokens=3))
     assert "request 2: prompt_tokens 4 exceeds max_batch_tokens 3" in str(allows("isrtf", narrow))
-    with pytest.raises(LoopError, match="request 2"):
+    with pytest.raises(PolicyError, match="request 2"):
         simulate(narrow, "isrtf", LINEAR)
 
 

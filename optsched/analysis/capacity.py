@@ -34,6 +34,8 @@ MAX_SCALE = 2.0**20
 OFFLINE = "offline search"
 """The name of the offline search among the rows."""
 
+_DRAWN = 6
+"""Twice as many points of the bound for each doubling of the rate are kept for pictures."""
 _FINE = 0.002
 """The search for the smallest impossible rate ends within this, relative to it."""
 
@@ -292,8 +294,8 @@ class _Search:
                 low = middle
             else:
                 high = middle
-        for factor in (1.25, 1.5, 2.0):
-            self.possible(factor * high)
+        for step in range(-_DRAWN, 2 * _DRAWN + 1):  # for pictures
+            self.possible(high * 2 ** (step / _DRAWN / 2))
         return high
 
     def impossible_workers(self) -> int | None:
@@ -315,9 +317,6 @@ class _Search:
         """Return what a policy reaches, or what is known of it when the work is stopped."""
         made, info = make_policy(spec)
         row = Reach(spec, clairvoyant=is_clairvoyant(made, info, self.base))
-        reason = runner_of(made).allows(self.base)
-        if reason is not None:
-            return replace(row, error=reason)
         found: dict[float, int] = {}
         begin = time.perf_counter()
         error = None

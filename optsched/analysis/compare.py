@@ -26,7 +26,7 @@ from optsched.optimize.strategies import (
     search_offline,
     with_limits,
 )
-from optsched.policies import allows, is_clairvoyant, lengths_note, make_policy, runner_of
+from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, LoopError, PolicyError, UsageError
 from optsched.problem.instance import Instance
@@ -242,9 +242,6 @@ def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | Non
         clairvoyant=is_clairvoyant(made, info, instance),
         notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
-    reason = allows(spec, with_limits(instance, limits))
-    if reason is not None:
-        return replace(row, error=reason)
     try:
         schedule, evaluation, wall_s = run_policy(instance, spec, cost, seed=seed, **limits)
     except (LoopError, PolicyError) as error:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.dual import Prices, prices_in_rounds
 from optsched.bounds.timeline import Floats, Ints, Model, busy_prices
+from optsched.problem.kernel import njit
 
 _PLAN = (
     (16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1), (1, 0.03),
@@ -106,7 +106,7 @@ class _Sums(NamedTuple):
     moment: Floats
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
     """Return the sum of the soft minima over the windows of every request.
 
@@ -164,7 +164,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
     """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``."""
     arrival, output, first_kv, unit = requests

@@ -48,12 +48,14 @@ class BoundTask:
         Raises
         ------
         UsageError
-            If the task has none.
+            If the task has none, or a tabulated one: bounds run under its minorants.
         """
         if not isinstance(self.cost_model, BatchCost):
             raise UsageError(
                 "bound: found an instance in seconds without a cost model; expected one with it"
             )
+        if self.cost_model.table is not None:
+            raise UsageError("bound: found a tabulated cost model; expected one of its minorants")
         return self.cost_model
 
 

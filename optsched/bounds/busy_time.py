@@ -84,7 +84,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
@@ -95,6 +94,7 @@ from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
@@ -244,7 +244,7 @@ def margin(terms: int) -> float:
     return _SAFETY + 2.0 * terms * 2.0**-53
 
 
-@njit(cache=True)
+@njit
 def cell_at(moment: float, width: float) -> int:
     """Return the cell c with fl(c width) <= moment < fl((c + 1) width).
 
@@ -265,7 +265,7 @@ def cell_at(moment: float, width: float) -> int:
     return c
 
 
-@njit(cache=True)
+@njit
 def _least(
     theta: float, earliest: float, linear1: float, linear2: float, root: float, prices: Prices
 ) -> float:
@@ -284,7 +284,7 @@ def _least(
         c += 1
 
 
-@njit(cache=True)
+@njit(nogil=True)
 def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
     """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
 

@@ -195,6 +195,22 @@ def paths_leaf(width: float, price: Floats, levels: Floats, *, split: int = 1) -
     }
 
 
+def clock_leaf(branches: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds a search of `optsched.bounds.clock`.
+
+    Parameters
+    ----------
+    branches : ndarray of int64
+        The nodes, as `optsched.bounds.clock_search.searched` returns them.
+
+    Returns
+    -------
+    dict
+        A JSON object.
+    """
+    return {"relaxation": "clock", "branches": branches.tolist()}
+
+
 def _unit(highest: float) -> int:
     """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
     return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
@@ -207,8 +223,9 @@ def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, An
     ----------
     objective : str
         The bounds of the ranges add up, or for the makespan the largest counts.
-    trees : sequence of (first, last, leaf)
-        Disjoint ranges of requests, ascending, as places in order of arrival, ties by index.
+    trees : sequence of (first, last, tree)
+        Disjoint ranges of requests, ascending, as places in order of arrival, ties by index. Each
+        tree is a leaf, or the node of the parts of its range.
 
     Returns
     -------
@@ -216,7 +233,12 @@ def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, An
         A JSON object.
     """
     node = "max" if objective == "makespan" else "sum"
-    return {node: [{"first": int(i), "last": int(j), "tree": leaf} for i, j, leaf in trees]}
+    flat = []
+    for first, last, tree in trees:
+        for part in tree.get(node) or [{"first": 0, "last": last - first, "tree": tree}]:
+            i, j = int(first + part["first"]), int(first + part["last"])
+            flat.append({"first": i, "last": j, "tree": part["tree"]})
+    return {node: flat}
 
 
 def certify(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
 from optsched.bounds.checker_states import (
@@ -30,6 +29,7 @@ from optsched.bounds.checker_states import (
     wider,
     with_rows,
 )
+from optsched.problem.kernel import njit
 
 MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
 """Max nodes and arcs of one level."""
@@ -86,7 +86,7 @@ class Fine(NamedTuple):
     label: Any
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     """Return the number of the label that places one of these kinds."""
     last = np.uint64(labels.slots.shape[0] - 1)
@@ -101,7 +101,7 @@ def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     return np.int64(labels.slots[at])
 
 
-@njit(cache=True)
+@njit
 def _enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
     last = np.uint64(labels.slots.shape[0] - 1)
@@ -112,7 +112,7 @@ def _enter_masks(labels: Labels, first: int, end: int) -> None:
         labels.slots[at] = k
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _node(s: Any, begin: int, f: Fine, count: Any) -> Any:
     """Return the node of a state among those from ``begin`` on, a new one if it has none."""
     y = np.int64(f.last[s])
@@ -123,7 +123,7 @@ def _node(s: Any, begin: int, f: Fine, count: Any) -> Any:
     return y
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
     """Add an arc, and what its target costs by it."""
     a = count[_ARCS]
@@ -132,7 +132,7 @@ def _arc(x: int, y: int, label: int, cost: int, f: Fine, count: Any) -> None:
     count[_ARCS] += 1
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _follow(
     x: int, label: int, slack: int, begin: int, labels: Labels, p: Prices, t: States, f: Fine,
     count: Any
@@ -174,7 +174,7 @@ def _follow(
                 _arc(x, _node(y, begin, f, count), number, cost, f, count)
 
 
-@njit(cache=True)
+@njit
 def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count: Any) -> None:
     """Follow rounds that leave node v of the graph before as it is, the heaviest states first."""
     _, p, t, f = work
@@ -199,7 +199,7 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
             _arc(x, f.last[t.before[s]], loop, loop * p.unit, f, count)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
     return (
@@ -210,7 +210,7 @@ def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     )
 
 
-@njit(cache=True)
+@njit
 def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
     """Make the nodes of v and of later nodes; return the first one for which room is short."""
     labels, p, t, f = work
@@ -244,7 +244,7 @@ def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
     return v
 
 
-@njit(cache=True)
+@njit
 def _by(end: Any, nodes: int, one: Any, two: Any, other: Any) -> Any:
     """Return where the arcs of each node begin, and their other end and label in that order."""
     first = np.zeros(nodes + 1, np.int64)
@@ -265,7 +265,7 @@ def sorted_by(end: Any, nodes: int, one: Any, two: Any) -> tuple[Any, Any, Any]:
     return _by(end, nodes, one, two, other), *other
 
 
-@njit(cache=True)
+@njit
 def _costs_to_end(graph: Graph, price: Any) -> Any:
     """Return each node's min cost to the end."""
     rest = np.full(len(graph.loop), _NEVER, np.int64)
@@ -278,7 +278,7 @@ def _costs_to_end(graph: Graph, price: Any) -> Any:
     return rest
 
 
-@njit(cache=True)
+@njit
 def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
     price = np.empty((len(mask), 3), np.int64)
     for label in range(len(mask)):

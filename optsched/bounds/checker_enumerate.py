@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
 MAX_BYTES = 3 * 2**30
@@ -67,7 +67,7 @@ class Layer(NamedTuple):
     count: Any  # rows, and the steps that they took
 
 
-@njit(cache=True)
+@njit
 def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> None:
     """Fill in the tables, from the end backward; the arcs are in order of target.
 
@@ -99,7 +99,7 @@ def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> N
                     once[u, k] = min(np.int64(once[u, k]), placed)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     """Whether a label may be completed at a cost up to the cutoff."""
     spare = paths.cutoff - spent - paths.rest[node]
@@ -113,7 +113,7 @@ def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
     return paths.rest[node] < _NEVER and np.int64(extra) * paths.step <= spare
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     about, tokens = layer.about, layer.tokens
@@ -135,7 +135,7 @@ def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     return right
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _enter(m: int, layer: Layer, join: int) -> int:
     """Keep the label in the next row unless one that has placed the same deletes it.
 
@@ -167,7 +167,7 @@ def _enter(m: int, layer: Layer, join: int) -> int:
     return seen
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
     """Write the label that follows label e into the next row."""
     cost, passed, clock = where
@@ -186,7 +186,7 @@ def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -
     new.key[at] = old.key[e] + of.sign[k]
 
 
-@njit(cache=True)
+@njit
 def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, most: int) -> int:
     """Make the labels with one more request placed, in at most so many steps.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from optsched.problem.kernel import njit
 
 
-@njit(cache=True)
+@njit
 def least_costs(ends: Any, p1: Any, p2: Any, root: Any) -> Any:
     """Return the least cost of each row of ``ends`` over the moments from its first one on.
 
@@ -46,7 +47,7 @@ NEVER = 1 << 62
 """The cost of what cannot be."""
 
 
-@njit(cache=True)
+@njit
 def _integrate(gain: Any, area: Any, level: Any, request: Any, prices: Any, span: int) -> None:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end."""
     price, root, bits = prices
@@ -66,7 +67,7 @@ def _integrate(gain: Any, area: Any, level: Any, request: Any, prices: Any, span
         area[j + 1] = area[j] + (g if j > 0 else ((g * up) >> LEAD_BITS) + 1)
 
 
-@njit(cache=True)
+@njit
 def _end_prefill(window: Any, levels: Any, request: Any, prices: Any, span: int) -> None:
     """Find the least that the prefill pays if it ends in each cell, and its slope."""
     gain, area, ahead, slope = window[:4]
@@ -83,7 +84,7 @@ def _end_prefill(window: Any, levels: Any, request: Any, prices: Any, span: int)
                 ahead[j], slope[j] = value, s
 
 
-@njit(cache=True)
+@njit
 def _end_steps(window: Any, levels: Any, request: Any, prices: Any, span: int) -> None:
     """Find the least that prefill and steps pay if they end in each cell, and its slope."""
     gain, area, ahead, slope, after, slope_after, least, queue, key = window
@@ -124,7 +125,7 @@ def _end_steps(window: Any, levels: Any, request: Any, prices: Any, span: int) -
                 after[j], slope_after[j] = value, s
 
 
-@njit(cache=True)
+@njit
 def path_costs(requests: Any, levels: Any, price: Any, root: Any, bits: int) -> Any:
     """Return the least cost of the path of each request, in units of 2**-26 cells.
 

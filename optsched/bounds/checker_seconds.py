@@ -132,7 +132,13 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
         from optsched.bounds.checker_paths import check_paths
 
         return check_paths
-    raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected work, busy-time or paths")
+    if kind == "clock":
+        from optsched.bounds.checker_clock import check_clock
+
+        return check_clock
+    raise Rejected(
+        f"tree: relaxation: found {kind!r:.60}; expected work, busy-time, paths or clock"
+    )
 
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.problem.kernel import njit
 
 MAX_CELLS = 600_000_000
 """Max cells of 4 bytes for the states of one level."""
@@ -44,7 +44,7 @@ class States(NamedTuple):
     count: Any  # of states
 
 
-@njit(cache=True)
+@njit
 def mixed(x: Any) -> np.uint64:
     """Return a hash of an integer."""
     x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
@@ -53,7 +53,7 @@ def mixed(x: Any) -> np.uint64:
     return x ^ (x >> np.uint64(29))
 
 
-@njit(cache=True)
+@njit
 def _enter_multisets(t: States) -> None:
     """Enter the states in the hash table, which is empty."""
     last = np.uint64(t.slots.shape[0] - 1)
@@ -64,7 +64,7 @@ def _enter_multisets(t: States) -> None:
         t.slots[at] = s
 
 
-@njit(cache=True)
+@njit
 def _key(row: Any, size: int) -> np.uint64:
     h = mixed(size + 1)
     for k in range(size):
@@ -72,7 +72,7 @@ def _key(row: Any, size: int) -> np.uint64:
     return h
 
 
-@njit(cache=True)
+@njit
 def _multiset(size: int, weight: Any, t: States) -> int:
     """Return the number of the state whose items are in ``t.row``."""
     last = np.uint64(t.slots.shape[0] - 1)
@@ -94,7 +94,7 @@ def _multiset(size: int, weight: Any, t: States) -> int:
     return new
 
 
-@njit(cache=True)
+@njit
 def before_round(s: Any, t: States) -> int:
     """Return the state one round earlier."""
     if t.before[s] == UNKNOWN:
@@ -109,7 +109,7 @@ def before_round(s: Any, t: States) -> int:
     return t.before[s]
 
 
-@njit(cache=True)
+@njit
 def after_placing(s: Any, g: Any, t: States) -> int:
     """Return the state with one more request of symbol g, or `REFUSED` if no schedule has it."""
     if t.after[s, g] != UNKNOWN:

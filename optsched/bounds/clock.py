@@ -37,10 +37,12 @@ pieces that were chosen.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
-from optsched.bounds.clock_search import Piece, searched_value
+from optsched.bounds.certificate import clock_leaf, parts
+from optsched.bounds.clock_search import Piece, searched
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.problem.budget import Budget
 
@@ -51,6 +53,10 @@ _TOGETHER = 5
 """A piece goes over at most so many of them."""
 _FEW_NODES, _MANY_NODES = 30, 1000
 _LARGEST_SHARE = 0.99
+
+Branches = NDArray[np.int64]
+_ROOT: Branches = np.zeros(1, np.int64)
+"""The tree of a search that decides nothing."""
 
 
 def piece_of(task: BoundTask) -> Piece:
@@ -104,31 +110,36 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A value in seconds.
+        A value in seconds, with the trees of the searches.
     """
     whole = piece_of(task)
     alone = whole.prefill + whole.need + whole.rate * (whole.need - whole.fixed)
     cuts = cut_where_quiet(whole.arrival, whole.arrival + alone, _FEWEST, _MOST)
     least = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
     ends = [0, *(last for _, last in cuts)]
-    best, begins = [0.0], [0]  # of all requests before each cut, and where their last piece begins
+    # Of all requests before each cut: the bound, where their last piece begins, and its tree.
+    best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
     for place in range(len(cuts)):
-        found = best[place] + float(least[ends[place + 1]] - least[ends[place]]), place
+        alone_too = float(least[ends[place + 1]] - least[ends[place]])
+        found = best[place][0] + alone_too, place, _ROOT
         for back in range(place, max(-1, place - _TOGETHER), -1):
             if budget.over and place > 0:
                 break
-            value = searched_value(_part(whole, ends[back], ends[place + 1]), _FEW_NODES)
-            found = max(found, (best[back] + value, back))
-        best.append(found[0])
-        begins.append(found[1])
-    total, place = best[-1], len(cuts)
-    while place > 0 and not budget.over:
-        back = begins[place]
-        value = searched_value(_part(whole, ends[back], ends[place]), _MANY_NODES)
-        # The piece counts with this, which may be its requests alone and not what a search proves.
-        total += max(0.0, value - (best[place] - best[back]))
+            value, branches = searched(_part(whole, ends[back], ends[place + 1]), _FEW_NODES)
+            if best[back][0] + value > found[0]:
+                found = best[back][0] + value, back, branches
+        best.append(found)
+    total, place, trees = best[-1][0], len(cuts), []
+    while place > 0:
+        before, back, branches = best[place]
+        if not budget.over:
+            value, tried = searched(_part(whole, ends[back], ends[place]), _MANY_NODES)
+            # The piece may count with its requests alone, and not with what a search proves.
+            if value > before - best[back][0]:
+                total, branches = total + value - (before - best[back][0]), tried
+        trees.append((ends[back], ends[place] - 1, clock_leaf(branches)))
         place = back
-    return Proof(total * (1 - _SAFETY))
+    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees[::-1]))
 
 
 CLOCK = Bound(
@@ -139,5 +150,6 @@ CLOCK = Bound(
     clock,
     PROVED_FOR,
     searches=True,
+    certifies=True,
     suits=unless_total_latency,
 )

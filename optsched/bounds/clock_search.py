@@ -1,8 +1,8 @@
 r"""Branching on who waits for whom: the bound of `optsched.bounds.clock` on a short piece.
 
-The clock Psi, exclusive time X_i, progress c_i, T_i, R_i and r_i are those of that module, with all
-own work of prefills exclusive (x_i = P_i, so that d_i = f_1). Requests are in order of arrival. Let
-sigma_i be the clock when i's progress begins, and U_i = Psi(C_i) - T_i. It is at least sigma_i, for
+The clock Psi, exclusive time X_i, progress c_i, x_i, d, T_i, R_i and r_i are those of that module.
+Requests are in order of arrival. a_k and C_k are the arrival and the completion of k. Let sigma_i
+be the clock when i's progress begins, and U_i = Psi(C_i) - T_i. It is at least sigma_i, for
 progress grows at most as fast as the clock. Progress at Psi is at least Psi - U_i before C_i.
 
 *Branching.* Either i begins before k completes, sigma_i < Psi(C_k), or it is *after* k. A node of
@@ -10,7 +10,7 @@ the search has decided this for some pairs. Let s_i be a lower bound on sigma_i,
 one on Psi(C_k). Where i is after k, s_i is at least e_k.
 
 *The clock at arrivals.* At most G_i(c) of exclusive time has passed at progress c, where G_i(c) is
-x_i for c < d_i, and then x_i + r_i (c - d_i) plus the exclusive part of one token, but never more
+x_i for c < d, and then x_i + r_i (c - d) plus the exclusive part of one token, but never more
 than R_i. Progress at a_k is at most Psi(a_k) - s_i. So with
 
     F_A(L) = L + sum_{i < k, i in A} G_i(max(0, L - s_i))
@@ -26,15 +26,16 @@ X_i(a_k). So
 
     C_k >= max(U_k, L_k^S) + T_k + R_k + sum_{i != k, not in S} X_i(C_k),
     X_i(C_k) >= x_i [U_i < e_k or i begins before k completes]
-                + r_i min(T_i - d_i, max(0, e_k - U_i - d_i)).
+                + r_i min(T_i - d, max(0, e_k - U_i - d)).
 
 Summed over k, the terms with U_i stand alone: with b_i = max(s_i, L_i^S) they are at least
 
     b_i + min_{u >= 0} [ u + sum_{k != i, i not after k} h_ik(e_k - b_i - u) ],
 
-h_ik being the right-hand side of X_i(C_k). (For U_i < b_i nothing is gained, since h falls with
+h_ik(y) = x_i [y > 0 or i begins before k completes] + r_i min(T_i - d, max(0, y - d)) being the
+right-hand side of X_i(C_k) with y = e_k - U_i. (For U_i < b_i nothing is gained, since h falls with
 U_i.) This function of u is piecewise linear and falls by jumps, so its least value is at the
-corners e_k, e_k - d_i and e_k - T_i, or at 0.
+corners e_k, e_k - d and e_k - T_i, or at 0.
 
 *Search.* The node with the least value is taken first. The request i that would gain most from
 u > 0 is decided against the last k that it waits for. The least value among open nodes is a bound,
@@ -50,8 +51,9 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +89,7 @@ class Piece(NamedTuple):
     slack: Floats
 
 
-@njit(cache=True)
+@njit
 def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late: bool) -> float:
     """Return where F of the module's text reaches a_k; without those after k if ``late``."""
     arrival, prefill, fixed, need, rate, slack = piece
@@ -113,7 +115,7 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
             elif level < last:
                 slope += rate[i]
                 end = min(end, last)
-        if now + (end - level) * slope >= arrival[k]:
+        if now + (end - level) * slope >= arrival[k] or end <= level:  # what is left is no time
             level += (arrival[k] - now) / slope
             break
         now += (end - level) * slope
@@ -126,7 +128,7 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
     return max(0.0, level - _SAFETY * arrival[k])
 
 
-@njit(cache=True)
+@njit
 def _gain(
     piece: Piece, i: int, base: float, ends: Floats, decided: NDArray[np.int8]
 ) -> tuple[float, float, float]:
@@ -162,7 +164,7 @@ def _gain(
     return at_once, at_once - best, wait
 
 
-@njit(cache=True)
+@njit
 def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int]:
     """Return what the decisions prove about the total latency, and the pair to decide next.
 
@@ -218,9 +220,9 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit(cache=True)
-def searched_value(piece: Piece, nodes: int) -> float:
-    """Return the bound on total latency that a search of so many nodes proves.
+@njit(nogil=True)
+def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
+    """Return the bound on total latency that a search of so many nodes proves, and its tree.
 
     Parameters
     ----------
@@ -230,12 +232,15 @@ def searched_value(piece: Piece, nodes: int) -> float:
 
     Returns
     -------
-    float
+    value : float
         Seconds.
+    branches : ndarray of int64
+        As a certificate has it (`optsched.bounds.checker_clock.check_clock`).
     """
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
+    children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
     value, i, k = node_value(piece, decided[0])
     pairs[0] = i, k
     open_nodes = [(value, 0)]
@@ -244,7 +249,8 @@ def searched_value(piece: Piece, nodes: int) -> float:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]
         if i < 0 or used + 2 > nodes:
-            return value
+            return value, _in_order(n, pairs, children, used)
+        children[at] = used
         for choice in (_BEFORE, _AFTER):
             decided[used] = decided[at]
             decided[used, i, k] = choice
@@ -252,3 +258,19 @@ def searched_value(piece: Piece, nodes: int) -> float:
             pairs[used] = first, second
             heapq.heappush(open_nodes, (max(value, found), used))
             used += 1
+
+
+@njit
+def _in_order(
+    n: int, pairs: NDArray[np.int64], children: NDArray[np.int64], used: int
+) -> NDArray[np.int64]:
+    """Return a code for each node of a tree, before those of its children."""
+    branches = np.zeros(used, np.int64)
+    stack = [0]
+    for place in range(used):
+        at = stack.pop()
+        if children[at] > 0:
+            branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
+            stack.append(children[at] + 1)
+            stack.append(children[at])
+    return branches

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.timeline import Floats, Ints, Model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 _NEVER = 1 << 60
 """The round at which the last piece ends."""
@@ -174,7 +174,7 @@ def _all_minima(
     return sum(exact)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-def]
     """Fill in the exact min of D f_i of each request.
 

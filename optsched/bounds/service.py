@@ -75,6 +75,8 @@ def most_within(
     cost_model: CostModel | None,
     slos: Mapping[str, float | None] | None = None,
     workers: int = 1,
+    *,
+    columns: bool = True,
 ) -> int:
     """Return a number of requests that no schedule exceeds within their SLOs.
 
@@ -87,6 +89,8 @@ def most_within(
         SLOs of every request, in place of the instance's columns of these names.
     workers : int
         Number of equal workers; each request is on one of them, whatever the router.
+    columns : bool
+        Whether the instance's columns count beside ``slos``.
 
     Returns
     -------
@@ -97,7 +101,7 @@ def most_within(
     UsageError
         There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
     """
-    limits = all_limits(instance, slos)
+    limits = all_limits(instance, slos, columns=columns)
     proved = ANY_INSTANCE if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 Ints = NDArray[np.int64]
 
 
-@njit(cache=True)
+@njit
 def _set(total: Ints, best: Ints, sign: int, i: int, change: int) -> None:
     """Add to the i-th difference; ``best`` is the min (sign 1) or max (-1) of prefix sums."""
     k = i + total.shape[0] // 2
@@ -23,7 +24,7 @@ def _set(total: Ints, best: Ints, sign: int, i: int, change: int) -> None:
         k //= 2
 
 
-@njit(cache=True)
+@njit
 def _first_max(total: Ints, best: Ints, last: int) -> int:
     """Return the largest of the prefix sums 0, ..., last."""
     k = last + total.shape[0] // 2
@@ -35,7 +36,7 @@ def _first_max(total: Ints, best: Ints, last: int) -> int:
     return int(found)
 
 
-@njit(cache=True)
+@njit
 def _last_min(total: Ints, best: Ints, first: int) -> int:
     """Return the smallest of the prefix sums first, first + 1, ..."""
     k = first + total.shape[0] // 2
@@ -49,7 +50,7 @@ def _last_min(total: Ints, best: Ints, first: int) -> int:
     return int(found)
 
 
-@njit(cache=True)
+@njit
 def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     """Return how much of each job fits, in the order of their ranks.
 

@@ -11,14 +11,11 @@ are integers, so L_k >= x + 1.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
 from optsched.problem.budget import Budget
-from optsched.problem.service import SLOS
 
 _DOWN = 1 - 1e-12
 """Interpolation in floating point is rounded down."""
@@ -43,9 +40,6 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in the instance's time unit, for schedules on one worker.
     """
-    # The instance's own SLOs do not matter: a request counts if it is quick.
-    none: dict[str, Any] = dict.fromkeys(SLOS)
-    task = replace(task, instance=replace(task.instance, **none))
     share, column = task.objective.name[1:].split("_")
     h = (task.instance.n - 1) * int(share) / 100
     k = math.floor(h)
@@ -66,7 +60,7 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
     instance = task.instance
 
     def few(limit: float) -> bool:
-        return most_within(instance, task.cost_model, {slo: limit}) <= k
+        return most_within(instance, task.cost_model, {slo: limit}, columns=False) <= k
 
     whole = instance.in_rounds
     low, high = 0.0, 1.0

@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.blocks import blocks_of
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 MAX_UNITS = 1 << 21
 """Max length of the time axis, in units."""
@@ -119,7 +119,7 @@ def busy_prices(model: Model) -> Floats:
     return _backward(begin, end, job, slope, max(length, 1)) * model.unit
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
     """Return the pieces (begin, end, job) of the preemptive schedule, least work first."""
     n = len(release)
@@ -171,7 +171,7 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
     return begin, end, job, count
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _backward(begin, end, job, slope, length):  # type: ignore[no-untyped-def]
     """Return the mean price of each unit of time from the pieces, walked backward."""
     price = np.zeros(length)

@@ -7,31 +7,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optsched.cli.options import (
+    NO_SLOS,
     CostModelName,
     InstanceFile,
     JsonOut,
     Seed,
-    SloGap,
-    SloLatency,
-    SloTpot,
-    SloTtft,
+    Slos,
     above_0,
     option,
     read_checked,
+    takes_slos,
 )
 from optsched.cli.output import LiveLine, emit_json, number, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
 if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity
+    from optsched.analysis.reached import Reach
 
 
+@takes_slos
 def capacity(
     instance_file: InstanceFile,
-    slo_ttft: SloTtft = None,
-    slo_tpot: SloTpot = None,
-    slo_gap: SloGap = None,
-    slo_latency: SloLatency = None,
+    slos: Slos = NO_SLOS,
     attainment: Annotated[
         float, option("--attainment", "A", "The share of requests within all their SLOs.")
     ] = 0.99,
@@ -84,10 +82,6 @@ def capacity(
             instance,
             policy or None,
             cost_model=cost,
-            slo_ttft=slo_ttft,
-            slo_tpot=slo_tpot,
-            slo_gap=slo_gap,
-            slo_latency=slo_latency,
             attainment=attainment,
             workers=count,
             router=router,
@@ -97,12 +91,20 @@ def capacity(
             progress=lambda spec, at, share: line.show(f"{spec} at {at:.4g}: {share:.4f}"),
             stop=stop,
             search_s=search,
+            **slos,
         )
     emit_json(found.to_dict(), json_out)
     if json_out != "-":
         _show(found)
     if found.best is None and found.impossible is None:
         raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
+
+
+def _words(row: Reach, rates: bool) -> str:
+    """Return "up to", with "at least" before it if the search ended before a rate was missed."""
+    if not rates:
+        return "with"
+    return "up to" if row.missed is not None else "at least up to"
 
 
 def _show(found: Capacity) -> None:
@@ -120,7 +122,7 @@ def _show(found: Capacity) -> None:
         print()
     best = found.best
     reached = "no policy attains it" if best is None else (
-        f"{best.policy} attains it {'up to' if rates else 'with'} {what} {number(best.value)}"
+        f"{best.policy} attains it {_words(best, rates)} {what} {number(best.value)}"
     )  # fmt: skip
     proved = "nothing is proved impossible" if found.impossible is None else (
         f"impossible for any schedule {'from' if rates else 'with'} {what} "

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optsched.cli.options import (
+    NO_SLOS,
     CostModelName,
     InstanceFile,
     JsonOut,
     Seed,
-    SloGap,
-    SloLatency,
-    SloTpot,
-    SloTtft,
+    Slos,
     TimeLimit,
     check_folder,
     check_number,
     check_outputs,
     cost_model_for,
+    takes_slos,
 )
 from optsched.cli.output import (
     LiveLine,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
 
 
+@takes_slos
 def compare(
     instance_file: InstanceFile,
     policy: Annotated[
@@ -56,10 +56,7 @@ def compare(
         bool, typer.Option(help="Whether to look for a bound and a better schedule.")
     ] = True,
     time_limit: TimeLimit = 60.0,
-    slo_ttft: SloTtft = None,
-    slo_tpot: SloTpot = None,
-    slo_gap: SloGap = None,
-    slo_latency: SloLatency = None,
+    slos: Slos = NO_SLOS,
     seed: Seed = 0,
     schedules_out: Annotated[
         str | None,
@@ -98,15 +95,12 @@ def compare(
             cost_model=cost,
             bound=bound,
             time_limit_s=time_limit,
-            slo_ttft=slo_ttft,
-            slo_tpot=slo_tpot,
-            slo_gap=slo_gap,
-            slo_latency=slo_latency,
             seed=seed,
             progress=progress,
             stop=stop,
             keep_schedules=schedules_out is not None,
             measured=measured,
+            **slos,
         )
     data = comparison.to_dict()
     if schedules_out is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import JsonOut, Seed, argument, check_outputs, option
+from optsched.cli.options import JsonOut, Seed, above_0, argument, check_outputs, option
 from optsched.cli.output import emit_json, show_table
 
 if TYPE_CHECKING:
@@ -30,8 +31,24 @@ def fit(
         str | None,
         option("--model", "NAME", "The model that was profiled. The default is the folder's name."),
     ] = None,
-    tensor_parallel: Degree = 1,
+    tensor_parallel: Annotated[
+        int | None,
+        option(
+            "--tensor-parallel",
+            "N",
+            "The number of devices that share every layer. The default is the profile's, or 1.",
+        ),
+    ] = None,
     device: DeviceName = "a100-80gb",
+    link_gb_s: Annotated[
+        float | None,
+        option(
+            "--link-gb-s",
+            "GB/S",
+            "The bandwidth between devices, both directions together. The default is the peak.",
+            callback=above_0,
+        ),
+    ] = None,
     name: Annotated[str | None, option("--name", "NAME", "The name of the cost model.")] = None,
     held_out: Annotated[
         float, option("--held-out", "SHARE", "The share of shapes that are held out for testing.")
@@ -54,7 +71,11 @@ def fit(
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Fit a cost model to profiles of Vidur, Splitwise, AIConfigurator or LLMServingSim."""
+    """Fit a cost model to a profile.
+
+    It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, or the steps.csv of
+    `optsched profile`.
+    """
     check_outputs(out, plot, json_out)
     if plot is not None:
         from optsched.show.plot.style import check_suffix
@@ -62,15 +83,19 @@ def fit(
         check_suffix(plot)
     from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import errors_of, fit as run
+    from optsched.costs.hardware import device as known_device
     from optsched.files.read_write import write_bytes
     from optsched.problem.errors import UsageError
 
     others = [load_cost_model(other) for other in against or []]
+    peak = known_device(device)
+    if link_gb_s is not None:
+        peak = replace(peak, link_gb_s=link_gb_s)
     found = run(
         profile_dir,
         model=model,
         tensor_parallel=tensor_parallel,
-        hardware=device,
+        hardware=peak,
         name=name,
         held_out=held_out,
         target=target,

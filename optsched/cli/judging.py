@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import (
+    NO_SLOS,
     CostModelName,
     InstanceFile,
     JsonOut,
@@ -16,15 +17,13 @@ from optsched.cli.options import (
     ScheduleFile,
     ScheduleOut,
     Seed,
-    SloGap,
-    SloLatency,
-    SloTpot,
-    SloTtft,
+    Slos,
     TtftWeight,
     argument,
     check_requests_out,
     read_checked,
     required,
+    takes_slos,
 )
 from optsched.cli.output import emit_json, number, save_schedule, show_metrics, unit, write_requests
 from optsched.problem.errors import InputError, ViolationError
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
 
+@takes_slos
 def simulate(
     instance_file: InstanceFile,
     policy: Annotated[
@@ -42,10 +42,7 @@ def simulate(
     ],
     cost_model: CostModelName = None,
     seed: Seed = 0,
-    slo_ttft: SloTtft = None,
-    slo_tpot: SloTpot = None,
-    slo_gap: SloGap = None,
-    slo_latency: SloLatency = None,
+    slos: Slos = NO_SLOS,
     ttft_weight: TtftWeight = None,
     schedule_out: ScheduleOut = None,
     requests_out: RequestsOut = None,
@@ -60,9 +57,6 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    slos = {
-        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-    }  # fmt: skip
     begin = time.perf_counter()
     schedule = run(instance, policy, cost, seed=seed, slos=slos)
     wall_s = time.perf_counter() - begin
@@ -95,14 +89,12 @@ def simulate(
         print(f"{policy} {note}")
 
 
+@takes_slos
 def evaluate(
     instance_file: InstanceFile,
     schedule_file: ScheduleFile,
     cost_model: CostModelName = None,
-    slo_ttft: SloTtft = None,
-    slo_tpot: SloTpot = None,
-    slo_gap: SloGap = None,
-    slo_latency: SloLatency = None,
+    slos: Slos = NO_SLOS,
     ttft_weight: TtftWeight = None,
     requests_out: RequestsOut = None,
     json_out: JsonOut = None,
@@ -115,11 +107,7 @@ def evaluate(
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
-    limits = {
-        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-        "ttft_weight": ttft_weight,
-    }  # fmt: skip
-    evaluation = judge(instance, schedule, cost, **limits)
+    evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -74,33 +78,51 @@ RequestsOut = Annotated[
     str | None,
     option("--requests-out", "FILE", "Write a row per request to this .csv or .parquet file."),
 ]
-SloTtft = Annotated[
-    float | None,
-    option(
-        "--slo-ttft",
-        "S",
-        "The SLO on the time to first token, in the instance's time unit.",
-        callback=above_0,
-    ),
-]
 TtftWeight = Annotated[
     float | None,
     option("--ttft-weight", "A", "The weight of TTFT beside latency, from 0 to 1."),
 ]
-SloTpot = Annotated[
-    float | None,
-    option("--slo-tpot", "S", "The SLO on the mean time per further token.", callback=above_0),
+EngineSettings = Annotated[
+    list[str] | None, option("--set", "KEY=VALUE", "An argument of vllm.LLM (repeatable).")
 ]
-SloGap = Annotated[
-    float | None,
-    option("--slo-gap", "S", "The SLO on the largest time between two tokens.", callback=above_0),
-]
-SloLatency = Annotated[
-    float | None,
-    option(
-        "--slo-latency", "S", "The SLO on the time from arrival to last token.", callback=above_0
-    ),
-]
+
+_SLO_WORDS = {
+    "slo_ttft": "The SLO on the time to first token, in the instance's time unit.",
+    "slo_tpot": "The SLO on the mean time per further token.",
+    "slo_gap": "The SLO on the largest time between two tokens.",
+    "slo_latency": "The SLO on the time from arrival to last token.",
+}
+
+
+Slos = Mapping[str, float]
+NO_SLOS: Slos = MappingProxyType({})
+
+
+def takes_slos(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each SLO. It gets those that are given as a dict ``slos``."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name in _SLO_WORDS}
+        command(slos={k: v for k, v in given.items() if v is not None}, **values)
+
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for one in inspect.signature(command).parameters.values():
+        if one.name != "slos":
+            parameters.append(one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY))
+            continue
+        for name, words in _SLO_WORDS.items():
+            kind = Annotated[
+                float | None,
+                option("--" + name.replace("_", "-"), "S", words, callback=above_0),
+            ]
+            parameters.append(
+                inspect.Parameter(name, one.KEYWORD_ONLY, default=None, annotation=kind)
+            )
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def check_number(value: float | None, option: str, low: float, *, strict: bool = False) -> None:
@@ -207,3 +229,14 @@ def check_rounds(instance: Instance, formulation: str | None) -> None:
 def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]:
     """Return the ``key=value`` texts of an option that may be repeated as a dict."""
     return read_pairs(pairs or [], option, UsageError)
+
+
+def engine_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Return arguments of an engine by name: each value as JSON if it is that, else as text."""
+    found: dict[str, Any] = {}
+    for key, text in key_values(pairs).items():
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found

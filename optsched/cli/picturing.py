@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
-SOURCES = "RESULT|SCHEDULE|COMPARISON|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR"
+SOURCES = "RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR"
 KINDS = (
     "The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a schedule, "
-    "progress for a result, policies for a comparison, prices for a certificate, tradeoff for a "
-    "tradeoff, or the name of an experiment's figure."
+    "progress for a result, policies for a comparison, attainment for a capacity, prices for a "
+    "certificate, tradeoff for a tradeoff, or the name of an experiment's figure."
 )
 
 
@@ -93,7 +93,8 @@ def report(
     files: Annotated[
         list[str],
         argument(
-            "FILE...", "Results, comparisons, certificates, schedules and instances, in any order."
+            "FILE...",
+            "Results, comparisons, capacities, certificates, schedules, instances, in any order.",
         ),
     ],
     out: Annotated[str, required("-o --out", "FILE.html", "Write the report to this .html file.")],
@@ -256,18 +257,18 @@ def _comparison(source: _Source) -> Figure:
 
 def _capacity(source: _Source) -> Figure:
     from optsched.show import plot as pictures
+    from optsched.show.data import capacity_of
 
     data = source.data
     source.pick(("attainment",), "a capacity")
-    rates = data.get("searched") != "workers"
-    found = data["impossible_rate_scale"] if rates else (data["workers"] or {}).get("impossible")
+    found = capacity_of(data)
     canvas, ax = _canvas(data["instance"]["name"], (8.0, 4.5))
     pictures.plot_capacity(
-        {row["policy"]: row.get("points") or [] for row in data["policies"]},
-        data.get("bound_points") or [],
-        attainment=data["attainment"],
-        impossible=found,
-        xlabel="rate, as a multiple of the instance's" if rates else "workers",
+        found.policies,
+        found.bound,
+        attainment=found.attainment,
+        impossible=found.impossible,
+        xlabel=found.axis,
         ax=ax,
     )
     return canvas

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from optsched.cli.options import Seed, argument, option, required
+from optsched.cli.options import EngineSettings, Seed, argument, engine_settings, option, required
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
-from optsched.cli.replaying import settings
 from optsched.problem.errors import UsageError
 
 
@@ -26,17 +23,16 @@ def profile(
     repeats: Annotated[
         int, option("--repeats", "N", "Measure each batch N times after a warm-up.", min=1)
     ] = 5,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
-    ] = None,
+    setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:
     """Measure how long batches take on this device, for `optsched fit`.
 
     The same command goes on with a profile that was begun.
     """
-    from optsched.files.profiling import profile as run, shapes
+    from optsched.costs.fit import fit
+    from optsched.files.profiling import profile as run
+    from optsched.problem.errors import InputError
 
     if engine != "vllm":
         raise UsageError(f"ENGINE: found {engine!r}; expected vllm")
@@ -48,10 +44,15 @@ def profile(
             max_requests=max_requests,
             max_kv=max_kv,
             repeats=repeats,
-            options=settings(setting),
+            options=engine_settings(setting),
             seed=seed,
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,
         )
-    wanted = len(shapes(max_tokens, max_requests, max_kv))
-    print(f"{out}: {found} of {wanted} batches measured; `optsched fit {out}` makes a cost model")
+    print(f"{out}: {found.measured} of {found.wanted} batches measured", end="; ")
+    try:
+        fit(out, hardware="cpu")  # times of whole batches are not held against a device
+    except InputError as error:
+        print(f"too few for `optsched fit`: {error}")
+    else:
+        print(f"`optsched fit {out}` makes a cost model")

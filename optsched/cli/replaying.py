@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from optsched.cli.options import InstanceFile, Seed, above_0, check_outputs, option, required
+from optsched.cli.options import (
+    CostModelName,
+    EngineSettings,
+    Seed,
+    above_0,
+    argument,
+    check_outputs,
+    engine_settings,
+    option,
+    required,
+)
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
-from optsched.problem.errors import NoIncumbentError
-from optsched.problem.specs import read_pairs
+from optsched.problem.errors import NoIncumbentError, UsageError
+
+if TYPE_CHECKING:
+    from optsched.files.measured import Measured
+    from optsched.problem.instance import Instance
 
 
 def replay(
-    instance_file: InstanceFile,
+    instance_files: Annotated[
+        list[str],
+        argument("INSTANCE...", "Instances: JSON files, or names of shipped instances."),
+    ],
     engine: Annotated[
         str,
         required("--engine", "ADDRESS", "http://HOST:PORT of a server, or vllm:MODEL_FOLDER."),
     ],
-    out: Annotated[
-        str, required("-o --out", "FILE", "Write the measured times, for `compare --measured`.")
+    outs: Annotated[
+        list[str],
+        required(
+            "-o --out", "FILE", "Write the measured times, for `compare --measured`; one each."
+        ),
     ],
     model: Annotated[
         str | None, option("--model", "NAME", "The server's model. The default is its first.")
     ] = None,
+    priority: Annotated[
+        str | None,
+        option("--priority", "ORDER", "Send priorities: arrival, prompt, output, total, work, ..."),
+    ] = None,
+    cost_model: CostModelName = None,
     rate_scale: Annotated[
         float,
         option("--rate-scale", "X", "Send requests X times as fast.", callback=above_0),
@@ -39,61 +61,86 @@ def replay(
     vocabulary: Annotated[
         int, option("--vocabulary", "N", "Token ids of the random prompts are less than N.")
     ] = 10_000,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An argument of vllm.LLM (repeatable)."),
-    ] = None,
+    setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:
-    """Send an instance's requests to a real engine, and measure when their tokens come."""
+    """Send an instance's requests to a real engine, and measure when their tokens come.
+
+    Several instances are sent one after another, with one start of the engine.
+    """
     from dataclasses import replace
 
     from optsched.files.measured import write_measured
     from optsched.files.read_write import read_instance, write_instance
-    from optsched.files.replay import replay as run
-    from optsched.problem.errors import UsageError
+    from optsched.files.replay import connect, replay as run
 
-    instance = read_instance(instance_file)
-    check_outputs(out, instance_out)
+    instances = [read_instance(file) for file in instance_files]
+    if len(outs) != len(instances):
+        raise UsageError(f"--out: found {len(outs)} files; expected {len(instances)}, one each")
+    check_outputs(*outs, instance_out)
     if rate_scale != 1:
-        if instance_out is None:
-            raise UsageError("--rate-scale: found no --instance-out; expected it for `compare`")
-        instance = replace(instance, arrival=instance.arrival / rate_scale, known=None)
+        if instance_out is None or len(instances) > 1:
+            raise UsageError(
+                f"--rate-scale: found {len(instances)} instances and --instance-out "
+                f"{instance_out!r}; expected one of each, for `compare`"
+            )
+        (one,) = instances
+        instances = [replace(one, arrival=one.arrival / rate_scale, known=None)]
+    elif instance_out is not None and len(instances) > 1:
+        raise UsageError(f"--instance-out: found {len(instances)} instances; expected one")
+    orders = [_priorities(one, priority, cost_model) for one in instances]
     if instance_out is not None:
-        write_instance(instance, instance_out)
-    with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(
-            instance,
-            engine,
-            model=model,
-            timeout_s=timeout,
-            vocabulary=vocabulary,
-            seed=seed,
-            options=settings(setting),
-            progress=lambda ended, failed: line.show(
-                f"{ended} of {instance.n} requests, {failed} failed"
-            ),
-            stop=stop,
-        )
-    write_measured(found, out)
+        write_instance(instances[0], instance_out)
+    where = connect(engine, model=model, options=engine_settings(setting))  # Ctrl-C ends it at once
+    served = 0
+    for instance, order, out in zip(instances, orders, outs, strict=True):
+        with LiveLine() as line, stop_at_ctrl_c() as stop:
+            found = run(
+                instance,
+                where,
+                priority=order,
+                timeout_s=timeout,
+                vocabulary=vocabulary,
+                seed=seed,
+                progress=_shown(line, instance.n),
+                stop=stop,
+            )
+        write_measured(found, out)
+        served += _tell(instance, found, out)
+        if stop.is_set():
+            break
+    if served == 0:
+        raise NoIncumbentError("replay: found no request that was served; expected at least one")
+
+
+def _shown(line: LiveLine, of: int) -> Callable[[int, int], None]:
+    return lambda ended, failed: line.show(f"{ended} of {of} requests, {failed} failed")
+
+
+def _priorities(instance: Instance, order: str | None, cost_model: str | None) -> Any:
+    """Return the place of each request in an order, by predicted lengths, or None without one."""
+    if order is None:
+        if cost_model is not None:
+            raise UsageError(f"--cost-model: found {cost_model!r}; expected it with --priority")
+        return None
+    from optsched.costs.cost import UnitCost, load_cost_model
+    from optsched.policies.runner import waiting_rank
+    from optsched.policies.vllm_v1 import VllmV1
+    from optsched.workloads.predict import estimates
+
+    VllmV1(policy="priority", priority=order)  # type: ignore[arg-type]  # refuses other orders
+    if order == "work" and cost_model is None:
+        raise UsageError("--priority: found work without --cost-model; expected both")
+    cost = UnitCost() if cost_model is None else load_cost_model(cost_model)
+    return waiting_rank(order, instance, estimates(instance)[0], cost)  # type: ignore[arg-type]
+
+
+def _tell(instance: Instance, found: Measured, out: str) -> int:
+    """Print what became of an instance's requests, and return how many were served."""
     served = instance.n - len(found.errors)
     print(f"{out}: {served} of {instance.n} requests served as the instance says")
     for request in sorted(found.errors)[:10]:
         print(f"  request {request}: {found.errors[request]}")
     if len(found.errors) > 10:
         print(f"  and {len(found.errors) - 10} more, in the file")
-    if served == 0:
-        raise NoIncumbentError("no request was served")
-
-
-def settings(texts: list[str] | None) -> dict[str, Any]:
-    """Return the arguments of vllm.LLM that ``--set`` gives."""
-    return {key: _value(text) for key, text in read_pairs(texts or [], "--set").items()}
-
-
-def _value(text: str) -> Any:
-    """Return a value of ``--set``: JSON if it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return served

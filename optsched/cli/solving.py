@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from optsched.cli.options import (
+    NO_SLOS,
     CostModelName,
     InstanceFile,
     JsonOut,
     ScheduleOut,
     Seed,
+    Slos,
     TimeLimit,
     check_number,
     check_outputs,
     check_rounds,
     cost_model_for,
+    takes_slos,
 )
 from optsched.cli.output import (
     LiveLine,
@@ -39,8 +42,11 @@ from optsched.problem.errors import (
 )
 from optsched.problem.objective import (
     TOTAL_LATENCY,
+    Objective,
     first_metric,
     parse_objective,
+    parse_objectives,
+    with_service_limits,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ if TYPE_CHECKING:
     from optsched.problem.schedule import Schedule
 
 
+@takes_slos
 def solve(
     instance_file: InstanceFile,
     formulation: Annotated[
@@ -73,6 +80,7 @@ def solve(
             "makespan in seconds.",
         ),
     ] = None,
+    slos: Slos = NO_SLOS,
     pulp_solver: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Another solver of PuLP for the method pulp-bigm."),
@@ -126,17 +134,18 @@ def solve(
     check_outputs(json_out, schedule_out, log)
     check_rounds(instance, formulation)
     cost = cost_model_for(instance, cost_model)
+    goals = _goals(objective, slos)
     options: dict[str, Any] = {}
     if eviction_free:
         _check_eviction_free(instance, formulation, options)
     if pulp_solver is not None:
         options["solver"] = pulp_solver
-    start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed)
+    start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed, slos)
     asked = question = None
     if below is not None and than is not None:
         from optsched.optimize.question import below as ask
 
-        asked = ask(instance, below, than, objective=objective, cost_model=cost, seed=seed)
+        asked = ask(instance, below, than, objective=goals, cost_model=cost, seed=seed)
         question = asked.to_dict()
         if not instance.in_rounds:
             options["below"] = asked.value
@@ -150,7 +159,7 @@ def solve(
                 formulation=formulation,
                 method=method,
                 cost_model=cost,
-                objective=objective,
+                objective=goals,
                 time_limit_s=time_limit,
                 mip_rel_gap=mip_rel_gap,
                 threads=threads,
@@ -193,6 +202,7 @@ def solve(
         raise SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
+@takes_slos
 def bound(
     instance_file: InstanceFile,
     method: Annotated[
@@ -205,6 +215,7 @@ def bound(
         str,
         typer.Option(metavar="NAME", help="The objective to bound, for example makespan."),
     ] = TOTAL_LATENCY.name,
+    slos: Slos = NO_SLOS,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
@@ -213,7 +224,7 @@ def bound(
     ] = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Compute a lower bound of every schedule's total latency, or of another objective."""
+    """Compute what no schedule beats: a bound on total latency, or on another objective."""
     check_number(time_limit, "--time-limit", 0.0)
     from optsched.files.read_write import read_instance
 
@@ -228,11 +239,12 @@ def bound(
             f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
             "--method auto"
         )
+    (goal,) = _goals(parse_objective(objective), slos) or ()
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
             instance,
             cost_model=cost,
-            objective=objective,
+            objective=goal,
             method=method,
             time_limit_s=time_limit,
             seed=seed,
@@ -248,7 +260,6 @@ def bound(
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
     emit_json(data, json_out)
-    goal = parse_objective(objective)
     metric = goal.metric
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
@@ -335,7 +346,16 @@ def _check_eviction_free(
         options["eviction_free"] = True
 
 
-def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int) -> Schedule:
+def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ...] | None:
+    """Return the objectives with the SLOs that options give; None for the formulation's own."""
+    if objective is None and not slos:
+        return None
+    return with_service_limits(parse_objectives(objective or TOTAL_LATENCY), slos)
+
+
+def _warm_start(
+    instance: Instance, text: str, cost: CostModel | None, seed: int, slos: Slos
+) -> Schedule:
     from optsched.files.read_write import read_schedule
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
@@ -345,7 +365,7 @@ def _warm_start(instance: Instance, text: str, cost: CostModel | None, seed: int
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(instance, text, cost, seed=seed)
+        schedule = simulate(instance, text, cost, seed=seed, slos=slos)
     evaluate(instance, schedule, cost)
     return schedule
 

@@ -223,7 +223,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
             value += weight * cost[cell]
         at += size
         if grid == 0:
-            quantities[-1] = kv + value * uneven
+            quantities[-1] = kv + min(max(value, 0.0), 1.0) * uneven
         else:
             total += value
     return float(cost[LAYERS] * max(ms, total) / 1000.0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
-from optsched.costs.hardware import kv_capacity
+from optsched.costs.hardware import Device, kv_capacity
 from optsched.costs.linear import non_negative
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
@@ -143,8 +143,8 @@ def fit(
     profiles: str | Path | Profile,
     *,
     model: str | None = None,
-    tensor_parallel: int = 1,
-    hardware: str = "a100-80gb",
+    tensor_parallel: int | None = None,
+    hardware: str | Device = "a100-80gb",
     name: str | None = None,
     held_out: float = 0.2,
     target: float = TARGET,
@@ -171,9 +171,9 @@ def fit(
         A folder, or what `optsched.costs.profiles.read_profile` returned for one.
     model : str, optional
         See `read_profile`.
-    tensor_parallel : int
+    tensor_parallel : int, optional
         See `read_profile`.
-    hardware : str
+    hardware : str or Device
         See `read_profile`.
     name : str, optional
         Name of the cost model. By default it is made of the model, the degree, the device and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,12 +168,13 @@ def device(name: str) -> Device:
 
 
 def same_device(name: str, other: str) -> bool:
-    """Return whether a maker's name of a device holds that of a known one.
+    """Return whether a maker's name of a device holds that of a known one, in whole words.
 
     Parameters
     ----------
     name : str
-        For example ``NVIDIA GeForce RTX 4090``.
+        For example ``NVIDIA GeForce RTX 4090``, which holds ``rtx4090``. An ``RTX A1000`` is no
+        ``a100-80gb``.
     other : str
         One of `DEVICES`, for example ``rtx4090``.
 
@@ -180,8 +182,9 @@ def same_device(name: str, other: str) -> bool:
     -------
     bool
     """
-    plain = "".join(c for c in name.lower() if c.isalnum())
-    return other.split("-")[0] in plain
+    words = re.findall("[a-z0-9]+", name.lower())
+    ends = range(len(words) + 1)
+    return other.split("-")[0] in {"".join(words[a:b]) for b in ends for a in range(b)}
 
 
 def architecture(name: str) -> Architecture:

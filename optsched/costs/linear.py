@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.errors import InputError
+
 
 def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
@@ -48,6 +50,11 @@ def minorant(
     Returns
     -------
     ndarray of float64, shape (columns,)
+
+    Raises
+    ------
+    InputError
+        The linear program has no solution.
     """
     from scipy.optimize import linprog
 
@@ -57,4 +64,6 @@ def minorant(
     rows = relative / scale
     bounds = [(least.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]
     found = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
+    if not found.success:
+        raise InputError(f"minorant: found no linear model ({found.message}); expected times > 0")
     return np.asarray(found.x / scale)

@@ -14,7 +14,7 @@ larger of this sum and of the *minorants*, which are linear like the models with
 
 Decodes of one batch that hold unequal amounts of KV take longer than their mean would. `skew` is
 the share, by number of decodes, of the way from the mean to the maximum at which the grids are
-read.
+read. Where its table goes on below 0 or above 1, it stays there.
 """
 
 from __future__ import annotations

@@ -9,22 +9,49 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
-
 from optsched.files.measured import Measured
 from optsched.files.recorder import Recorder
+from optsched.files.sending import Progress, Sending
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 DEFAULTS = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
 """Arguments of ``vllm.LLM``, unless others are given."""
+
+
+def configuration(folder: str | Path) -> dict[str, Any]:
+    """Return a model's configuration.
+
+    Parameters
+    ----------
+    folder : str or Path
+        With ``config.json``.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    InputError
+        The folder has none.
+    """
+    file = Path(folder) / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"{type(found).__name__} instead of an object")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{file}: found no model's configuration ({error}); expected one"
+        ) from None
+    return found
 
 
 def start(folder: str, options: Mapping[str, Any]) -> Any:
@@ -47,100 +74,110 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
         vLLM is not installed, the folder has no configuration, or vLLM refuses it.
     """
     path = Path(folder)
-    try:
-        json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path / 'config.json'}: expected a model's configuration; found {error}"
-        ) from None
+    configuration(path)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         from vllm import LLM
     except ImportError:
         raise InputError(
-            "engine: vLLM is not installed; expected the extra optsched[vllm]"
+            "engine: found no vLLM in this environment; expected it beside optsched"
         ) from None
     weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
     given = {**DEFAULTS, "load_format": "auto" if weights else "dummy", **options}
     try:
         return LLM(model=str(path), **given)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: vLLM does not start ({error})") from None
+        raise InputError(
+            f"{path}: found that vLLM does not start ({' '.join(str(error).split())}); expected a "
+            "model and arguments that it takes"
+        ) from None
 
 
-def serve(
-    instance: Instance,
-    folder: str,
-    prompt: Callable[[int], list[int]],
-    options: Mapping[str, Any],
-    timeout_s: float,
-    progress: Callable[[int, int], None] | None,
-    stop: Event,
-) -> Measured:
-    """Serve an instance's requests by vLLM in this process; see `optsched.files.replay.replay`.
+class InProcess:
+    """vLLM in this process as the engine of replays.
 
     Parameters
     ----------
-    instance : Instance
     folder : str
         The model's folder.
-    prompt : callable
-        The token ids of a request's prompt.
     options : mapping
         Arguments of ``vllm.LLM``.
-    timeout_s : float
-        Seconds after which a request is given up.
-    progress : callable or None
-        As for `optsched.files.replay.replay`.
-    stop : threading.Event
-
-    Returns
-    -------
-    Measured
     """
-    engine = start(folder, options).llm_engine
-    from vllm import SamplingParams
 
-    def add(name: str, tokens: list[int], output: int) -> None:
-        exact = SamplingParams(
-            max_tokens=output, min_tokens=output, ignore_eos=True, detokenize=False, temperature=0
-        )
-        engine.add_request(name, {"prompt_token_ids": tokens}, exact)
+    def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
+        self.engine = start(folder, options).llm_engine
+        self.warm = False
 
-    middle = int(np.argsort(instance.prompt_tokens)[instance.n // 2])
-    with suppress(Exception):  # if it is too long it is refused again below
-        add("warm-up", prompt(middle), min(8, int(instance.output_tokens[middle])))
-    while engine.has_unfinished_requests():
-        engine.step()
-    recorder = Recorder(instance, progress)
-    waiting = np.argsort(instance.release, kind="stable").tolist()[::-1]
-    running: dict[str, int] = {}
-    while (waiting or running) and not stop.is_set():
-        while waiting and recorder.due[waiting[-1]] <= recorder.now():
-            request = waiting.pop()
-            recorder.late_s = max(recorder.late_s, recorder.now() - recorder.due[request])
-            running[str(request)] = request
-            try:
-                add(str(request), prompt(request), int(instance.output_tokens[request]))
-            except Exception as error:  # their classes differ between versions of vLLM
-                del running[str(request)]
-                recorder.end(request, error=f"refused: {error}")
-        if not running:
-            if waiting:
-                stop.wait(min(0.1, max(0.0, recorder.due[waiting[-1]] - recorder.now())))
-            continue
-        for found in engine.step():
-            if found.request_id not in running:
+    def serve(self, sending: Sending, progress: Progress | None, stop: Event) -> Measured:
+        """See `optsched.files.replay.Engine.serve`.
+
+        Parameters
+        ----------
+        sending : Sending
+        progress : callable or None
+        stop : threading.Event
+
+        Returns
+        -------
+        Measured
+        """
+        engine, output = self.engine, sending.instance.output_tokens
+        if not self.warm:
+            self._warm_up(sending)
+        recorder = Recorder(sending.instance, progress)
+        waiting = sending.order[::-1]
+        running: dict[str, int] = {}
+        while (waiting or running) and not stop.is_set():
+            while waiting and recorder.due[waiting[-1]] <= recorder.now():
+                request = waiting.pop()
+                recorder.late_s = max(recorder.late_s, recorder.now() - recorder.due[request])
+                running[str(request)] = request
+                try:
+                    self._add(str(request), sending, request, int(output[request]))
+                except Exception as error:  # their classes differ between versions of vLLM
+                    del running[str(request)]
+                    recorder.end(request, error=f"refused: {error}")
+            if not running:
+                if waiting:
+                    stop.wait(min(0.1, max(0.0, recorder.due[waiting[-1]] - recorder.now())))
                 continue
-            request = running[found.request_id]
-            recorder.token(request)
-            if found.finished:
-                recorder.end(request, len(found.outputs[0].token_ids))
-                del running[found.request_id]
-        over = [n for n, r in running.items() if recorder.now() - recorder.due[r] > timeout_s]
-        if over:
-            engine.abort_request(over)
-        for name in over:
-            recorder.end(running.pop(name), error=f"no end within {timeout_s:g} s")
-    return recorder.measured("vllm")
+            for found in engine.step():
+                if found.request_id not in running:
+                    continue
+                request = running[found.request_id]
+                recorder.token(request)
+                if found.finished:
+                    recorder.end(request, len(found.outputs[0].token_ids))
+                    del running[found.request_id]
+            late = sending.timeout_s
+            over = [n for n, r in running.items() if recorder.now() - recorder.due[r] > late]
+            if over:
+                engine.abort_request(over)
+            for name in over:
+                recorder.end(running.pop(name), error=f"no end within {late:g} s")
+        if running:
+            engine.abort_request(list(running))
+        return recorder.measured("vllm")
+
+    def _add(self, name: str, sending: Sending, request: int, output: int) -> None:
+        from vllm import SamplingParams
+
+        exact = SamplingParams(
+            max_tokens=output, min_tokens=output, ignore_eos=True, detokenize=False,
+            temperature=0, extra_args=sending.told(request) or None,
+        )  # fmt: skip
+        first = 0 if sending.priority is None else int(sending.priority[request])
+        tokens = {"prompt_token_ids": sending.prompt(request)}
+        self.engine.add_request(name, tokens, exact, priority=first)
+
+    def _warm_up(self, sending: Sending) -> None:
+        """Serve a request of middle length, so that the first does not pay for what comes once."""
+        prompts = sending.instance.prompt_tokens
+        middle = sorted(range(len(prompts)), key=prompts.__getitem__)[len(prompts) // 2]
+        with suppress(Exception):  # if it is too long it is refused again later
+            output = min(8, int(sending.instance.output_tokens[middle]))
+            self._add("warm-up", sending, middle, output)
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        self.warm = True

@@ -8,8 +8,9 @@ prefilled beside them. A batch takes as long as the engine's step, with its sche
 from __future__ import annotations
 
 import csv
+import io
+import json
 import math
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from optsched.files.in_process import start
-from optsched.files.replay import FIRST_ID
+from optsched.files.in_process import configuration, start
+from optsched.files.sending import FIRST_ID
+from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
 
 COLUMNS = (
@@ -38,8 +40,19 @@ COLUMNS = (
 DEFAULTS = {"async_scheduling": False}
 """Arguments of ``vllm.LLM`` beside those of a replay: a step's tokens come with the step."""
 
-_ROOM = 64
-"""Tokens of a request that are left for its output while it is measured."""
+
+@dataclass(frozen=True)
+class Progressed:
+    """How far a profile has come.
+
+    Parameters
+    ----------
+    measured, wanted : int
+        Number of batches that are in it, and that belong into it.
+    """
+
+    measured: int
+    wanted: int
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +73,7 @@ class Shape:
     kv: int
 
 
-def shapes(max_tokens: int, max_requests: int, max_kv: int) -> list[Shape]:
+def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
     """Return the batches that a profile measures.
 
     Parameters
@@ -69,6 +82,8 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int) -> list[Shape]:
         Max tokens and max requests of a batch.
     max_kv : int
         Max tokens of a request.
+    repeats : int
+        Number of times that each batch is measured.
 
     Returns
     -------
@@ -80,14 +95,24 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int) -> list[Shape]:
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
     before = [m for m in _powers(max_tokens, max_kv) if m + 2 <= max_kv]
     found += [Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + 2 <= max_kv]
-    kvs = [k for k in _powers(32, max_kv) if k + _ROOM <= max_kv]
-    decodes = _powers(1, max_requests)
+    kvs, decodes = _powers(32, max_kv), _powers(1, max_requests)
     found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
     few = [n for n in decodes[1::2] if n < max_requests]
     found += [
         Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
     ]
-    return found
+    return [s for s in found if s.kv + _output(s, max_tokens, repeats) <= max_kv]
+
+
+def _output(shape: Shape, max_tokens: int, repeats: int) -> int:
+    """Return the max tokens that a decode of a batch produces until it has been measured.
+
+    The first decodes while the prompts of the others are prefilled.
+    """
+    if not shape.decodes:
+        return 0
+    left = max(1, max_tokens - shape.decodes)
+    return -(-shape.decodes * shape.kv // left) + shape.decodes + repeats + 2
 
 
 def _powers(low: int, high: int) -> list[int]:
@@ -106,7 +131,7 @@ def profile(
     seed: int = 0,
     progress: Callable[[int, int, Shape], None] | None = None,
     stop: threading.Event | None = None,
-) -> int:
+) -> Progressed:
     """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
 
     Parameters
@@ -114,8 +139,8 @@ def profile(
     folder : str or Path
         The model's folder, with ``config.json``.
     out : str or Path
-        Folder of the profile: ``steps.csv`` and a copy of ``config.json``. Batches that are in it
-        are not measured again.
+        Folder of the profile: ``steps.csv``, a copy of ``config.json`` and ``settings.json`` with
+        ``options``. Batches that are in it are not measured again.
     max_tokens, max_requests, max_kv : int
         See `shapes`.
     repeats : int
@@ -131,32 +156,39 @@ def profile(
 
     Returns
     -------
-    int
-        The number of batches in the profile. Those that do not fit into the engine's KV are left
-        out.
+    Progressed
+        Batches that do not fit into the engine's KV are left out.
 
     Raises
     ------
     InputError
-        See `optsched.files.in_process.start`; or an argument is out of range.
+        See `optsched.files.in_process.start`; an argument is out of range; or the folder has the
+        profile of another model or of other options.
     """
     for name, value in (("max_tokens", max_tokens), ("max_requests", max_requests),
                         ("max_kv", max_kv), ("repeats", repeats)):  # fmt: skip
         if value < 1:
             raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
-    wanted, table = shapes(max_tokens, max_requests, max_kv), Path(out) / "steps.csv"
+    wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
+    about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
     done = _measured(table)
+    if done:
+        _check_same(table.parent, about)
     left = [shape for shape in wanted if shape not in done]
     if not left:
-        return len(wanted)
+        return Progressed(len(wanted), len(wanted))
     sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests,
              "max_model_len": max_kv}  # fmt: skip
     engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
     table.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(folder) / "config.json", table.parent / "config.json")
+    for name, content in about.items():
+        write_json(content, table.parent / name)
     cache = engine.vllm_config.cache_config
     held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
-    left = [s for s in left if s.cached + s.chunk + s.decodes * (s.kv + _ROOM) <= held]
+    left = [
+        s for s in left
+        if s.cached + s.chunk + s.decodes * (s.kv + _output(s, max_tokens, repeats)) <= held
+    ]  # fmt: skip
     bench = _Bench(engine, np.random.default_rng(seed))
     with table.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -170,7 +202,7 @@ def profile(
             writer.writerow([_name(shape), *bench.measure(shape, repeats)])
             file.flush()
             done.add(shape)
-    return len(done & set(wanted))
+    return Progressed(len(done & set(wanted)), len(wanted))
 
 
 def _name(shape: Shape) -> str:
@@ -178,16 +210,38 @@ def _name(shape: Shape) -> str:
 
 
 def _measured(table: Path) -> set[Shape]:
-    """Return the shapes of a profile that was begun."""
+    """Return the shapes of a profile that was begun. A row that was cut off is taken away."""
     if not table.is_file():
         return set()
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    text = table.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        table.write_bytes(whole)
+    rows = list(csv.DictReader(io.StringIO(whole.decode(errors="replace"))))
     try:
         parts = [row["shape"].replace("/", "+").replace("x", "+").split("+") for row in rows]
         return {Shape(*map(int, part)) for part in parts}
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{table}: shape: found another table; expected a profile") from None
+
+
+def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    """Check that a profile that goes on is one of the same model and options."""
+    for name, mine in about.items():
+        file = folder / name
+        try:
+            theirs = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{file}: found none that can be read ({error}); expected that of the profile"
+            ) from None
+        differ = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
+        if differ:
+            key = differ[0]
+            raise InputError(
+                f"{file}: {key}: found {mine.get(key)!r} for a profile of {theirs.get(key)!r}; "
+                "expected the same model and options, or another folder"
+            )
 
 
 class _Bench:
@@ -225,9 +279,20 @@ class _Bench:
         for _ in range(repeats + 1):
             held = sum(shape.kv + self.produced[name] - 1 for name in running) / len(running)
             other = self._add(shape.chunk, 1) if shape.chunk else None
-            yield self._step(), held
+            before = sum(self.produced[name] for name in running)
+            seconds = self._step()
+            ran = sum(self.produced[name] for name in running) - before
+            if ran != shape.decodes:
+                raise InputError(
+                    f"profile: found {ran} decodes in a batch; expected the {shape.decodes} of "
+                    f"{_name(shape)}"
+                )
             if other is not None and not self.produced[other]:
-                raise InputError(f"profile: the engine split a prompt of {shape.chunk} tokens")
+                raise InputError(
+                    f"profile: found a prompt of {shape.chunk} tokens in parts; expected it in one "
+                    "batch"
+                )
+            yield seconds, held
         self._clear()
 
     def _add(self, prompt: int, output: int) -> str:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.costs import batch
 from optsched.problem import instance
+from optsched.problem.kernel import njit
 
-add_decode = njit(cache=True)(batch.add_decode)
-add_prefill = njit(cache=True)(batch.add_prefill)
-batch_time = njit(cache=True)(batch.batch_time)
-whole_blocks = njit(cache=True)(instance.whole_blocks)
+add_decode = njit(batch.add_decode)
+add_prefill = njit(batch.add_prefill)
+batch_time = njit(batch.batch_time)
+whole_blocks = njit(instance.whole_blocks)
 
 EMPTY = batch.EMPTY
 UNLIMITED = np.iinfo(np.int64).max
@@ -77,7 +77,7 @@ def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] =
     return requests
 
 
-@njit(cache=True)
+@njit
 def rest_of(r: Any) -> int:
     """Return the number of input tokens of a request that are still to be prefilled.
 
@@ -90,7 +90,7 @@ def rest_of(r: Any) -> int:
     return r.prompt + r.produced - r.cached
 
 
-@njit(cache=True)
+@njit
 def advance(r: Any, tokens: int) -> bool:
     """Process tokens of a request and return whether that produced an output token.
 
@@ -113,7 +113,7 @@ def advance(r: Any, tokens: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit
 def kv_of(tokens: int, limits: Any) -> int:
     """Return the KV that a request holds with so many tokens cached: the offset, whole blocks.
 
@@ -132,7 +132,7 @@ def kv_of(tokens: int, limits: Any) -> int:
     return whole_blocks(tokens + limits.kv_offset, limits.kv_block_tokens)
 
 
-@njit(cache=True)
+@njit
 def kv_growth(cached: int, tokens: int, limits: Any) -> int:
     """Return the KV that a request takes in addition when it caches more tokens.
 
@@ -157,7 +157,7 @@ def kv_growth(cached: int, tokens: int, limits: Any) -> int:
     return kv_of(cached + tokens, limits) - kv_of(cached, limits)
 
 
-@njit(cache=True)
+@njit
 def evict(r: Any, restart: bool) -> None:
     """Free the KV of a request.
 

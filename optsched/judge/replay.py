@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
@@ -32,9 +31,10 @@ from optsched.judge.life import (
 )
 from optsched.problem import schedule
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode
 
-read_start = njit(cache=True)(schedule.read_start)
+read_start = njit(schedule.read_start)
 
 # Rules of a schedule, in the order in which a batch is checked. A replay returns the number, and
 # `optsched.evaluate` has the words.
@@ -240,7 +240,7 @@ def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: f
     return requests, machines
 
 
-@njit(cache=True)
+@njit
 def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
     """Evict request i from worker w, or return the rule that forbids it."""
     if not limits.eviction:
@@ -258,7 +258,7 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
     return FINE
 
 
-@njit(cache=True)
+@njit
 def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
     """Check one entry of batch j: request i processes c tokens on worker w."""
     if r.seen == j:
@@ -279,7 +279,7 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
     return FINE
 
 
-@njit(cache=True)
+@njit
 def _content(sums: Any, limits: Limits) -> Breach:
     """Check the rules about the whole content of a batch."""
     if sums.tokens == 0:
@@ -294,7 +294,7 @@ def _content(sums: Any, limits: Limits) -> Breach:
     return FINE
 
 
-@njit(cache=True)
+@njit
 def _process(
     r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
 ) -> Breach:
@@ -326,7 +326,7 @@ def _process(
     return FINE
 
 
-@njit(cache=True)
+@njit
 def replay(
     requests: Any,
     machines: Any,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     Floats,
@@ -24,6 +23,7 @@ from optsched.judge.life import (
 )
 from optsched.judge.replay import Columns, Limits
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 WAITING = 0
 PREFILL = 1
@@ -97,7 +97,7 @@ def grouped_requests(instance: Instance, group: Ints) -> Any:
     return requests
 
 
-@njit(cache=True)
+@njit
 def _with_room(spans: Any, needed: int) -> Any:
     if needed <= spans.shape[0]:
         return spans
@@ -106,7 +106,7 @@ def _with_room(spans: Any, needed: int) -> Any:
     return wider
 
 
-@njit(cache=True)
+@njit
 def _write(
     span: Any, i: int, phase: int, start: float, end: float, tokens: int, worker: int
 ) -> None:
@@ -114,7 +114,7 @@ def _write(
     span.end, span.tokens, span.worker = end, tokens, worker
 
 
-@njit(cache=True)
+@njit
 def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
     """Write the open span of a request, if it has one, and return the number of spans."""
     if r.phase == _NONE:
@@ -124,7 +124,7 @@ def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
     return used + 1
 
 
-@njit(cache=True)
+@njit
 def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
     """Write the spans of request i up to its eviction at t, and return the number of spans."""
     used = _close(spans, used, r, i, w)
@@ -135,7 +135,7 @@ def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
     return used
 
 
-@njit(cache=True)
+@njit
 def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int) -> int:
     """Write the spans of request i up to its new phase at t, and return the number of spans."""
     used = _close(spans, used, r, i, w)
@@ -147,7 +147,7 @@ def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int
     return used
 
 
-@njit(cache=True)
+@njit
 def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: int) -> Any:
     """Return the spans of every request and the content of every batch.
 
@@ -219,7 +219,7 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
     return spans[:used], batches
 
 
-@njit(cache=True)
+@njit
 def stack(
     requests: Any,
     columns: Columns,

@@ -9,11 +9,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 WORDS = {
     "max_batch_tokens": "batches of more than {} tokens",
@@ -30,7 +30,7 @@ _SHOWN: dict[Any, Any] = {}
 """Memory of Python's warning filter, shared by all callers so that a warning is shown once."""
 
 
-@njit(cache=True)
+@njit
 def extremes(
     prompt: NDArray[np.int64],
     offsets: NDArray[np.int64],

@@ -36,7 +36,7 @@ _BOUND_SHARE = 0.6
 
 @dataclass(frozen=True, eq=False)
 class BoundResult:
-    """A lower bound, its proof, and the best schedule found on the way.
+    """A bound, its proof, and the best schedule found on the way.
 
     Values are in the instance's time unit, rounds or seconds. None means unknown.
 
@@ -47,7 +47,7 @@ class BoundResult:
     objective_name : str
         The metric that is bounded.
     value : int, float or None
-        The bound: no schedule has a smaller objective.
+        The bound: no schedule has a smaller objective, or a larger one where more is better.
     name : str or None
         The name of the bound that proved ``value``.
     certificate : dict or None
@@ -176,7 +176,7 @@ def bound(
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
-    """Bound an objective of every schedule from below, and look for a schedule close to it.
+    """Bound an objective of every schedule, and look for a schedule close to the bound.
 
     ``auto`` runs every bound that is proved for the features of the instance and the cost model
     (`optsched.bounds.features_of`). For total latency in rounds it divides the time as follows.
@@ -190,7 +190,7 @@ def bound(
     ----------
     instance : Instance
     objective : str or Objective
-        The metric to bound. Smaller values must be better.
+        The metric to bound: from below, or from above where more is better (`Metric.sense`).
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     method : str

@@ -36,7 +36,7 @@ class NoIncumbentError(OptschedError):
 
 
 class PolicyError(OptschedError):
-    """A policy named an unknown request, made no progress or raised an exception."""
+    """A policy cannot run here, named an unknown request, stood still or raised an exception."""
 
 
 class LoopError(NoIncumbentError):

@@ -15,7 +15,9 @@ from optsched.problem.service import SLOS, check_slo
 Floats = NDArray[np.float64]
 
 
-def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> dict[str, Floats]:
+def all_limits(
+    instance: Instance, given: Mapping[str, float | None] | None, *, columns: bool = True
+) -> dict[str, Floats]:
     """Return every SLO as a column: those given for all requests, else the instance's, else none.
 
     Parameters
@@ -23,6 +25,8 @@ def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> 
     instance : Instance
     given : mapping of str to float, optional
         SLOs of every request by name.
+    columns : bool
+        Whether the instance's columns count. If not, only the SLOs given do.
 
     Returns
     -------
@@ -42,11 +46,12 @@ def all_limits(instance: Instance, given: Mapping[str, float | None] | None) -> 
             raise UsageError(f"SLO: {name!r} is unknown; known are {', '.join(SLOS)}")
     for name, value in given.items():
         check_slo(name, value)
-    if not given and not instance.slos:
+    own = instance.slos if columns else {}
+    if not given and not own:
         raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
     none = np.full(instance.n, np.inf)
-    columns = {name: instance.slos.get(name, none) for name in SLOS}
-    return {**columns, **{name: np.full(instance.n, value) for name, value in given.items()}}
+    of_all = {name: np.full(instance.n, value) for name, value in given.items()}
+    return {name: of_all.get(name, own.get(name, none)) for name in SLOS}
 
 
 def with_slos(instance: Instance, given: Mapping[str, float | None] | None) -> Instance:

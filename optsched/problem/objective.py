@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +256,41 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
                     "value"
                 )
     return limits
+
+
+def with_service_limits(
+    objectives: Sequence[Objective], given: Mapping[str, float]
+) -> tuple[Objective, ...]:
+    """Return objectives with limits of service beside those that they have.
+
+    Parameters
+    ----------
+    objectives : sequence of Objective
+    given : mapping of str to float
+        Limits by name, for every objective that takes one of that name.
+
+    Returns
+    -------
+    tuple of Objective
+
+    Raises
+    ------
+    UsageError
+        No objective takes one of the limits, or one has it with another value.
+    """
+    for name in given:
+        if not any(name in one.metric.parameters for one in objectives):
+            takes = [key for key, row in TABLE.items() if name in row.parameters]
+            raise UsageError(
+                f"objective: found {name} with {', '.join(one.name for one in objectives)}; "
+                f"expected it with {' or '.join(takes)}"
+            )
+    found = []
+    for one in objectives:
+        more = tuple((key, v) for key, v in given.items() if key in one.metric.parameters)
+        both = service_limits([one, Objective(one.name, more)]) if more else None
+        found.append(one if both is None else Objective(one.name, tuple(both.items())))
+    return tuple(found)
 
 
 def _objective(given: str | Objective, known: Collection[str], where: str) -> Objective:

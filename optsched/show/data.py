@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,53 @@ DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "t
 
 IDLE = ("waiting", "paused", "evicted")
 """The phases in which a request is in no batch. They are drawn thinner."""
+
+
+class CapacityCurves(NamedTuple):
+    """What is drawn of a capacity file: attainment against rates, or numbers of workers.
+
+    ``policies`` has points by policy, ``bound`` the shares that no schedule exceeds. ``rates`` says
+    what lies along the ``axis``, which ``what`` says in a word.
+    """
+
+    rates: bool
+    policies: dict[str, list[tuple[float, float]]]
+    bound: list[tuple[float, float]]
+    attainment: float
+    impossible: float | None
+
+    @property
+    def what(self) -> str:
+        """What lies along the axis, in a word or two."""
+        return "rate scale" if self.rates else "workers"
+
+    @property
+    def axis(self) -> str:
+        """The words under the axis."""
+        return "rate, as a multiple of the instance's" if self.rates else "workers"
+
+
+def capacity_of(data: Mapping[str, Any]) -> CapacityCurves:
+    """Return what is drawn of a capacity file. Points that are no pairs of numbers are left out."""
+
+    def points(given: object) -> list[tuple[float, float]]:
+        rows = given if isinstance(given, list) else []
+        pairs = [row for row in rows if isinstance(row, list) and len(row) == 2]
+        numbers = (int, float)
+        return sorted(
+            (float(at), float(share)) for at, share in pairs
+            if isinstance(at, numbers) and isinstance(share, numbers) and math.isfinite(at + share)
+        )  # fmt: skip
+
+    rates = data.get("searched") != "workers"
+    workers = data.get("workers") or {}
+    return CapacityCurves(
+        rates,
+        {str(row["policy"]): points(row.get("points")) for row in data["policies"]},
+        points(data.get("bound_points")),
+        data["attainment"],
+        data.get("impossible_rate_scale") if rates else workers.get("impossible"),
+    )
 
 
 def thinned(n: int, most: int) -> list[int]:

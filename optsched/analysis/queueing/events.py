@@ -8,10 +8,10 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.analysis.queueing.jobs import Floats
+from optsched.problem.kernel import njit
 
 Ints = NDArray[np.int64]
 Run = tuple[Floats, float, float]
@@ -39,7 +39,7 @@ def stepwise_ranks(arrival: Floats, size: Ints, rank: Floats, first: int, last: 
     return _serve(arrival, np.ones(len(size)), size, rank, 1.0, False, first, last)
 
 
-@njit(cache=True)
+@njit
 def _serve(
     arrival: Floats, length: Floats, stages: Ints, rank: Floats, c: float, falls: bool, first: int,
     last: int,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
@@ -20,6 +19,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Progress
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 from optsched.problem.schedule import from_starts
 
 
@@ -189,7 +189,7 @@ def gap_breakdown(
     )
 
 
-@njit(cache=True)
+@njit
 def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-untyped-def]
     """Return the starts that MC-SF's rule gives in this order when all arrivals are known."""
     n = line.shape[0]

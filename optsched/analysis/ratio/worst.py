@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
@@ -21,6 +20,7 @@ from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 from optsched.problem.schedule import Schedule, from_starts
 
 _DRAWS = 10
@@ -356,7 +356,7 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
     return int(total), starts
 
 
-@njit(cache=True)
+@njit
 def _climb(  # type: ignore[no-untyped-def]
     orders, arrival, first_kv, output, capacity, used, passes
 ):

@@ -28,7 +28,7 @@ def read_profile(
     folder: str | Path,
     *,
     model: str | None = None,
-    tensor_parallel: int = 1,
+    tensor_parallel: int | None = None,
     hardware: str | Device = "a100-80gb",
 ) -> Profile:
     """Read the profiles in a folder.
@@ -43,8 +43,9 @@ def read_profile(
     model : str, optional
         Name of the model. Vidur's profiles default to the folder's name and Splitwise's to
         their only model; AIConfigurator's need it.
-    tensor_parallel : int
-        Degree of tensor parallelism of the rows to read, >= 1.
+    tensor_parallel : int, optional
+        Degree of tensor parallelism of the rows to read, >= 1. The default is 1, and for
+        LLMServingSim that of the run beside the profile, or else the profiled one.
     hardware : str or Device
         Device that was profiled. No row may be faster than its peaks allow.
 
@@ -62,13 +63,16 @@ def read_profile(
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
-    if tensor_parallel < 1:
+    if tensor_parallel is not None and tensor_parallel < 1:
         raise InputError(f"tensor_parallel: found {tensor_parallel!r}; expected an integer >= 1")
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
-    for reader in (read_steps, read_llmservingsim, read_vidur, read_splitwise, read_aiconfigurator):
-        found = reader(path, model, tensor_parallel, peak)
+    tables = read_llmservingsim(path, model, tensor_parallel, peak)
+    if tables is not None:
+        return tables
+    for reader in (read_steps, read_vidur, read_splitwise, read_aiconfigurator):
+        found = reader(path, model, tensor_parallel or 1, peak)
         if found is not None:
             return found
     raise InputError(

@@ -3,10 +3,17 @@
 ``dense.csv`` has the layers that process every token, ``per_sequence.csv`` those that run once per
 request, ``attention.csv`` the attention of batches that prefill and decode, and ``skew.csv``
 attention over unequal KV. ``meta.yaml`` names the model and the GPU.
+
+The tables do not say how many devices shared a layer when they were measured. The output layer
+does: it reads its weights, which are too many for a cache, so its time for one request cannot be
+shorter than the bandwidth allows. The profiled degree is the smallest at which it is not. Times at
+another degree are derived: what is shared takes inversely as long, what every device does for
+itself takes the same, and all-reduces go at the peak of the link.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -21,6 +28,8 @@ from optsched.problem.errors import InputError
 FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
 ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
 """Layers that run once per batch. The others run in every layer of the model."""
+WHOLE = ("layernorm", "final_layernorm", "sampler")
+"""Layers that every device runs for itself."""
 TWICE = ("layernorm",)
 """Layers that run twice in every layer of the model."""
 MATRICES = {
@@ -32,7 +41,9 @@ ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 AXES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 
 
-def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
+def read_llmservingsim(
+    path: Path, model: str | None, degree: int | None, peak: Device
+) -> Profile | None:
     """Return the profile from a folder.
 
     Parameters
@@ -41,8 +52,9 @@ def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device)
         The folder of the tables, or one with them in a folder ``profile`` or ``tp`` and the degree.
     model : str or None
         Name of the model; by default that of ``meta.yaml``.
-    degree : int
-        Degree of tensor parallelism that was profiled.
+    degree : int or None
+        Degree of tensor parallelism that is wanted; by default that of the run beside the profile
+        (``meta.json``), or else the one that was profiled.
     peak : Device
         Device that was profiled.
 
@@ -56,7 +68,8 @@ def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device)
     InputError
         A file, a column or a part of a grid is missing, or ``meta.yaml`` names another device.
     """
-    for folder in (path / f"tp{degree}", path / "profile", path):
+    wanted, notes = degree or _of_run(path), []
+    for folder in (path / f"tp{wanted or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break
     else:
@@ -72,15 +85,29 @@ def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device)
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
     shape = architecture(name)
     rejected: list[Rejected] = []
-    notes = []
-    dense = _layers(folder / FILES[0], "tokens", shape, degree, peak, rejected)
+    profiled = _profiled(folder / FILES[1], shape, peak)
+    degree = wanted or profiled
+    if degree != profiled:
+        notes.append(
+            f"the tables are those of tensor parallel {profiled}; the times of {degree} are derived"
+        )
+    if degree != 1 and wanted is None:
+        notes.append(f"tensor parallel {degree} was found in the tables")
+    elif degree != 1:
+        notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
+    share = (profiled, profiled / degree)
+    dense = _layers(folder / FILES[0], "tokens", shape, share, peak, rejected)
     if degree > 1:
         # Two all-reduces by a ring in every layer, as `roofline_data` has them.
         ring = 2 * 2 * (degree - 1) / degree * BYTES * shape.hidden / (peak.link_gb_s / 2) / 1e6
         dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
-        notes.append("all-reduces were not profiled and are priced at the peak of the link")
-    grids = [dense, _layers(folder / FILES[1], "requests", shape, degree, peak, rejected)]
-    attention, apart = _attention(folder / FILES[2], peak, rejected)
+        notes.append(
+            f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "
+            "both directions together; without direct access between the devices they take longer"
+        )
+    grids = [dense, _layers(folder / FILES[1], "requests", shape, share, peak, rejected)]
+    attention, (points, ms) = _attention(folder / FILES[2], peak, rejected)
+    attention, apart = Grid(attention.axes, attention.values * share[1]), (points, ms * share[1])
     skew = no_skew()
     if not (folder / "skew.csv").is_file() or meta.get("skew_profile") == "false":
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
@@ -90,6 +117,27 @@ def read_llmservingsim(path: Path, model: str | None, degree: int, peak: Device)
         "LLMServingSim's tables", shape, degree, peak, (), tuple(rejected), tuple(notes),
         (*grids, attention), skew, apart,
     )  # fmt: skip
+
+
+def _of_run(path: Path) -> int | None:
+    """Return the degree of the run that lies beside a profile, if one does."""
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        return int(meta["engine_kwargs"]["tensor_parallel_size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _profiled(file: Path, shape: Architecture, peak: Device) -> int:
+    """Return the smallest degree at which the output layer is not faster than the bandwidth."""
+    table = read_table(file, ("layer", "sequences", "time_us"))
+    head = table[table["layer"] == "lm_head"]
+    if head.empty:
+        return 1
+    rows = Measurements(file, head, peak, [])
+    ms = rows.times("time_us")[np.argmin(rows.numbers("sequences", 1))] / 1000
+    whole = peak.least_ms(0.0, BYTES * shape.vocab * shape.hidden)
+    return next((g for g in (1, 2, 4) if whole / g <= ms), 8)
 
 
 def _meta(folder: Path) -> dict[str, str]:
@@ -104,16 +152,24 @@ def _meta(folder: Path) -> dict[str, str]:
 
 
 def _layers(
-    file: Path, axis: str, shape: Architecture, degree: int, peak: Device, rejected: list[Rejected]
+    file: Path,
+    axis: str,
+    shape: Architecture,
+    share: tuple[int, float],
+    peak: Device,
+    rejected: list[Rejected],
 ) -> Grid:
-    """Return the time of all kernels of a table by tokens or by requests, in ms per layer."""
+    """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
+
+    Of ``share``, the first is the profiled degree, and the second the factor of what is shared.
+    """
     column = {"requests": "sequences"}.get(axis, axis)
     rows = Measurements(file, read_table(file, ("layer", column, "time_us")), peak, rejected)
     sizes, ms = rows.numbers(column, 1), rows.times("time_us") / 1000
     layer = rows.frame["layer"].astype(str).to_numpy()
     matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
     if matrix.any():
-        weights = {name: shape.layer_weights[own] / degree for name, own in MATRICES.items()}
+        weights = {name: shape.layer_weights[own] / share[0] for name, own in MATRICES.items()}
         weight = np.array([weights[name] for name in layer[matrix]])
         flops = 2 * weight * sizes[matrix]
         only = rows.only(matrix)
@@ -126,6 +182,7 @@ def _layers(
             raise InputError(f"{file}: layer {name}: found no usable rows; expected some")
         order = np.argsort(sizes[mine])
         one = np.interp(values, sizes[mine][order], ms[mine][order])
+        one *= 1 if name in WHOLE else share[1]
         total += one / shape.layers if name in ONCE else one * (1 + (name in TWICE))
     return Grid({axis: values}, total)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
 
 _MAX_PIECES = 160
 _STEPS = 4000
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
     """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. w is ``weight``."""
     n = linear.shape[0]

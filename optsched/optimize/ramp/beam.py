@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import record
 from optsched.optimize.ramp.graph import INFINITE
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing
+from optsched.problem.kernel import njit
 
 _READ = 100
 """The max number of a beam's entries that become schedules."""
@@ -67,7 +67,7 @@ class _Layer(NamedTuple):
     length: Any  # how many are live
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _children(
     entry: int, layer: _Layer, graph: _Graph, kinds: _Kinds, candidates: Any, found: int, stack: Any
 ) -> int:  # fmt: skip
@@ -128,7 +128,7 @@ def _children(
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _live(items: Any, length: int, rounds: int) -> Any:
     """Return how many items are live so many rounds earlier, and their weight."""
     live = 0
@@ -141,7 +141,7 @@ def _live(items: Any, length: int, rounds: int) -> Any:
     return live, weight
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: _Kinds) -> bool:
     """Write what a candidate remembers into the new layer; return whether there is room for it.
 
@@ -173,7 +173,7 @@ def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: _Kinds
     return True
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _hash_entry(node: int, new: _Layer, at: int) -> np.uint64:
     """Return a hash of an entry at a node with what it remembers."""
     items, placed = new.items, new.placed
@@ -187,7 +187,7 @@ def _hash_entry(node: int, new: _Layer, at: int) -> np.uint64:
     return h
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _enter(h: Any, seen: Any) -> bool:
     """Enter a hash into the table; return whether it was not there."""
     last = np.uint64(seen.shape[0] - 1)
@@ -200,7 +200,7 @@ def _enter(h: Any, seen: Any) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _choose(
     candidates: Any, layer: _Layer, new: _Layer, kinds: _Kinds, seen: Any, steps: Any
 ) -> int:  # fmt: skip
@@ -224,7 +224,7 @@ def _choose(
     return taken
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _beam(
     width: int, n: int, slots: int, graph: _Graph, kinds: _Kinds, stop: Any, steps: Any
 ) -> int:  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.optimize.ramp.graph import INFINITE
+from optsched.problem.kernel import njit
 
 TOP = 255
 """An entry of the tables that is beyond the cutoff."""
@@ -75,7 +75,7 @@ class Scratch(NamedTuple):
     once: Any  # by kind, 255 where one is left
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def fill_tables(
     graph: Paths, value: Any, second: Any, kind: Any, cost: Any, out: Any
 ) -> None:  # fmt: skip
@@ -125,7 +125,7 @@ def fill_tables(
             out[u, 1, k] = once[k] // step
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def second_costs(mask: Any, kind: Any, cost: Any) -> Any:
     """Return the least cost of each label's kinds without the one of least cost."""
     second = np.full(kind.shape[0], INFINITE, dtype=np.int64)
@@ -136,7 +136,7 @@ def second_costs(mask: Any, kind: Any, cost: Any) -> Any:
     return second
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _extra(node: int, graph: Paths, scratch: Scratch) -> Any:
     """Return what the tables add to the cost to the end for what is left of each kind."""
     best = np.uint8(0)
@@ -148,14 +148,14 @@ def _extra(node: int, graph: Paths, scratch: Scratch) -> Any:
     return np.int64(best) * graph.unit
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _left(k: int, rest: Any, scratch: Scratch) -> None:
     """Note how many of kind k are left."""
     scratch.never[k] = 255 if rest == 0 else 0
     scratch.once[k] = 255 if rest == 1 else 0
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _waits(a: int, b: int, m: int, layer: Layer, join: int) -> Any:
     """Return the rounds that label a passes to be where label b is, or -1 if it cannot."""
     spare = np.int64(layer.rounds[b]) - layer.rounds[a]
@@ -174,7 +174,7 @@ def _waits(a: int, b: int, m: int, layer: Layer, join: int) -> Any:
     return waits
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _dominates(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     """Whether conditions 1 and 2 of the module's text hold for some number of rounds."""
     waits = _waits(a, b, m, layer, join)
@@ -187,7 +187,7 @@ def _dominates(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     return below
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _left_alike(a: int, b: int, j: int, i: int, layer: Layer) -> bool:
     """Whether the same is left of labels a and b, but one more of kind j and one less of i."""
     alike = True
@@ -196,7 +196,7 @@ def _left_alike(a: int, b: int, j: int, i: int, layer: Layer) -> bool:
     return alike
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _slot(key: Any, layer: Layer, slots: Any) -> Any:
     """Return the slot of the labels with a key, or the empty one where they would be."""
     last = np.uint64(slots.shape[0] - 1)
@@ -206,7 +206,7 @@ def _slot(key: Any, layer: Layer, slots: Any) -> Any:
     return np.int64(at)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _enter(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
     """Keep the label in the row after the last one, unless another deletes it.
 
@@ -232,7 +232,7 @@ def _enter(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
         layer.count[1] += 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _write(
     e: int, v: int, k: int, so_far: Any, old: Layer, new: Layer, kinds: Kinds
 ) -> None:  # fmt: skip
@@ -254,7 +254,7 @@ def _write(
     new.parent[at], new.kind[at], new.passed[at] = e, k, passed
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _place(
     e: int, a: int, so_far: Any, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds,
     scratch: Scratch
@@ -287,7 +287,7 @@ def _place(
     return DONE
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _follow_one(
     e: int, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds, scratch: Scratch
 ) -> int:  # fmt: skip
@@ -332,7 +332,7 @@ def _follow_one(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def follow(
     rows: Any, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds, scratch: Scratch
 ) -> int:  # fmt: skip
@@ -343,7 +343,7 @@ def follow(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def swap(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
     """Delete labels by those that placed a larger request instead of one of theirs.
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
+from optsched.problem.kernel import njit
 
 Floors = NDArray[np.int64]
 
@@ -33,7 +33,7 @@ _CELLS, _ENTRIES = 1 << 16, 1 << 24
 """The max number of distinct totals of weights, and of entries in a table by number and total."""
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
     """Return the number of multisets of weights from ``low`` on, by total in units.
 
@@ -56,7 +56,7 @@ def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any)
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _of_both(counts: Any, own: Any, stop: Any) -> Any:
     """Return the convolution of two counts, as long as the first one; see `_of_class`."""
     cells = counts.shape[0]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.tracker import MARGIN, wider
+from optsched.problem.kernel import njit
 
 INFINITE = 2**30
 """Cost of a node without a path; costs stay below (`optsched.optimize.ramp.relaxation`)."""
@@ -107,7 +107,7 @@ class Graph:
         return len(self.arc_target)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _hash_key(key: Any) -> np.uint64:
     h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
@@ -115,7 +115,7 @@ def _hash_key(key: Any) -> np.uint64:
     return h >> np.uint64(20)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
     """Enter the masks of the labels from ``first`` on in the hash table, which is empty."""
     last = np.uint64(slots.shape[0] - 1)
@@ -126,7 +126,7 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
         slots[at] = k
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
     """Return the number of the label with that mask, a new one if it has none."""
     last = np.uint64(slots.shape[0] - 1)
@@ -142,7 +142,7 @@ def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
     return k
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> Any:
     """Return where the arcs of each node start, and targets and labels in order of source.
 
@@ -167,7 +167,7 @@ def by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> An
     return start, targets, labels
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def reversed_arcs(arc_start: Any, arc_target: Any, arc_label: Any, stop: Any) -> Any:
     """Return where the arcs into each node start, and sources and labels in that order."""
     source = np.empty(arc_target.shape[0], dtype=np.int32)
@@ -184,7 +184,7 @@ class TooLargeError(Exception):
     """A graph would exceed what memory allows."""
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def label_costs(mask: Any, fixed: Any, count: int, first_mask: int, cost: Any, scale: int) -> Any:
     """Return the cost of each label, and the kind of least cost where it places one, else -1."""
     value = np.empty(count, dtype=np.int32)
@@ -205,7 +205,7 @@ def label_costs(mask: Any, fixed: Any, count: int, first_mask: int, cost: Any, s
     return value, kind
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
     """Return the least cost from each node to the end."""
     nodes = arc_start.shape[0] - 1
@@ -222,7 +222,7 @@ def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
     """Return the least cost from the root to each node."""
     nodes = arc_start.shape[0] - 1
@@ -252,7 +252,7 @@ class Latency(NamedTuple):
     offset: Any
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def least_totals(
     arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, latency: Latency,
     low: int, high: int
@@ -272,7 +272,7 @@ def least_totals(
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _pruned(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, forward: Any, backward: Any,
     value: Any, cutoff: int
@@ -328,7 +328,7 @@ def pruned(
     return Graph(*parts), backward[number >= 0]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _twice(array: Any) -> Any:
     """Return the array with twice the room."""
     more = np.empty(2 * array.shape[0], dtype=array.dtype)
@@ -336,7 +336,7 @@ def _twice(array: Any) -> Any:
     return more
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def best_path(
     arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, kind: Any,
     join: int, first_mask: int
@@ -367,7 +367,7 @@ def best_path(
     return symbols[:length].copy(), number[:length].copy()
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def accepts(
     arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, mask: Any, join: int,
     first_mask: int, symbols: Any

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.judge.life import record
@@ -34,6 +33,7 @@ from optsched.optimize.ramp.tracker import (
     state_before,
     wider,
 )
+from optsched.problem.kernel import njit
 
 _DONE, _FULL, _STOPPED, _TOO_LARGE = 0, 1, 2, 3
 """What the compiled walk returns. After `_FULL` it is called again."""
@@ -144,7 +144,7 @@ class _Fine(NamedTuple):
     label: Any
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _learn_ranges(labels: _Labels, p: Any) -> None:
     """Note the least and the largest cost of the kinds of every new label."""
     for label in range(p.labels, labels.count[0]):
@@ -163,7 +163,7 @@ def _learn_ranges(labels: _Labels, p: Any) -> None:
     p.labels = labels.count[0]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _within(label: Any, slack: Any, labels: _Labels) -> Any:
     """Return the label of those of a label's kinds that cost no more than ``slack``."""
     mask = labels.mask[label]
@@ -175,7 +175,7 @@ def _within(label: Any, slack: Any, labels: _Labels) -> Any:
     return label_of(kept, labels.mask, labels.slots, labels.count)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _split(label: Any, labels: _Labels, p: Any) -> None:
     """Part a label into labels of kinds that are the same symbol to the tracker."""
     mask, by_symbol, touched = labels.mask[label], labels.by_symbol, labels.touched
@@ -200,7 +200,7 @@ def _split(label: Any, labels: _Labels, p: Any) -> None:
     labels.about[label].first, labels.about[label].end = first, first + found
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _node(t: int, begin: int, nodes: int, last: Any, node: Any) -> int:
     """Return the node with state ``t`` from ``begin`` on; it is ``nodes`` if it is new."""
     y = last[t]
@@ -211,7 +211,7 @@ def _node(t: int, begin: int, nodes: int, last: Any, node: Any) -> int:
     return y
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _take_step(
     coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, p: Any
 ) -> bool:  # fmt: skip
@@ -247,7 +247,7 @@ def _take_step(
     return not full
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _place(
     coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, p: Any
 ) -> bool:  # fmt: skip
@@ -298,7 +298,7 @@ def _place(
     return not full
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
     """Add every state that rounds lead to from the nodes of one coarse node."""
     x = p.begin
@@ -317,7 +317,7 @@ def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
     return _DONE
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _heaviest_first(tracker: Automaton, fine: _Fine, p: Any) -> None:
     """Put the nodes of one coarse node in order, so that rounds lead from each to later ones."""
     begin, end = p.begin, p.nodes
@@ -337,7 +337,7 @@ def _heaviest_first(tracker: Automaton, fine: _Fine, p: Any) -> None:
         fine.target[a] = number[fine.target[a] - begin]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _follow_loop(
     coarse: _Coarse, tracker: Automaton, fine: _Fine, p: Any, stop: Any
 ) -> int:  # fmt: skip
@@ -364,7 +364,7 @@ def _follow_loop(
     return _DONE
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _walk(
     coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, room: Room, progress: Any,
     stop: Any

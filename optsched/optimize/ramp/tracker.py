@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.judge.life import record
+from optsched.problem.kernel import njit
 
 MARGIN = 512
 """Room kept free in every growing array while one node is expanded."""
@@ -220,7 +220,7 @@ def wider(array: NDArray[Any], needed: int) -> NDArray[Any]:
     return more
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _hash_items(row: Any, length: int) -> np.uint64:
     h = np.uint64(1469598103934665603) + np.uint64(length)
     for k in range(length):
@@ -229,7 +229,7 @@ def _hash_items(row: Any, length: int) -> np.uint64:
     return h >> np.uint64(8)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _enter_all(tracker: Automaton) -> None:
     """Enter every state in the hash table, which is empty."""
     slots = tracker.slots
@@ -241,7 +241,7 @@ def _enter_all(tracker: Automaton) -> None:
         slots[at] = s
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _state(length: int, weight: int, tracker: Automaton) -> int:
     """Return the number of the multiset in the tracker's row, a new one if it has none."""
     row, items, info, slots = tracker.row, tracker.items, tracker.info, tracker.slots
@@ -271,7 +271,7 @@ def _state(length: int, weight: int, tracker: Automaton) -> int:
     return s
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def state_before(s: int, tracker: Automaton) -> int:
     """Return the state one round earlier: every item is one lighter, those at their floor gone."""
     info, items, floor, row = tracker.info, tracker.items, tracker.floor, tracker.row
@@ -291,7 +291,7 @@ def state_before(s: int, tracker: Automaton) -> int:
     return t
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def state_after(s: int, symbol: int, tracker: Automaton) -> int:
     """Return the state with one more item, or `REFUSED` where it does not fit."""
     add = tracker.add
@@ -311,7 +311,7 @@ def state_after(s: int, symbol: int, tracker: Automaton) -> int:
     return t
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _with_item(s: int, symbol: int, tracker: Automaton) -> bool:
     """Write a state with one more item into the tracker's row; return whether a path may hold it.
 

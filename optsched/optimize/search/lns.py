@@ -16,11 +16,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.bounds.timeline import Ints
 from optsched.judge.life import record
 from optsched.optimize.search.placement import Room, compact, earliest, fill, put
+from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
@@ -71,7 +71,7 @@ class _Machine(NamedTuple):
     starts: Ints
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
     """Return a random number in [0, 1), by xorshift64* (Vigna 2016)."""
     x = state[0]
@@ -82,7 +82,7 @@ def _random(state):  # type: ignore[no-untyped-def]
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _kind(kinds, state):  # type: ignore[no-untyped-def]
     """Draw a kind of step, most often the better one of two by gain per work."""
     a = kinds[int(_random(state) * len(kinds))]
@@ -93,7 +93,7 @@ def _kind(kinds, state):  # type: ignore[no-untyped-def]
     return a
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-def]
     """Choose requests near one that waits. Return how many. ``marked`` is False everywhere."""
     n = len(order)
@@ -120,7 +120,7 @@ def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-d
     return size
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
     """Draw the key by which a request is put back."""
     x = _random(state)
@@ -133,7 +133,7 @@ def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
     return x
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _sort(out, size):  # type: ignore[no-untyped-def]
     """Sort the removed requests by key. The sort is stable."""
     for j in range(1, size):
@@ -146,7 +146,7 @@ def _sort(out, size):  # type: ignore[no-untyped-def]
         out[p + 1].request, out[p + 1].start, out[p + 1].key = request, start, key
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignore[no-untyped-def]
     """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
@@ -184,7 +184,7 @@ def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignor
     return size, spent, work
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
     """Make steps. Return by how much the sum of starts fell.
 

@@ -24,11 +24,11 @@ import time
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import compact, fill
+from optsched.problem.kernel import njit
 
 Starts = NDArray[np.int64]
 
@@ -258,7 +258,7 @@ def _solve(
     return found, bool(status == cp.OPTIMAL)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _compact(arrival: Any, base: Any, output: Any, capacity: int, starts: Any) -> None:
     """Move each request to its earliest feasible start, in order of start, until none moves."""
     use = np.zeros((starts + output).max() + 2, dtype=np.int64)

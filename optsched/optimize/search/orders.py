@@ -13,11 +13,11 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import put
+from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of orders between two checks of the clock."""
@@ -25,7 +25,7 @@ _CHUNK_ROUNDS = 20_000_000
 """The max rounds of runs in these orders. They take some 0.1 s, however long outputs are."""
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
@@ -46,7 +46,7 @@ def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -
         k = later
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def move(order: Any, a: int, b: int) -> None:
     """Move the entry at ``a`` to ``b``. The entries between move by one place.
 
@@ -63,7 +63,7 @@ def move(order: Any, a: int, b: int) -> None:
     order[b] = moved
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def serial(
     order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
 ) -> int:
@@ -85,7 +85,7 @@ def serial(
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def backward_serial(
     order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any,
     worth: int
@@ -171,7 +171,7 @@ class _Reached(NamedTuple):
     steps: int
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _anneal_orders(
     requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
     used: Any, rng: Any

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Ints, Model, model_of
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 MAX_ROUNDS = 1 << 27
 """The max length of an array of rounds (8 bytes each)."""
@@ -87,7 +87,7 @@ def room_of(instance: Instance) -> Room:
     )
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyped-def]
     """Return the first feasible start from ``start`` to ``last``, or -1.
 
@@ -107,7 +107,7 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
     return k
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
     """Add the KV of a run to the use of each round, or remove it."""
     if sign > 0:
@@ -118,7 +118,7 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
             use[start + j] -= base + j
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, since, use, starts):  # type: ignore[no-untyped-def]
     """Fill in the earliest feasible start of each request, given those before it in the order."""
     top = 0
@@ -131,7 +131,7 @@ def place_in_order(order, arrival, output, base, capacity, since, use, starts): 
         top = max(top, k + output[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
     """Move every request in turn to its earliest feasible start. Return the rounds gained."""
     gain = 0
@@ -144,7 +144,7 @@ def compact(arrival, output, base, capacity, use, starts, order):  # type: ignor
     return gain
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def fill(output, base, use, starts):  # type: ignore[no-untyped-def]
     """Add the KV of every run to the use of each round."""
     for i in range(len(starts)):

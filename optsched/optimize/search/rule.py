@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
@@ -53,6 +52,7 @@ from optsched.policies.engine.common import (
 )
 from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -131,7 +131,7 @@ class Server:
         return np.append(0, batches["entries"]), entries[REQUEST], entries[TOKENS]
 
 
-@njit(cache=True)
+@njit
 def _reset(requests: Any, rank: Ints, s: Any) -> None:
     """Begin anew with another order."""
     for i in range(requests.shape[0]):
@@ -142,7 +142,7 @@ def _reset(requests: Any, rank: Ints, s: Any) -> None:
     s.changed = True
 
 
-@njit(cache=True)
+@njit
 def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
     """Insert a request among those that wait, in order of rank. Return its place."""
     rank = requests[i].rank
@@ -160,7 +160,7 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
     return low
 
 
-@njit(cache=True)
+@njit
 def _fits(usage: Ints, start: int, base: int, output: int, limits: Limits) -> bool:
     """Whether a request fits that caches ``base + k`` tokens by its k-th batch."""
     k = output  # from the last batch, in which the request holds the most, backward
@@ -169,14 +169,14 @@ def _fits(usage: Ints, start: int, base: int, output: int, limits: Limits) -> bo
     return k == 0
 
 
-@njit(cache=True)
+@njit
 def _put(usage: Ints, base: int, output: int, start: int, sign: int, limits: Limits) -> None:
     """Add a request to the KV in use, or with sign -1 remove it."""
     for k in range(1, output + 1):
         usage[start + k] += sign * kv_of(base + k, limits)
 
 
-@njit(cache=True)
+@njit
 def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
     """Return when each of the next completions comes if no request joins, in seconds from now."""
     left = np.empty(s.running, np.int64)
@@ -189,13 +189,13 @@ def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
     return left * batch_time(cost, sums)
 
 
-@njit(cache=True)
+@njit
 def _worth_waiting(prefill: float, soonest: Floats) -> bool:
     """Whether to wait for m completions costs less than to delay m requests by a prefill."""
     return bool((soonest < np.arange(1, soonest.shape[0] + 1) * prefill).any())
 
 
-@njit(cache=True)
+@njit
 def _admit(
     requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Any,
     soonest: Floats,
@@ -242,7 +242,7 @@ def _admit(
     s.joined = joined
 
 
-@njit(cache=True)
+@njit
 def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, entries: Ints) -> Any:
     """Write the entries of a batch. Return the batch's sums."""
     sums = EMPTY
@@ -258,7 +258,7 @@ def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, ent
     return sums
 
 
-@njit(cache=True)
+@njit
 def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
     """Delay the KV of running requests by a batch, since they are not in the one being formed."""
     for k in range(s.running):
@@ -269,7 +269,7 @@ def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limi
         _put(usage, base, left, s.batches + 1, 1, limits)
 
 
-@njit(cache=True)
+@njit
 def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int) -> int:
     """Let requests produce a token. Those that go on join the running. Return how many run."""
     for k in range(count):
@@ -287,7 +287,7 @@ def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int
     return kept
 
 
-@njit(cache=True)
+@njit
 def _serve(
     requests: Any,
     rank: Ints,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, typeof
+from numba import typeof
 
 from optsched.judge import life
 from optsched.judge.life import Ints, record
@@ -20,6 +20,7 @@ from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode, Schedule
 
 # Outcomes.
@@ -34,7 +35,7 @@ MAX_FIRST_ENTRIES = 1 << 24
 REQUEST, TOKENS = 0, 1
 """Rows of `Columns.entries`."""
 
-tokens_left = njit(cache=True)(forecast.tokens_left)
+tokens_left = njit(forecast.tokens_left)
 
 FIELDS = (
     ("arrival", np.float64),
@@ -236,7 +237,7 @@ class Compiled:
         return joined(self.job, self.mode, parts)
 
 
-@njit(cache=True)
+@njit
 def grown(array: Any, needed: int) -> Any:
     """Return the array, or a longer copy with zeros at its end if it is too short."""
     if needed <= array.shape[0]:
@@ -246,7 +247,7 @@ def grown(array: Any, needed: int) -> Any:
     return wider
 
 
-@njit(cache=True)
+@njit
 def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
     """Return whether one more batch, with these entries and evictions, may not fit."""
     return bool(
@@ -256,7 +257,7 @@ def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
     )
 
 
-@njit(cache=True)
+@njit
 def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
     """Return columns with room for one more batch with these entries and evictions."""
     old = columns.entries
@@ -270,7 +271,7 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
     )
 
 
-@njit(cache=True)
+@njit
 def add_entry(entries: Ints, s: Any, i: int, tokens: int) -> None:
     """Add tokens of request i to the batch that is being formed."""
     entries[REQUEST, s.entries] = i
@@ -278,14 +279,14 @@ def add_entry(entries: Ints, s: Any, i: int, tokens: int) -> None:
     s.entries += 1
 
 
-@njit(cache=True)
+@njit
 def add_eviction(evicted: Ints, s: Any, i: int) -> None:
     """Add request i to those that are evicted before the next batch."""
     evicted[s.evicted] = i
     s.evicted += 1
 
 
-@njit(cache=True)
+@njit
 def before(a: Any, b: Any) -> bool:
     """Return whether request a stands before request b in the queue."""
     if a.band != b.band:
@@ -295,7 +296,7 @@ def before(a: Any, b: Any) -> bool:
     return bool(a.place < b.place)
 
 
-@njit(cache=True)
+@njit
 def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
     """Add a request to the queue, a heap. Its key must not change while it is there."""
     r = requests[i]
@@ -310,7 +311,7 @@ def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
     s.waiting += 1
 
 
-@njit(cache=True)
+@njit
 def pop(requests: Any, heap: Ints, s: Any) -> None:
     """Remove the first request, ``heap[0]``, from the queue."""
     s.waiting -= 1
@@ -331,7 +332,7 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
     heap[k] = i
 
 
-@njit(cache=True)
+@njit
 def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
     """Return the next request that has arrived by now, or -1 if there is none."""
     if s.arrived == by_arrival.shape[0]:
@@ -343,7 +344,7 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
     return int(i)
 
 
-@njit(cache=True)
+@njit
 def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
     """Move the clock to the next arrival; return whether there is one."""
     if s.arrived == by_arrival.shape[0]:
@@ -352,7 +353,7 @@ def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit
 def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     """Run the batch that has been formed: write its row, and move the clock to its end."""
     default = max(s.end, s.latest)
@@ -366,7 +367,7 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     s.batches += 1
 
 
-@njit(cache=True)
+@njit
 def drop_gone(requests: Any, running: Ints, s: Any) -> None:
     """Remove those that are gone from the running requests, and keep the order."""
     kept = 0
@@ -380,7 +381,7 @@ def drop_gone(requests: Any, running: Ints, s: Any) -> None:
     s.running = kept
 
 
-@njit(cache=True)
+@njit
 def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
     """Remove finished requests from the running ones, or count one more batch without any."""
     s.done += finished

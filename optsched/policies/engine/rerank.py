@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
@@ -44,6 +43,7 @@ from optsched.policies.engine.common import (
     tokens_left,
     with_room,
 )
+from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
     *FIELDS,
@@ -86,7 +86,7 @@ class Shares(NamedTuple):
     prefills: int
 
 
-@njit(cache=True)
+@njit
 def _rank(r: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
     """Rank a request by the tokens that it is predicted to have left."""
     if settings.refine:
@@ -95,12 +95,12 @@ def _rank(r: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats) 
         r.key = max(1.0, float(r.first - r.produced))
 
 
-@njit(cache=True)
+@njit
 def _shield(r: Any) -> None:
     r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
 
 
-@njit(cache=True)
+@njit
 def _sort_line(requests: Any, s: Any, running: Ints) -> int:
     """Sort the running requests, which are nearly sorted already; return how many decode."""
     decoding = 0
@@ -116,7 +116,7 @@ def _sort_line(requests: Any, s: Any, running: Ints) -> int:
     return decoding
 
 
-@njit(cache=True)
+@njit
 def _shares(
     requests: Any, s: Any, heap: Ints, running: Ints, decoding: int, settings: Settings
 ) -> Shares:
@@ -142,7 +142,7 @@ def _shares(
     return Shares(front, alone, decodes, prefills)
 
 
-@njit(cache=True)
+@njit
 def _choose(
     requests: Any,
     s: Any,
@@ -217,7 +217,7 @@ def _choose(
     return sums
 
 
-@njit(cache=True)
+@njit
 def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
     """Let those that would lose their seats stay, because no batch was formed."""
     for k in range(s.lost):
@@ -225,7 +225,7 @@ def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
         s.kept += 1
 
 
-@njit(cache=True)
+@njit
 def _give_up(
     requests: Any, s: Any, running: Ints, aside: Ints, evicted: Ints, settings: Settings
 ) -> None:
@@ -253,7 +253,7 @@ def _give_up(
     s.running = s.kept
 
 
-@njit(cache=True)
+@njit
 def _process(
     requests: Any,
     s: Any,
@@ -282,7 +282,7 @@ def _process(
     after_batch(requests, running, s, finished)
 
 
-@njit(cache=True)
+@njit
 def run(
     requests: Any,
     state: Any,

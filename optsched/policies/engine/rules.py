@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
@@ -42,6 +41,7 @@ from optsched.policies.engine.common import (
     run_batch,
     with_room,
 )
+from optsched.problem.kernel import njit
 
 # Codes of the words in `Rules`.
 GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
@@ -86,6 +86,7 @@ STATE_FIELDS = (
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
     ("clearings", np.int64),  # since the last completion
     ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
+    ("without", np.int64),  # batches without a prefill since the last with one
     ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
     ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
@@ -110,12 +111,14 @@ class Settings(NamedTuple):
     late_last: bool
     paced: bool
     hold: float
+    spare: float  # share of its limit that a later token does not need
+    lump: float  # of prefills, in tokens' time
     short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
 
 
-@njit(cache=True)
+@njit
 def _queue(requests: Any, s: Any, heap: Ints, i: int, back: bool) -> None:
     """Let a request wait at its rank, or behind those that wait."""
     r = requests[i]
@@ -125,7 +128,7 @@ def _queue(requests: Any, s: Any, heap: Ints, i: int, back: bool) -> None:
     push(requests, heap, s, i)
 
 
-@njit(cache=True)
+@njit
 def _queue_drawn(
     requests: Any, s: Any, heap: Ints, i: int, settings: Settings, generator: Any
 ) -> None:
@@ -141,7 +144,7 @@ def _queue_drawn(
     push(requests, heap, s, i)
 
 
-@njit(cache=True)
+@njit
 def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
     """Let those at the head that can no longer be in time stand behind all others."""
     while s.waiting > 0:
@@ -154,7 +157,7 @@ def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
         push(requests, heap, s, i)
 
 
-@njit(cache=True)
+@njit
 def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
     """Remove a request from the projection of the KV held in the next batches."""
     tokens = r.prompt + r.produced - 1
@@ -168,7 +171,7 @@ def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
     s.over -= over
 
 
-@njit(cache=True)
+@njit
 def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> int:
     """Return the KV held if every running request caches one more token."""
     if limits.kv_block_tokens == 1:
@@ -179,7 +182,7 @@ def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> i
     return int(kv)
 
 
-@njit(cache=True)
+@njit
 def _promote(requests: Any, s: Any, running: Ints, evicted: Ints, limits: Limits) -> int:
     """Evict requests that are longer than their first estimate; return their KV after a decode."""
     kv = 0
@@ -192,7 +195,7 @@ def _promote(requests: Any, s: Any, running: Ints, evicted: Ints, limits: Limits
     return kv
 
 
-@njit(cache=True)
+@njit
 def _clear(
     requests: Any, s: Any, running: Ints, evicted: Ints, beta: float, generator: Any
 ) -> None:
@@ -203,7 +206,7 @@ def _clear(
             add_eviction(evicted, s, running[k])
 
 
-@njit(cache=True)
+@njit
 def _evict_shortest(
     requests: Any,
     s: Any,
@@ -241,7 +244,7 @@ def _evict_shortest(
         next_kv -= kv_of(r.prompt + r.produced, limits)
 
 
-@njit(cache=True)
+@njit
 def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) -> None:
     """Free the KV of a request that leaves before the batch, and correct its estimate."""
     limits = settings.limits
@@ -259,7 +262,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
     evict(r, limits.restart)
 
 
-@njit(cache=True)
+@njit
 def _leave(
     requests: Any,
     s: Any,
@@ -307,7 +310,7 @@ def _leave(
         s.cleared_at = s.done + s.arrived
 
 
-@njit(cache=True)
+@njit
 def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
     """Project one more token of every request that is past its estimate."""
     for k in range(s.running):
@@ -318,7 +321,7 @@ def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Li
             s.over += was <= limits.kv_capacity < usage[s.batches + 1]
 
 
-@njit(cache=True)
+@njit
 def _decode_all(
     requests: Any, s: Any, running: Ints, entries: Ints, sums: Any, next_kv: int
 ) -> Any:
@@ -336,7 +339,7 @@ def _decode_all(
     return sums
 
 
-@njit(cache=True)
+@njit
 def _make_room(
     requests: Any, s: Any, running: Ints, usage: Ints, evicted: Ints, i: int, settings: Settings
 ) -> None:
@@ -365,31 +368,40 @@ def _make_room(
             break
 
 
-@njit(cache=True)
+@njit
+def _slack(r: Any, s: Any, settings: Settings) -> float:
+    """Return the time until a request's next token is due by its pace, and by what it has left."""
+    later = max(0, r.estimate - r.produced - 1)
+    return float(r.first_at + r.pace * (r.produced + settings.spare * later) - s.now)
+
+
+@njit
 def _held(r: Any, s: Any, settings: Settings) -> bool:
     """Whether a request that decodes waits for prefills, since it is ahead of its pace."""
-    due = r.first_at + r.pace * r.produced
-    return bool(s.holding and due - s.now > settings.hold * r.pace)
+    return bool(s.holding and _slack(r, s, settings) > settings.hold * r.pace)
 
 
-@njit(cache=True)
+@njit
 def _time_left(requests: Any, s: Any, running: Ints, settings: Settings) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
-    A request that is held needs the time of a token for the next batch. Half of the longest pace is
-    left in any case, so that who is behind cannot stop all prefills.
+    A request that is held needs the time of a token for the next batch. Where less than a lump is
+    left, some batches have no prefills, and then one may take a lump in any case, so that who is
+    behind cannot stop all prefills.
     """
     left, least = np.inf, 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
-            slack = r.first_at + r.pace * r.produced - s.now
+            slack = _slack(r, s, settings)
             left = min(left, slack - r.pace if _held(r, s, settings) else slack)
-            least = max(least, r.pace / 2)
+            least = max(least, r.pace * settings.lump)
+    if left < least and s.without + 1 < 2 * settings.lump:
+        return 0.0
     return max(left, least)
 
 
-@njit(cache=True)
+@njit
 def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> int:
     """Return how many tokens of a prefill, of at most some, leave the batch within a time."""
     if most < 1 or batch_time(cost, add_prefill(sums, most, r.cached)) <= time:
@@ -404,7 +416,7 @@ def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> i
     return fits
 
 
-@njit(cache=True)
+@njit
 def _prefill_size(r: Any, s: Any, sums: Any, settings: Settings, cost: Floats) -> int:
     """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
     limits = settings.limits
@@ -425,7 +437,7 @@ def _prefill_size(r: Any, s: Any, sums: Any, settings: Settings, cost: Floats) -
     return c
 
 
-@njit(cache=True)
+@njit
 def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     """Return whether a waiting request may join the batch."""
     limits = settings.limits
@@ -447,7 +459,7 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit
 def _admit(
     requests: Any, s: Any, heap: Ints, running: Ints, usage: Ints, settings: Settings
 ) -> None:
@@ -467,7 +479,7 @@ def _admit(
             usage[batches + ahead] += kv_of(tokens + ahead, settings.limits)
 
 
-@njit(cache=True)
+@njit
 def _form(
     requests: Any,
     s: Any,
@@ -557,7 +569,7 @@ def _form(
     return sums
 
 
-@njit(cache=True)
+@njit
 def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
@@ -567,7 +579,7 @@ def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -
     return head.band == 0 and _admissible(head, s, usage, settings)
 
 
-@njit(cache=True)
+@njit
 def _settle(
     requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
 ) -> None:
@@ -592,7 +604,7 @@ def _settle(
         s.partial += 1
 
 
-@njit(cache=True)
+@njit
 def _process(
     requests: Any, s: Any, running: Ints, usage: Ints, entries: Ints, first: int, settings: Settings
 ) -> None:
@@ -624,7 +636,7 @@ def _process(
     after_batch(requests, running, s, finished)
 
 
-@njit(cache=True)
+@njit
 def run(
     requests: Any,
     state: Any,
@@ -712,6 +724,7 @@ def run(
                 s.outcome = STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
             continue
+        s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
     return columns, usage

@@ -10,6 +10,7 @@ import numpy as np
 from optsched.costs.cost import CostModel, cost_for
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
+from optsched.problem.errors import PolicyError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
@@ -79,7 +80,8 @@ def simulate(
     LoopError
         If the policy would go on for ever, or cannot go on.
     PolicyError
-        If a policy object raises, names an unknown request or answers anything but a valid batch.
+        If the policy does not allow the instance (`optsched.policies.allows`), or if a policy
+        object raises, names an unknown request or answers anything but a valid batch.
     InputError, UsageError
         If the policy is unknown, or if the cost model does not fit the instance.
     """
@@ -94,5 +96,9 @@ def simulate(
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
     if any(value is not None for value in (slos or {}).values()):
         told = with_slos(told, slos)
+    runner = runner_of(made)
+    reason = runner.allows(told)
+    if reason is not None:
+        raise PolicyError(f"policy {name!r}: {reason}")
     # The schedule is one of the instance without the predictions and the SLOs that were given.
-    return runner_of(made).run(Job(told, instance, cost, seed, name))
+    return runner.run(Job(told, instance, cost, seed, name))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
@@ -44,6 +43,7 @@ from optsched.policies.engine.common import (
     run_batch,
     with_room,
 )
+from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
     *FIELDS,
@@ -77,7 +77,7 @@ class Settings(NamedTuple):
     by_priority: bool
 
 
-@njit(cache=True)
+@njit
 def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Settings) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
@@ -92,7 +92,7 @@ def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Setti
     push(requests, heap, s, i)
 
 
-@njit(cache=True)
+@njit
 def _begin(requests: Any, s: Any, running: Ints, settings: Settings) -> bool:
     """Begin a step with its budget; return whether it defers prefills."""
     limits = settings.limits
@@ -106,7 +106,7 @@ def _begin(requests: Any, s: Any, running: Ints, settings: Settings) -> bool:
     return bool(may_defer and k < s.running)
 
 
-@njit(cache=True)
+@njit
 def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
     limits = settings.limits
@@ -125,7 +125,7 @@ def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
     return tokens if tokens <= room else 0
 
 
-@njit(cache=True)
+@njit
 def _take(r: Any, s: Any, tokens: int, sign: int) -> None:
     """Give a request tokens of the step, or with sign -1 take them back."""
     s.left -= sign * tokens
@@ -137,7 +137,7 @@ def _take(r: Any, s: Any, tokens: int, sign: int) -> None:
     r.tokens = tokens if sign > 0 else 0
 
 
-@njit(cache=True)
+@njit
 def _preempt(
     requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
 ) -> int:
@@ -161,7 +161,7 @@ def _preempt(
     return int(at)
 
 
-@njit(cache=True)
+@njit
 def _schedule_running(
     requests: Any,
     s: Any,
@@ -193,7 +193,7 @@ def _schedule_running(
         at += 1
 
 
-@njit(cache=True)
+@njit
 def _admit(
     requests: Any,
     s: Any,
@@ -226,7 +226,7 @@ def _admit(
         s.bound = s.waiting > 0
 
 
-@njit(cache=True)
+@njit
 def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
     """Write the entries of a batch; return its sums."""
     sums = EMPTY
@@ -244,7 +244,7 @@ def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
     return sums
 
 
-@njit(cache=True)
+@njit
 def _process(
     requests: Any, s: Any, running: Ints, entries: Ints, first: int, limits: Limits
 ) -> None:
@@ -261,7 +261,7 @@ def _process(
     after_batch(requests, running, s, finished)
 
 
-@njit(cache=True)
+@njit
 def run(
     requests: Any,
     state: Any,

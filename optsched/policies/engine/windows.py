@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.judge.life import (
     EMPTY,
@@ -40,6 +39,7 @@ from optsched.policies.engine.common import (
     with_room,
 )
 from optsched.policies.runner import MAX_STALLED_BATCHES
+from optsched.problem.kernel import njit
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
@@ -89,7 +89,7 @@ class Settings(NamedTuple):
     size: int  # max requests of a batch
 
 
-@njit(cache=True)
+@njit
 def _merged(requests: Any, a: int, b: int) -> int:
     """Return the root of two skew heaps merged; -1 is the empty one."""
     if a < 0 or b < 0:
@@ -110,7 +110,7 @@ def _merged(requests: Any, a: int, b: int) -> int:
         a = rest
 
 
-@njit(cache=True)
+@njit
 def _queue(
     requests: Any, worker: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats
 ) -> None:
@@ -126,7 +126,7 @@ def _queue(
     worker.queue = _merged(requests, worker.queue, i)
 
 
-@njit(cache=True)
+@njit
 def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
     """Remove a request from those that hold KV on its worker."""
     r = requests[i]
@@ -140,7 +140,7 @@ def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
         requests[r.next].previous = r.previous
 
 
-@njit(cache=True)
+@njit
 def _link(requests: Any, worker: Any, i: int) -> None:
     """Add a request to those that hold KV, which is not counted yet."""
     r = requests[i]
@@ -151,7 +151,7 @@ def _link(requests: Any, worker: Any, i: int) -> None:
     worker.holder = i
 
 
-@njit(cache=True)
+@njit
 def _end_window(
     requests: Any, worker: Any, s: Any, settings: Settings, offsets: Ints, remaining: Floats
 ) -> None:
@@ -170,7 +170,7 @@ def _end_window(
         i = r.member
 
 
-@njit(cache=True)
+@njit
 def _least_busy(machines: Any) -> int:
     w = 0
     for v in range(1, machines.shape[0]):
@@ -179,7 +179,7 @@ def _least_busy(machines: Any) -> int:
     return w
 
 
-@njit(cache=True)
+@njit
 def _choose(
     requests: Any,
     worker: Any,
@@ -211,7 +211,7 @@ def _choose(
         r.inside = True
 
 
-@njit(cache=True)
+@njit
 def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
     """Choose the next prefills, as many members as C and P allow."""
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
@@ -234,7 +234,7 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
         s.position += 1
 
 
-@njit(cache=True)
+@njit
 def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
     """Choose the next decodes: every member, except those that the KV alone cannot hold."""
     kv = 0
@@ -254,7 +254,7 @@ def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limi
             s.growth -= kv_growth(r.cached, 1, limits)
 
 
-@njit(cache=True)
+@njit
 def _make_room(
     requests: Any, worker: Any, s: Any, members: Ints, evicted: Ints, fresh: int, limits: Limits
 ) -> None:
@@ -282,7 +282,7 @@ def _make_room(
         add_eviction(evicted, s, victim)
 
 
-@njit(cache=True)
+@njit
 def _step(
     requests: Any, worker: Any, s: Any, step: Ints, entries: Ints, fresh: int, limits: Limits
 ) -> Any:
@@ -307,7 +307,7 @@ def _step(
     return sums
 
 
-@njit(cache=True)
+@njit
 def _run_window(
     requests: Any,
     worker: Any,
@@ -350,7 +350,7 @@ def _run_window(
     return columns
 
 
-@njit(cache=True)
+@njit
 def run(
     requests: Any,
     machines: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optsched.show.plot.style import BLACK, GREY, RED, axes, legend, plain, series_style
 
@@ -29,8 +29,9 @@ def plot_capacity(
     policies : mapping of str to sequence of (float, float)
         By name: rates, or numbers of workers, ascending, with attainments.
     bound : sequence of (float, float)
-        Rates, or numbers of workers, with shares that no schedule exceeds. The region above them
-        is shaded.
+        Rates, or numbers of workers, with shares that no schedule exceeds. They fall with the rate,
+        and rise with workers. So between two points no schedule exceeds the larger share. The
+        region above is shaded.
     attainment : float, optional
         A horizontal line: the share that is asked for.
     impossible : float, optional
@@ -55,8 +56,11 @@ def plot_capacity(
             )  # fmt: skip
     if bound:
         at, share = zip(*sorted(bound), strict=True)
-        ax.plot(at, share, color=RED, lw=1.2)
-        ax.fill_between(at, share, 1.05, color=RED, alpha=0.15, lw=0, label="proved impossible")
+        where: Any = "post" if share[0] >= share[-1] else "pre"
+        ax.step(at, share, where=where, color=RED, lw=1.2)
+        ax.fill_between(
+            at, share, 1.05, step=where, color=RED, alpha=0.15, lw=0, label="proved impossible"
+        )
     if attainment is not None:
         ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")
     if impossible is not None:

@@ -1,4 +1,4 @@
-"""One self-contained HTML file about instances, results, comparisons and schedules.
+"""One self-contained HTML file about instances, results, comparisons, capacities and schedules.
 
 It needs the packages of the extra ``report``, but no network. Plotly's script is inside, and the
 content policy forbids the page to load anything. All texts from files are escaped.
@@ -28,9 +28,10 @@ def write_report(
     Parameters
     ----------
     files : sequence of path
-        Results, comparisons, certificates, schedules and instances, in any order. Shipped
-        instances can also be given by name. The digest of the instance says which files belong
-        together. Schedules and certificates that results name are read if their files are there.
+        Results, comparisons, capacities, certificates, schedules and instances, in any order.
+        Shipped instances can also be given by name. The digest of the instance says which files
+        belong together. Schedules and certificates that results name are read if their files are
+        there.
     path : path
         The HTML file.
     cost_model : str, optional

@@ -13,6 +13,7 @@ from optsched.judge.timeline import PHASES, Timeline
 from optsched.show.data import (
     DISTRIBUTIONS,
     IDLE,
+    CapacityCurves,
     batch_tokens,
     cumulative,
     distribution,
@@ -233,6 +234,50 @@ def distribution_figure(schedules: Mapping[str, Timeline]) -> dict[str, Any]:
                 "line": {"shape": "hv", "color": colour, "dash": _DASHES[k // len(COLOURS) % 4]},
                 "hovertemplate": f"{name}: %{{y:.1%}} within %{{x:.4g}} {unit}<extra></extra>",
             })  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def capacity_figure(found: CapacityCurves) -> dict[str, Any]:
+    """Return attainment against the rate, or the number of workers, with what is impossible."""
+    traces = []
+    if found.bound:
+        at, share = (_numbers(column) for column in zip(*found.bound, strict=True))
+        top = {
+            "type": "scatter",
+            "x": at,
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "mode": "lines",
+        }
+        traces += [
+            {**top, "y": [1.05] * len(at), "line": {"width": 0}},
+            {**top, "y": share, "name": "proved impossible", "showlegend": True, "fill": "tonexty",
+             "fillcolor": "rgba(213, 94, 0, 0.15)",
+             "line": {"color": RED, "width": 1.2, "shape": "hv" if found.rates else "vh"},
+             "hoverinfo": "x+y+name"},
+        ]  # fmt: skip
+    for k, (policy, points) in enumerate(found.policies.items()):
+        if points:
+            at, share = (_numbers(column) for column in zip(*points, strict=True))
+            name, dash = safe(policy), _DASHES[k // len(COLOURS) % 4]
+            traces.append({
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": at, "y": share,
+                "line": {"color": COLOURS[k % len(COLOURS)], "dash": dash}, "marker": {"size": 5},
+                "hovertemplate": f"{name}: %{{y:.2%}} at {found.what} %{{x:.4g}}<extra></extra>",
+            })  # fmt: skip
+    line = {"type": "line", "line": {"color": "#222222", "dash": "dot", "width": 1}}
+    shapes = [{**line, "xref": "paper", "x0": 0, "x1": 1, "y0": found.attainment,
+               "y1": found.attainment}]  # fmt: skip
+    if found.impossible is not None:
+        here = found.impossible
+        shapes.append({**line, "yref": "paper", "y0": 0, "y1": 1, "x0": here, "x1": here})
+    grid = {"gridcolor": _GRID, "zeroline": False}
+    layout = {
+        "height": 420, "margin": {"l": 60, "r": 20, "t": 30, "b": 50}, "plot_bgcolor": "white",
+        "hovermode": "closest", "shapes": shapes,
+        "xaxis": {**grid, "title": {"text": found.axis}},
+        "yaxis": {**grid, "title": {"text": "share of requests within SLOs"}, "range": [0, 1.05]},
+    }  # fmt: skip
     return {"data": traces, "layout": layout}
 
 

@@ -21,7 +21,10 @@ from optsched.problem.objective import TOTAL_LATENCY, first_metric
 if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
 
-FORMATS = ("result", "comparison", "certificate", "schedule", "instance")
+FORMATS = ("result", "comparison", "capacity", "certificate", "schedule", "instance")
+
+_NAMING = ("result", "comparison", "capacity")
+"""Formats with the instance's name."""
 
 MAX_TIMELINES = 4
 """Max number of schedules of one instance drawn over time: first those of files, then the best."""
@@ -44,10 +47,11 @@ class Verdict:
 class Section:
     """The part of a report about one instance, which is None if its file is not at hand.
 
-    ``results`` and ``comparisons`` are the objects of the files. Each has the name of its ``file``
-    and its ``verdicts`` by the thing checked. ``schedules`` are by label, in the order of
-    `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has the verdicts on
-    certificates by their paths. ``tell`` is called with words for each step that takes time.
+    ``results``, ``comparisons`` and ``capacities`` are the objects of the files. Each has the name
+    of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
+    label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
+    the verdicts on certificates by their paths. ``tell`` is called with words for each step that
+    takes time.
     """
 
     sha256: str
@@ -56,6 +60,7 @@ class Section:
     facts: list[tuple[str, str]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
+    capacities: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -90,7 +95,9 @@ class Section:
         """The instance's time unit, or None if it is not known."""
         if self.instance is not None:
             return self.instance.time_unit
-        units = (data.get("time_unit") for data in (*self.results, *self.comparisons))
+        units = (
+            data.get("time_unit") for data in (*self.results, *self.comparisons, *self.capacities)
+        )
         return next((unit for unit in units if unit), None)
 
 
@@ -131,8 +138,8 @@ def gather(
         A file cannot be read, a schedule fits two instances, or a schedule is not valid.
     """
     if not files:
-        raise UsageError("report: found no file; expected results, comparisons, certificates, "
-                         "schedules or instances")  # fmt: skip
+        raise UsageError("report: found no file; expected results, comparisons, capacities, "
+                         "certificates, schedules or instances")  # fmt: skip
     from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
@@ -170,7 +177,7 @@ def gather(
 
 
 def _digest(form: str, data: Mapping[str, Any]) -> str:
-    if form in ("result", "comparison"):
+    if form in _NAMING:
         return str(data["instance"]["sha256"])
     return str(data.get("instance_sha256"))
 
@@ -194,7 +201,7 @@ def _section(
     if instance is not None:
         return Section(digest, instance.name, instance, _facts(instance))
     for _, form, data in read:
-        if form in ("result", "comparison") and _digest(form, data) == digest:
+        if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
             section = Section(digest, str(about["name"]))
             section.facts = [("requests", f"{about['requests']:,}")]
@@ -342,6 +349,9 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
     ),
     "result": _add_result,
     "comparison": _add_comparison,
+    "capacity": lambda section, file, data, cost: section.capacities.append(
+        {**data, "file": Path(file).name}
+    ),
 }
 """The functions that add a file to its section, in the order in which files are taken."""
 

@@ -15,7 +15,8 @@ from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
-from optsched.show.report.figures import distribution_figure, timeline_figure
+from optsched.show.data import capacity_of
+from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
 from optsched.show.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report, Section, Verdict
 
 Cell = dict[str, Any]
@@ -72,6 +73,10 @@ def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any
         "facts": section.facts,
         "results": _results(section) if section.results else None,
         "comparisons": [_comparison(section, data) for data in section.comparisons],
+        "capacities": [
+            _capacity(data, figures, f"capacity-{k}-{place}")
+            for place, data in enumerate(section.capacities)
+        ],
         "certificates": section.certificates,
         "timelines": drawn,
         "distribution": distribution,
@@ -167,6 +172,34 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         "notes": [*notes, *_texts(data.get("notes"))],
         **_table(_columns_of_policies(section, data), data["policies"]),
     }
+
+
+def _capacity(data: dict[str, Any], figures: dict[str, Any], name: str) -> dict[str, Any]:
+    found = capacity_of(data)
+    figures[name] = capacity_figure(found)
+    slos = ", ".join(f"{words} {number(limit)}" for words, limit in data.get("slos", {}).items())
+    lines = [
+        ("attainment", f"{found.attainment:g} of the requests within all their SLOs"),
+        ("SLOs", slos or "columns of the instance"),
+        ("impossible for any schedule", "nothing is proved" if found.impossible is None else
+         f"{found.what} {number(found.impossible)} {'or more' if found.rates else 'or fewer'}"),
+    ]  # fmt: skip
+    columns: list[Column] = [
+        ("policy", "", lambda row: row["policy"]),
+        ("kind", "", lambda row: "clairvoyant" if row.get("clairvoyant") else ""),
+        (found.what, "", lambda row: row.get("rate_scale" if found.rates else "workers")),
+        ("SLO attainment", "", lambda row: row.get("attainment")),
+        ("missed " + ("from" if found.rates else "with"), "", lambda row: row.get("missed")),
+        ("simulations", "s", lambda row: row.get("wall_s")),
+    ]
+    return {
+        "file": data["file"],
+        "figure": name,
+        "lines": lines,
+        "notes": [f"{row['policy']}: {row['error']}" for row in data["policies"]
+                  if row.get("error")],
+        **_table(columns, data["policies"]),
+    }  # fmt: skip
 
 
 def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]:

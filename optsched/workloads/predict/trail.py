@@ -157,9 +157,9 @@ def lengths(
 
 @cache
 def _compiled() -> Any:
-    from numba import njit  # loaded only where lengths are predicted
+    from optsched.problem.kernel import njit  # loaded only where lengths are predicted
 
-    return njit(cache=True)(lengths)
+    return njit(lengths)
 
 
 @predictor("trail", "TRAIL's forecast: bins from a synthetic classifier, refined with every token")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from optsched.optimize.formulations.batches.network import DECODE, EVICT, PREFILL, STAY
+from optsched.problem.kernel import njit
 
 RUNNING, SOLVED, GROW = 0, 1, 2
 """What `expand` returns: its slice is used up; the queue is empty or has nothing below the
@@ -95,7 +95,7 @@ class Search(NamedTuple):
 # States as rows
 
 
-@njit(cache=True)
+@njit
 def pack(counts: Any, row: Any, by_request: bool) -> None:
     """Write the number of requests in each node as a row."""
     if not by_request:
@@ -112,7 +112,7 @@ def pack(counts: Any, row: Any, by_request: bool) -> None:
         at += 1
 
 
-@njit(cache=True)
+@njit
 def unpack(row: Any, counts: Any, by_request: bool) -> None:
     """Read a row as the number of requests in each node."""
     if not by_request:
@@ -125,7 +125,7 @@ def unpack(row: Any, counts: Any, by_request: bool) -> None:
             counts[row[at] - 1] += 1
 
 
-@njit(cache=True)
+@njit
 def find(row: Any, rows: Any, table: Any) -> Any:
     """Return the state of a row, or -1 - (free place in the table)."""
     h = np.uint64(1469598103934665603)
@@ -149,7 +149,7 @@ def find(row: Any, rows: Any, table: Any) -> Any:
     return -1 - place
 
 
-@njit(cache=True)
+@njit
 def enter(rows: Any, states: int, table: Any) -> None:
     """Enter all states into an empty table."""
     for state in range(states):
@@ -159,18 +159,18 @@ def enter(rows: Any, states: int, table: Any) -> None:
 # The queue
 
 
-@njit(cache=True)
+@njit
 def _before(heap: Any, a: int, b: int) -> bool:
     return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
 
 
-@njit(cache=True)
+@njit
 def _copy(heap: Any, source: int, target: int) -> None:
     for k in range(3):
         heap[target, k] = heap[source, k]
 
 
-@njit(cache=True)
+@njit
 def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
     """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
     heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
@@ -182,7 +182,7 @@ def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
     _copy(heap, new, at)
 
 
-@njit(cache=True)
+@njit
 def _pop(heap: Any, size: int) -> None:
     """Remove the first entry of a heap of ``size``."""
     last, at = size - 1, 0
@@ -200,7 +200,7 @@ def _pop(heap: Any, size: int) -> None:
 # Bound and batches
 
 
-@njit(cache=True)
+@njit
 def remaining_cost(
     counts: Any, node: Any, weights: Any, most: Any, fixed: Any, makespan: bool, occupied: Any
 ) -> Any:
@@ -243,7 +243,7 @@ def remaining_cost(
 # references, once per batch.
 
 
-@njit(cache=True)
+@njit
 def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
     """Make a slot for every arc of an occupied node. Return the number of slots.
 
@@ -266,7 +266,7 @@ def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
     return total
 
 
-@njit(cache=True)
+@njit
 def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) -> bool:
     """Go on from a slot to the next batch within the limits. Return whether there is one."""
     while s >= 0:
@@ -306,7 +306,7 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
     return False
 
 
-@njit(cache=True)
+@njit
 def _length(slots: Any, total: int, fixed: Any) -> Any:
     """Return the time of a batch."""
     length = fixed[BASE] + slots[total, WORK]
@@ -317,7 +317,7 @@ def _length(slots: Any, total: int, fixed: Any) -> Any:
     return length
 
 
-@njit(cache=True)
+@njit
 def _needless(
     slots: Any, total: int, arcs: Any, node: Any, limits: Any, fixed: Any, makespan: bool
 ) -> bool:
@@ -350,7 +350,7 @@ def _needless(
     return False
 
 
-@njit(cache=True)
+@njit
 def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
     """Set the number of requests in each node after a batch. Return whether any are left."""
     counts[:] = 0
@@ -364,7 +364,7 @@ def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
     return unfinished
 
 
-@njit(cache=True)
+@njit
 def _rate(counts: Any, node: Any, makespan: bool) -> Any:
     """Return how often a batch's time counts in a state."""
     rate = np.int64(makespan)
@@ -373,7 +373,7 @@ def _rate(counts: Any, node: Any, makespan: bool) -> Any:
     return rate
 
 
-@njit(cache=True)
+@njit
 def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
     """Return a batch, by arc, from one state to another that costs at most ``price``.
 
@@ -395,7 +395,7 @@ def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
     return found
 
 
-@njit(cache=True)
+@njit
 def expand(limit: int, search: Search, tables: Tables) -> int:
     """Expand up to ``limit`` states, best first."""
     rows, cost, parent, table, heap, numbers, by_request = search

@@ -1,0 +1,270 @@
+r"""Independent check of the leaf ``clock``: one clock of fixed costs for a few requests.
+
+*Reading a schedule.* Request i has own work of at least x_i in its last prefill and at least d is
+the fixed cost of a batch that prefills. Its later token k takes a batch of at least alone_k, of
+which at least own_k is own work. Let r_i be such that r_i / (1 + r_i) alone_k <= own_k for all k.
+Read a batch as the own works of its requests, one after another, and then its fixed cost. Of i's
+own work, x_i of the prefill and r_i / (1 + r_i) alone_k of token k are *exclusive*: nobody else
+gets on meanwhile. Time that is not exclusive, for any request, is the *clock*. While it runs, the
+requests of the batch make *progress*: d until the first token, and alone_k / (1 + r_i) for token k.
+With D_i = sum_k alone_k / (1 + r_i), i completes at progress T_i = d + D_i, and then
+R_i = x_i + r_i D_i of exclusive time has passed for it. Exclusive work comes before the progress of
+its token, so at progress c it is at most
+
+    G_i(c) = x_i for c < d,    min(R_i, x_i + r_i (c - d) + the exclusive part of one token) else,
+
+and at least x_i [c > 0] + r_i min(D_i, max(0, c - d)). Any smaller x_i, d, alone_k and r_i will do.
+
+*The clock.* Let Psi(t) be the clock at time t, s_i a lower bound on Psi when i's progress begins,
+e_i = s_i + T_i, and U_i = Psi(C_i) - T_i >= s_i. Progress grows at most as fast as the clock. So if
+F(L) = L + sum of G_i(max(0, L - s_i)) over the requests that arrived before k, F(Psi(a_k)) >= a_k.
+F does not fall, so F(L) < a_k shows Psi(a_k) > L: then s_j >= L for j = k and all later j.
+
+*Branching.* Either i begins before k completes, or it is after k, and s_i >= e_k. A branch bounds
+both cases, and the smaller bound holds. A node holds with its own bound, too.
+
+*Completions.* C_k is Psi(C_k) = T_k + U_k, R_k and the exclusive time of others before C_k. Of
+those that are after k only what had passed at a_k counts: if F without them is below a_k at L, the
+clock and that time were more than L together at a_k. With b_k the larger of s_k and such an L,
+
+    C_k >= max(U_k, b_k) + T_k + R_k
+           + sum_{i not after k} (x_i [U_i < e_k or i begins before k completes]
+                                  + r_i min(D_i, max(0, e_k - U_i - d))).
+
+Summed over k, the terms with U_i depend on u = U_i - b_i alone. They do not rise with U_i but for
+u itself, so u >= 0. They are linear in u between the values at which e_k - U_i is 0, d or T_i,
+and jump down only, so the least is at such a value or at u = 0.
+
+*Integers.* Time is counted in units of a power of 2 of ticks, such that no sum reaches 2**61. All
+is rounded down, but what G counts is rounded up. r_i has 20 bits after the point. Arrivals are
+rounded down, and a unit per request is subtracted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds.checker_parts import Budget, expect, integers
+from optsched.bounds.checker_requests import Part, Rates, Request
+from optsched.problem.kernel import njit
+
+BITS = 20
+"""Bits of r after the point."""
+_LARGEST_RATE = 99 << BITS
+_TOP = 40
+"""Bits of the largest time, in units."""
+_REQUESTS = 200
+_BEFORE, _AFTER = 1, 2
+MALFORMED, TOO_LONG = -2, -1
+
+
+def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
+    """Return the total latency that a leaf proves, in ticks, rounded down (module's text).
+
+    ``branches`` lists the nodes of the tree, each before its children. It is 0 for a node without
+    children, and 1 + i n + k for one that decides about the requests i and k, in order of arrival.
+    The child in which i begins before k completes comes first.
+    """
+    expect(objective == "tel", f"clock: found the objective {objective!r}; expected 'tel'")
+    expect(
+        set(leaf) == {"relaxation", "branches"},
+        "clock: found other fields; expected relaxation and branches",
+    )
+    branches, n = integers(leaf["branches"], "clock: branches"), len(part.requests)
+    expect(n <= _REQUESTS, f"clock: found {n} requests; expected at most {_REQUESTS}")
+    expect(
+        len(branches) > 0 and min(branches) >= 0 and max(branches) <= n * n,
+        f"clock: branches: found none or others; expected integers from 0 to {n * n}",
+    )
+    fixed = part.floor(part.rates.refill)
+    rows = [_row(part, request) for request in part.requests]
+    longest = max(row[1] for row in rows) + fixed
+    top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
+    top += n * max(row[0] + row[3] + row[4] for row in rows)
+    shift = max(0, top.bit_length() - _TOP)
+    table = np.array(
+        [[a >> shift, row[0] >> shift, row[1] >> shift, row[2], -(-row[3] >> shift)]
+         for a, row in zip(part.arrival, rows, strict=True)],
+        dtype=np.int64,
+    )  # fmt: skip
+    value, used = tree_value(table, fixed >> shift, np.array(branches, dtype=np.int64), budget.left)
+    budget.spend(used)
+    expect(value != TOO_LONG, "clock: found more steps than are left; too large to check")
+    expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
+    return max(0, int(value)) << shift
+
+
+def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
+    """Return x, D, r, the exclusive part of one token, rounded up, and r D; r in its own unit."""
+    own = part.floor(request.own)
+    if request.steps == 0:
+        return own, 0, 0, 0, 0
+    one = 1 << BITS
+    rate, longest = _share(part.rates, request)
+    progress = part.floor((request.chain - request.first) * one // (one + rate))
+    slack = -(-longest * rate * part.ticks // ((one + rate) * part.rates.scale))
+    return own, progress, rate, slack, -(-progress * rate >> BITS)
+
+
+def _share(rates: Rates, request: Request) -> tuple[int, int]:
+    """Return the largest r of a request's later tokens, rounded down, and their longest batch.
+
+    Own work and least time of the j-th of these tokens are both the smaller of two affine
+    functions of j. Between the places where one takes over, their ratio is monotone.
+    """
+    cost, last = rates.cost, request.steps - 1
+    step = cost["token"] + cost["decode_request"] + cost["decode_kv"] * request.prompt
+    token = cost["token"] + cost["prefill_token"]
+    again = token * (request.prompt + 1) + cost["prefill_request"]
+    places = {0, last}
+    rise = cost["decode_kv"] - token
+    for lead in (again - step, again + rates.refill - step - rates.decode):
+        if rise != 0:
+            turn = lead // rise
+            places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
+    rate, longest = _LARGEST_RATE, 0
+    for j in places:
+        decode, refill = step + cost["decode_kv"] * j, again + token * j
+        own, alone = min(decode, refill), min(decode + rates.decode, refill + rates.refill)
+        longest = max(longest, alone)
+        if alone > own:
+            rate = min(rate, (own << BITS) // (alone - own))
+    return rate, longest
+
+
+@njit
+def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, int]:
+    """Return what a tree proves, or why it proves nothing, and the steps that it took."""
+    n, nodes = table.shape[0], branches.shape[0]
+    decided = np.zeros((n, n), np.int8)
+    pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
+    own = np.zeros(n * n + 1, np.int64)
+    first = np.zeros(n * n + 1, np.int64)  # what the first child proves
+    depth = at = steps = 0
+    while at < nodes:
+        value, used = node_value(table, fixed, decided)
+        steps += used
+        if steps > most:
+            return TOO_LONG, most
+        code = branches[at] - 1
+        at += 1
+        if code >= 0:
+            i, k = code // n, code % n
+            if i == k or decided[i, k] != 0:
+                return MALFORMED, steps
+            decided[i, k] = _BEFORE
+            pairs[depth], own[depth] = code, value
+            depth += 1
+            continue
+        while depth > 0:
+            i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
+            if decided[i, k] == _BEFORE:
+                decided[i, k] = _AFTER
+                first[depth - 1] = value
+                break
+            decided[i, k] = 0
+            depth -= 1
+            value = max(own[depth], min(first[depth], value))
+        if depth == 0:
+            return (value if at == nodes else MALFORMED), steps
+    return MALFORMED, steps
+
+
+@njit
+def node_value(table: Any, fixed: int, decided: Any) -> tuple[int, int]:
+    """Return what the decisions of a node prove, in units, and the steps that it took."""
+    n, steps = table.shape[0], 0
+    begins = np.zeros(n, np.int64)
+    changed = True
+    for _ in range(n + 2):  # who waits in a circle would wait forever; every round is valid
+        if not changed:
+            break
+        changed = False
+        level = 0
+        for k in range(n):
+            level, used = level_at(table, fixed, decided, begins, k, level, False)
+            steps += used
+            least = max(level, begins[k])
+            for i in range(n):
+                if decided[k, i] == _AFTER:
+                    least = max(least, begins[i] + fixed + table[i, 2])
+            if least > begins[k]:
+                begins[k], changed = least, True
+    total = -n
+    for i in range(n):
+        base, used = begins[i], 0
+        if (decided[:, i] == _AFTER).any():
+            base, used = level_at(table, fixed, decided, begins, i, base, True)
+        paid, more = least_paid(table, fixed, decided, begins, i, base)
+        steps += used + more + 1
+        total += base + fixed + table[i, 2] - table[i, 0]
+        total += table[i, 1] + ((table[i, 2] * table[i, 3]) >> BITS) + (paid >> BITS)
+    return total, steps
+
+
+@njit
+def level_at(
+    table: Any, fixed: int, decided: Any, begins: Any, k: int, low: int, late: bool
+) -> tuple[int, int]:
+    """Return the largest L with F(L) below the arrival of k, or ``low`` if that is larger.
+
+    F is without the requests after k if ``late``. The second number is of steps.
+    """
+    arrival = table[k, 0]
+    high, steps = max(arrival, low + 1), 0
+    tried = low
+    while True:
+        steps += 1
+        sum_ = tried
+        for i in range(k):
+            if sum_ >= arrival:
+                break
+            if late and decided[i, k] == _AFTER:
+                continue
+            sum_ += table[i, 1]
+            progress = tried - begins[i] - fixed
+            if progress >= 0:
+                own = table[i, 3] * min(progress, table[i, 2])
+                most = table[i, 3] * table[i, 2]
+                sum_ += min((own >> BITS) + 1 + table[i, 4], (most >> BITS) + 1)
+        if sum_ >= arrival:
+            high = tried
+        else:
+            low = tried
+        if high - low <= 1:
+            return low, 1 + steps * k // 16
+        tried = (low + high) // 2
+
+
+@njit
+def least_paid(
+    table: Any, fixed: int, decided: Any, begins: Any, i: int, base: int
+) -> tuple[int, int]:
+    """Return the least of u and of what i's exclusive time costs others, times 2**20, and steps."""
+    n, steps = table.shape[0], 1
+    best = paid_at(table, fixed, decided, begins, i, base, 0)
+    for k in range(n):
+        if k == i or decided[i, k] == _AFTER:
+            continue
+        end = begins[k] + fixed + table[k, 2] - base
+        for u in (end, end - fixed, end - fixed - table[i, 2]):
+            if u > 0 and (u << BITS) < best:
+                steps += 1
+                best = min(best, paid_at(table, fixed, decided, begins, i, base, u))
+    return best, 1 + steps * n // 16
+
+
+@njit
+def paid_at(table: Any, fixed: int, decided: Any, begins: Any, i: int, base: int, u: int) -> int:
+    """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
+    paid = u << BITS
+    for k in range(table.shape[0]):
+        if k != i and decided[i, k] != _AFTER:
+            y = begins[k] + fixed + table[k, 2] - base - u
+            if y > 0 or decided[i, k] == _BEFORE:
+                paid += table[i, 1] << BITS
+            if y > fixed:
+                paid += table[i, 3] * min(y - fixed, table[i, 2])
+    return paid

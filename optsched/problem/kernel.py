@@ -1,0 +1,83 @@
+"""Compiling: numba's ``njit``, whose files on disk notice a change in what they were made from.
+
+numba keeps machine code beside a module and compiles again when *that* file changes. A compiled
+function holds copies of the functions of other modules that it calls, so after an edit or an update
+elsewhere it would go on with old code and compute something else without a word. Here the mark of
+what is kept is drawn from the text of the module and of all that it imports from this package.
+"""
+
+import re
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numba
+
+_ROOT = Path(__file__).parents[2]
+_IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+def njit(function: Any = None, /, **options: Any) -> Any:
+    """Compile a function, and keep its machine code until a source that it depends on changes.
+
+    Parameters
+    ----------
+    function : callable, optional
+        What to compile. Without it, a decorator is returned.
+    **options
+        Those of ``numba.njit``, but for ``cache``.
+
+    Returns
+    -------
+    numba dispatcher or decorator
+    """
+    if function is None:
+        return lambda function: njit(function, **options)
+    dispatcher = numba.njit(function, cache=True, **options)
+    if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
+        kept = dispatcher._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
+    return dispatcher
+
+
+@cache
+def mark(source: str) -> str:
+    """Return a digest of a source file and of all of this package that it imports.
+
+    Parameters
+    ----------
+    source : str
+        Path of a Python file.
+
+    Returns
+    -------
+    str
+        Different, but for a collision, when any of these files has another text.
+    """
+    reached, left = {source}, [source]
+    while left:
+        new = _imported(left.pop()) - reached
+        reached |= new
+        left += new
+    texts = "\0".join(_text(path) for path in sorted(reached))
+    return blake2b(texts.encode(), digest_size=16).hexdigest()
+
+
+@cache
+def _imported(source: str) -> frozenset[str]:
+    """Return the files of this package that a source imports from at its top."""
+    paths = set()
+    for module, names in _IMPORT.findall(_text(source)):
+        place = _ROOT.joinpath(*module.split("."))
+        inside = (place / name for name in re.findall(r"\w+", names))
+        paths |= {place.with_suffix(".py"), place / "__init__.py"}
+        paths |= {path.with_suffix(".py") for path in inside}
+    return frozenset(str(path) for path in paths if path.is_file())
+
+
+@cache
+def _text(source: str) -> str:
+    """Return a source's text, which does not change while the process lives."""
+    path = Path(source)
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

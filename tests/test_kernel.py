@@ -1,0 +1,98 @@
+"""Machine code that is kept on disk is thrown away when any source that it depends on changes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import optsched.problem.kernel as kernel
+
+FILES = {
+    "__init__.py": "",
+    "problem/__init__.py": "",
+    "unit.py": "UNIT = 1\n",
+    "inner.py": """
+from optsched.problem.kernel import njit
+from optsched.unit import UNIT
+
+@njit
+def inner(x):
+    return x + UNIT
+""",
+    "outer.py": """
+from optsched.inner import (
+    inner,
+)
+from optsched.problem.kernel import njit
+
+@njit(nogil=True)
+def outer(x):
+    return 10 * inner(x)
+""",
+}
+PRINT = """
+from optsched.outer import outer
+value = outer(2)
+print(value, sum(outer.stats.cache_hits.values()))
+"""
+
+
+def package(folder: Path) -> Path:
+    """Write a package of the same name, whose compiled ``outer`` calls ``inner``."""
+    for name, text in FILES.items():
+        path = folder / "optsched" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shutil.copy(kernel.__file__, folder / "optsched/problem/kernel.py")
+    return folder
+
+
+def outcome(folder: Path) -> str:
+    """Return the value of ``outer(2)`` in a new process, and how often it was found on disk."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", PRINT]
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_a_change_in_another_file_is_noticed_and_nothing_else_compiles_again(
+    tmp_path: Path,
+) -> None:
+    folder = package(tmp_path)
+    assert outcome(folder) == "30 0"  # 10 * (2 + 1)
+    assert outcome(folder) == "30 1"
+    (folder / "optsched/unrelated.py").write_text("UNIT = 2\n")
+    assert outcome(folder) == "30 1"
+    inner = folder / "optsched/inner.py"
+    inner.write_text(inner.read_text().replace("x + UNIT", "x - UNIT"))
+    assert outcome(folder) == "10 0"  # 10 * (2 - 1)
+    (folder / "optsched/unit.py").write_text("UNIT = 7\n")  # not compiled itself
+    assert outcome(folder) == "-50 0"  # 10 * (2 - 7)
+    assert outcome(folder) == "-50 1"
+    # The same text at another time is no change: a second checkout of the same commit.
+    os.utime(folder / "optsched/unit.py", (1, 1))
+    assert outcome(folder) == "-50 1"
+
+
+def test_it_runs_as_plain_python_where_numba_is_told_so(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    program = "from optsched.outer import outer\nprint(type(outer).__name__, outer(2))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1"},
+    )  # fmt: skip
+    assert (result.stdout.strip(), result.stderr) == ("function 30", "")
+
+
+def test_the_package_compiles_by_this_alone() -> None:
+    root = Path(kernel.__file__).parents[1]
+    own = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "numba.njit" in (text := path.read_text()) or "from numba import njit" in text
+    ]
+    assert own == ["problem/kernel.py"]
