@@ -12,8 +12,8 @@ All get the same schedule to start from, one thread and the same limit. Each has
   (`tests/didp.py`).
 
 didppy and PySCIPOpt are not dependencies (`pip install optsched[rivals]`); what is not installed is
-left out. A bound is rounded up, since the optimum is an integer, and never below the volume bound
-of the package, which takes no time (`floor`). Schedules are judged.
+left out. A bound is rounded up, since the optimum is an integer, and never below the quick
+bound of the package (`floor`). Schedules are judged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 
 from optsched import Instance, evaluate, generate, solve
 from optsched.analysis.ratio.worst import quick_optimum
+from optsched.bounds import lower_bound
 from optsched.optimize.formulations.rounds.cliques import with_cliques
-from optsched.optimize.formulations.rounds.horizon import round_data, volume_bound
 from optsched.optimize.formulations.rounds.integer_program import (
     linear_model,
     program,
@@ -167,7 +167,7 @@ def measured(instance: Instance, start: Schedule, method: str, limit: float) -> 
     begin = time.perf_counter()
     bound, value = METHODS[method][1](instance, start, limit)
     seconds = time.perf_counter() - begin
-    floor = volume_bound(round_data(instance))
+    floor = int(lower_bound(instance)[0] or 0)
     bound = floor if bound is None else max(floor, bound)
     return {
         "start": value_of(instance, start), "floor": floor, "method": method, "bound": bound,

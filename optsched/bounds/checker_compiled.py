@@ -5,7 +5,7 @@ large ones, and tests hold both equal. It shares no code with what makes certifi
 
 `fits` shows first that no cost can overflow: a path has at most `MAX_NODES` steps, and the costs of
 so many steps stay below 2**60. Arrays grow as they are filled. The nodes, arcs, states and labels
-of a level are limited, to about 10 GiB in all.
+of a level are limited, to about 10 GiB in all. Trackers are in `optsched.bounds.checker_states`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_states import (
+    MARGIN,
+    MAX_CELLS,
+    UNKNOWN,
+    Kinds,
+    States,
+    after_placing,
+    before_round,
+    counters,
+    mixed,
+    multisets,
+    wider,
+    with_rows,
+)
 from optsched.problem.kernel import njit
 
 MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
 """Max nodes and arcs of one level."""
-MAX_CELLS = 600_000_000
-"""Max cells of 4 bytes for the states of one level."""
 _NEVER = 2**62  # the cost of a node that no path reaches
-_MARGIN = 512  # room for what one node of the graph before adds
-_UNKNOWN, _REFUSED = -2, -1
 _ROUND, _JOIN, _END, _PLACE = 0, 1, 2, 3
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
-_NODES, _ARCS, _STATES, _LABELS = 0, 1, 2, 3  # of the counts of a level
+_NODES, _ARCS, _LABELS = 0, 1, 2  # of the counts of a level
 
 
 class Graph(NamedTuple):
@@ -63,27 +73,6 @@ class Prices(NamedTuple):
     cutoff: Any
 
 
-class States(NamedTuple):
-    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0."""
-
-    span: Any
-    capacity: Any
-    symbol: Any  # of each kind
-    alike: Any  # by symbol, the mask of its kinds
-    peak: Any  # by symbol
-    own: Any  # by symbol, the class of its floor
-    floor: Any  # by class
-    heavy: Any  # by class, the peaks of its requests, the largest first
-    items: Any
-    size: Any
-    weight: Any
-    before: Any  # the state one round earlier
-    after: Any  # by state and symbol
-    final: Any
-    slots: Any  # a hash table of the multisets
-    row: Any
-
-
 class Fine(NamedTuple):
     """A product in the making: by node its state and cost so far, and its arcs."""
 
@@ -97,19 +86,11 @@ class Fine(NamedTuple):
     label: Any
 
 
-@njit
-def _mixed(x: Any) -> np.uint64:
-    x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(31)
-    x *= np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(29))
-
-
 @njit(inline="always")
 def _label_of(mask: Any, labels: Labels, count: Any) -> Any:
     """Return the number of the label that places one of these kinds."""
     last = np.uint64(labels.slots.shape[0] - 1)
-    at = _mixed(mask) & last
+    at = mixed(mask) & last
     while labels.slots[at] >= 0 and labels.mask[labels.slots[at]] != mask:
         at = (at + _ONE) & last
     if labels.slots[at] < 0:
@@ -125,95 +106,10 @@ def _enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
     last = np.uint64(labels.slots.shape[0] - 1)
     for k in range(first, end):
-        at = _mixed(labels.mask[k]) & last
+        at = mixed(labels.mask[k]) & last
         while labels.slots[at] >= 0:
             at = (at + _ONE) & last
         labels.slots[at] = k
-
-
-@njit
-def _enter_multisets(t: States, count: int) -> None:
-    """Enter the states in the hash table, which is empty."""
-    last = np.uint64(t.slots.shape[0] - 1)
-    for s in range(count):
-        at = _key(t.items[s], t.size[s]) & last
-        while t.slots[at] >= 0:
-            at = (at + _ONE) & last
-        t.slots[at] = s
-
-
-@njit
-def _key(row: Any, size: int) -> np.uint64:
-    h = _mixed(size + 1)
-    for k in range(size):
-        h = _mixed(h ^ np.uint64(row[k] + 1))
-    return h
-
-
-@njit
-def _multiset(size: int, weight: Any, t: States, count: Any) -> int:
-    """Return the number of the state whose items are in ``t.row``."""
-    last = np.uint64(t.slots.shape[0] - 1)
-    at = _key(t.row, size) & last
-    while t.slots[at] >= 0:
-        s = t.slots[at]
-        same = t.size[s] == size
-        for k in range(size if same else 0):
-            same &= t.items[s, k] == t.row[k]
-        if same:
-            return s
-        at = (at + _ONE) & last
-    new = count[_STATES]
-    t.items[new, :size] = t.row[:size]
-    t.size[new], t.weight[new], t.before[new], t.final[new] = size, weight, _UNKNOWN, size == 0
-    t.after[new, :] = _UNKNOWN
-    t.slots[at] = new
-    count[_STATES] += 1
-    return new
-
-
-@njit
-def _before(s: Any, t: States, count: Any) -> int:
-    """Return the state one round earlier."""
-    if t.before[s] == _UNKNOWN:
-        size = weight = 0
-        for k in range(t.size[s]):
-            w = t.items[s, k] % t.span
-            if w > t.floor[t.items[s, k] // t.span]:
-                t.row[size] = t.items[s, k] - 1
-                size += 1
-                weight += w - 1
-        t.before[s] = _multiset(size, weight, t, count)
-    return t.before[s]
-
-
-@njit
-def _after(s: Any, g: Any, t: States, count: Any) -> int:
-    """Return the state with one more request of symbol g, or `_REFUSED` if no schedule has it."""
-    if t.after[s, g] != _UNKNOWN:
-        return t.after[s, g]
-    own, peak = t.own[g], t.peak[g]
-    found = _REFUSED
-    if t.weight[s] + peak <= t.capacity:
-        if peak < t.floor[own]:
-            found = s
-        else:
-            new = own * t.span + peak
-            k = t.size[s]
-            while k > 0 and t.items[s, k - 1] > new:
-                t.row[k] = t.items[s, k - 1]
-                k -= 1
-            t.row[k] = new
-            t.row[:k] = t.items[s, :k]
-            rank, right = 0, True
-            for k in range(t.size[s], -1, -1):  # the heaviest first
-                if t.row[k] // t.span == own:
-                    right &= rank < t.heavy.shape[1] and t.row[k] % t.span <= t.heavy[own, rank]
-                    rank += 1
-            if right:
-                found = _multiset(t.size[s] + 1, t.weight[s] + peak, t, count)
-    t.after[s, g] = found
-    return found
 
 
 @njit(inline="always")
@@ -249,8 +145,8 @@ def _follow(
             y = np.int64(s)
             if labels.what[label] == _ROUND:
                 y = np.int64(t.before[s])
-                if y == _UNKNOWN:
-                    y = np.int64(_before(s, t, count))
+                if y == UNKNOWN:
+                    y = np.int64(before_round(s, t))
             _arc(x, _node(y, begin, f, count), label, cost, f, count)
     else:
         few = len(p.ascending)
@@ -265,8 +161,8 @@ def _follow(
             part = left & t.alike[g]
             left &= ~part
             y = np.int64(t.after[s, g])
-            if y == _UNKNOWN:
-                y = np.int64(_after(s, g, t, count))
+            if y == UNKNOWN:
+                y = np.int64(after_placing(s, g, t))
             if y >= 0:
                 cost, rest, j = np.int64(_NEVER), part >> np.uint64(k), k
                 while rest != _ZERO:
@@ -283,14 +179,18 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
     """Follow rounds that leave node v of the graph before as it is, the heaviest states first."""
     _, p, t, f = work
     end = count[_NODES]
-    order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
-    place = np.empty(end - begin, np.int64)
-    place[order] = np.arange(begin, end)
-    f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
-    for x in range(begin, end):
-        f.last[f.state[x]] = x
-    for a in range(first_arc, count[_ARCS]):
-        f.target[a] = place[f.target[a] - begin]
+    x = begin + 1
+    while x < end and t.weight[f.state[x - 1]] >= t.weight[f.state[x]]:
+        x += 1
+    if x < end:  # not in order: arrays are made only then
+        order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
+        place = np.empty(end - begin, np.int64)
+        place[order] = np.arange(begin, end)
+        f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
+        for x in range(begin, end):
+            f.last[f.state[x]] = x
+        for a in range(first_arc, count[_ARCS]):
+            f.target[a] = place[f.target[a] - begin]
     for x in range(begin, end):
         s = f.state[x]
         if t.before[s] == s:
@@ -303,10 +203,10 @@ def _follow_loop(v: int, loop: int, begin: int, first_arc: int, work: Any, count
 def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
     return (
-        count[_NODES] + _MARGIN > f.state.shape[0]
-        or count[_ARCS] + _MARGIN + more > f.source.shape[0]
-        or (t.span > 0 and count[_STATES] + _MARGIN > t.size.shape[0])
-        or count[_LABELS] + _MARGIN > labels.what.shape[0]
+        count[_NODES] + MARGIN > f.state.shape[0]
+        or count[_ARCS] + MARGIN + more > f.source.shape[0]
+        or (t.span > 0 and t.count[0] + MARGIN > t.size.shape[0])
+        or count[_LABELS] + MARGIN > labels.what.shape[0]
     )
 
 
@@ -331,7 +231,7 @@ def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
                     _follow(x, graph.label[a], slack, begin, labels, p, t, f, count)
         x = begin
         while graph.loop[v] >= 0 and x < count[_NODES] and not short:
-            _node(_before(f.state[x], t, count), begin, f, count)
+            _node(before_round(f.state[x], t), begin, f, count)
             x += 1
             short = _full(count[_NODES] - begin, labels, t, f, count)
         if short:
@@ -397,15 +297,6 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
     return price
 
 
-def _wider(array: Any, rows: int) -> Any:
-    """Return the array with so many rows, or as it is if it has them."""
-    if rows <= len(array):
-        return array
-    more = np.empty((rows, *array.shape[1:]), array.dtype)
-    more[: len(array)] = array
-    return more
-
-
 def fits(
     requests: Any, kinds: int, numbers: list[int], unit: int, clock: int, capacity: int
 ) -> bool:
@@ -444,13 +335,13 @@ class Compiled:
         self.rest: Any = None
         fixed = [(_ROUND, m) for m in range(self.n + 1)] + [(_JOIN, 0)]
         fixed += [(_END, self.n * t) for t in range(clock + 1)]
-        room = len(fixed) + 8 * _MARGIN
+        room = len(fixed) + 8 * MARGIN
         what, rounds = np.zeros(room, np.int64), np.zeros(room, np.int64)
         what[: len(fixed)], rounds[: len(fixed)] = np.array(fixed).T
         self.labels = Labels(
-            what, rounds, np.zeros(room, np.uint64), np.full(16 * _MARGIN, -1, np.int32)
+            what, rounds, np.zeros(room, np.uint64), np.full(16 * MARGIN, -1, np.int32)
         )
-        self.count = np.array([0, 0, 0, len(fixed)])
+        self.count = np.array([0, 0, len(fixed)])
         self.fixed = len(fixed)
         number, place = {}, {pair: at for at, pair in enumerate(fixed)}
         for at, label in enumerate(base.labels):
@@ -468,75 +359,6 @@ class Compiled:
             *sorted_by(target, nodes, source, labels), np.array(base.loop, dtype=np.int32)
         )
 
-    def _multisets(self, floors: list[int]) -> States:
-        """Return the tracker of live items."""
-        pairs = [(p, up) for (_, p, _), up in zip(self.kinds, floors, strict=True)]
-        symbols, classes = sorted(set(pairs)), sorted({up for _, up in pairs})
-        peaks: list[list[int]] = [[] for _ in classes]
-        for (p, up), c in zip(pairs, self.copies, strict=True):
-            peaks[classes.index(up)] += [p] * c
-        heavy = np.full((len(classes), self.n + 1), -1, np.int64)
-        for c, mine in enumerate(peaks):
-            heavy[c, : len(mine)] = sorted(mine, reverse=True)
-        width = min(self.n, self.capacity // min(classes)) + 2
-        span = max(self.capacity, max(p for p, _ in pairs)) + 1
-        tracker = self._tracker(
-            span, [symbols.index(pair) for pair in pairs], 8 * _MARGIN, len(symbols), width
-        )._replace(
-            peak=np.array([p for p, _ in symbols]), floor=np.array(classes), heavy=heavy,
-            own=np.array([classes.index(up) for _, up in symbols]),
-        )  # fmt: skip
-        _multiset(0, 0, tracker, self.count)
-        return tracker
-
-    def _counters(self, groups: list[set[int]]) -> States:
-        """Return the tracker that counts how often each group of kinds was placed."""
-        full = [sum(self.copies[k] for k in group) for group in groups]
-        states = 1
-        for most in full:
-            self._budget.spend(states)
-            states *= most + 1
-            if states > MAX_CELLS:
-                raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
-        member = [tuple(k in group for group in groups) for k in range(len(self.kinds))]
-        symbols = sorted(set(member))
-        if states * (len(symbols) + 8) > MAX_CELLS:
-            raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
-        t = self._tracker(0, [symbols.index(m) for m in member], states, len(symbols), 1)
-        self._budget.spend(states * len(symbols) * (1 + len(groups)) // 8)
-        number, step = np.arange(states, dtype=np.int32), 1
-        total, right = np.zeros(len(symbols), np.int32), np.ones(states, bool)
-        allowed = np.ones((len(symbols), states), bool)
-        for g, most in enumerate(full):
-            digit = number // step % (most + 1)
-            right &= digit == most
-            for j, groups_of in enumerate(symbols):
-                if groups_of[g]:
-                    allowed[j] &= digit < most
-                    total[j] += step
-            step *= most + 1
-        for j, may in enumerate(allowed):
-            t.after[:, j] = np.where(may, number + total[j], _REFUSED)
-        t.before[:], t.final[:], t.weight[:] = number, right, 0
-        self.count[_STATES] = states
-        return t
-
-    def _tracker(self, span: int, symbol: list[int], rows: int, symbols: int, width: int) -> States:
-        """Return a tracker without states."""
-        alike = np.zeros(symbols, np.uint64)
-        for k, g in enumerate(symbol):
-            alike[g] |= np.uint64(1 << k)
-        none = np.zeros(1, np.int64)
-        self.count[_STATES] = 0
-        size, weight, before = (np.empty(rows, np.int32) for _ in range(3))
-        return States(
-            span, self.capacity, np.array(symbol), alike, none, none, none, none.reshape(1, 1),
-            np.empty((rows, width), np.int32), size, weight, before,
-            np.empty((rows, symbols), np.int32),
-            np.empty(rows, np.bool_), np.full(2 << rows.bit_length(), -1, np.int32),
-            np.empty(width + 1, np.int64),
-        )  # fmt: skip
-
     def refine(self, floors: list[int] | None, groups: list[set[int]], pi: list[int], unit: int,
                cutoff: int) -> bool:  # fmt: skip
         """Take the product with a tracker, for multipliers; return whether a path is left.
@@ -544,14 +366,15 @@ class Compiled:
         Before the first multipliers, nothing is deleted.
         """
         graph = self.graph
-        tracker = self._counters(groups) if floors is None else self._multisets(floors)
+        of = Kinds(self.kinds, self.copies, self.capacity)
+        tracker = counters(of, groups, self._budget) if floors is None else multisets(of, floors)
         cost = -np.array(pi, dtype=np.int64)
         order = np.argsort(cost, kind="stable")
         masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
         rest = np.zeros(len(graph.loop), np.int64) if self.rest is None else self.rest
         most = 2**61 if self.rest is None else cutoff
         prices = Prices(cost, self.prices(pi, unit)[:, 0], cost[order], masks, unit, rest, most)
-        rows = 16 * _MARGIN
+        rows = 16 * MARGIN
         last = np.full(len(tracker.size), -1, np.int32)
         fine = Fine(
             np.zeros(len(graph.loop) + 1, np.int64), last, np.empty(rows, np.int32),
@@ -575,35 +398,28 @@ class Compiled:
 
     def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine]:
         """Return wider arrays, unless a level is too large."""
-        nodes, arcs, states, labels = self.count.tolist()
+        (nodes, arcs, labels), states = self.count.tolist(), int(tracker.count[0])
         cells = states * (tracker.after.shape[1] + tracker.items.shape[1] + 8)
         for found, most, what in (
             (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells")
         ):  # fmt: skip
             if found > most:
                 raise Rejected(f"a level of more than {most} {what}; too large to check")
-        rows = [2 * x + 4 * _MARGIN for x in (nodes, arcs + nodes, states, labels)]
+        rows = [2 * x + 4 * MARGIN for x in (nodes, arcs + nodes, states, labels)]
         fine = fine._replace(
-            state=_wider(fine.state, rows[0]), here=_wider(fine.here, rows[0]),
-            loop=_wider(fine.loop, rows[0]), source=_wider(fine.source, rows[1]),
-            target=_wider(fine.target, rows[1]), label=_wider(fine.label, rows[1]),
+            state=wider(fine.state, rows[0]), here=wider(fine.here, rows[0]),
+            loop=wider(fine.loop, rows[0]), source=wider(fine.source, rows[1]),
+            target=wider(fine.target, rows[1]), label=wider(fine.label, rows[1]),
         )  # fmt: skip
-        if tracker.span and rows[2] > len(tracker.size):
-            tracker = tracker._replace(
-                items=_wider(tracker.items, rows[2]), size=_wider(tracker.size, rows[2]),
-                weight=_wider(tracker.weight, rows[2]), before=_wider(tracker.before, rows[2]),
-                after=_wider(tracker.after, rows[2]), final=_wider(tracker.final, rows[2]),
-                slots=np.full(2 << rows[2].bit_length(), -1, np.int32),
-            )  # fmt: skip
-            _enter_multisets(tracker, states)
-            last = _wider(fine.last, rows[2])
-            last[len(fine.last) :] = -1
-            fine = fine._replace(last=last)
+        tracker = with_rows(tracker, rows[2])
+        last = wider(fine.last, len(tracker.size))
+        last[len(fine.last) :] = -1
+        fine = fine._replace(last=last)
         if rows[3] > len(self.labels.what):
             self.labels = Labels(
-                _wider(self.labels.what, rows[3]),
-                _wider(self.labels.rounds, rows[3]),
-                _wider(self.labels.mask, rows[3]),
+                wider(self.labels.what, rows[3]),
+                wider(self.labels.rounds, rows[3]),
+                wider(self.labels.mask, rows[3]),
                 np.full(2 << rows[3].bit_length(), -1, np.int32),
             )
             _enter_masks(self.labels, self.fixed, labels)

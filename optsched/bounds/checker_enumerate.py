@@ -273,7 +273,7 @@ def none_left(
     Rejected
         The labels are too many.
     """
-    graph, labels, count = engine.graph, engine.labels, int(engine.count[3])
+    graph, labels, count = engine.graph, engine.labels, int(engine.count[2])
     nodes = len(graph.loop)
     cost = -np.array(pi, dtype=np.int64)
     step = max(0, cutoff - int(engine.rest[0])) // _TOP + 1
