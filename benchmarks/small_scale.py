@@ -2,11 +2,10 @@
 
     python benchmarks/small_scale.py proofs [--seeds 0 1 ...]
     python benchmarks/small_scale.py gaps --limits 60 300 [--seeds 0 1 ...]
-    python benchmarks/small_scale.py rivals --limits 60 [--seeds 0 1 ...]
 
 One process, ``--threads`` threads (2). Both wall and CPU seconds are recorded: on a machine that
 others use, the CPU seconds of one thread say what an idle one would take, and ``--cpu`` makes them
-the limit, with one thread. A run of ``gaps`` or ``rivals`` lasts for the longest limit, and what it
+the limit, with one thread. A run of ``gaps`` lasts for the longest limit, and what it
 knew at the others is read from its progress. A first small solve compiles (or loads) the kernels
 and is not counted; ``--jsonl FILE`` appends a line per run.
 """
@@ -39,9 +38,9 @@ SIZES = tuple(range(40, 61))
 
 
 def run(
-    name: str, n: int, seed: int, method: str, limit: float, cpu: bool, threads: int
+    name: str, n: int, seed: int, limit: float, cpu: bool, threads: int
 ) -> tuple[dict[str, Any], list[tuple[float, Any, Any]]]:
-    """Solve one instance by one method, at most ``limit`` seconds of wall or CPU time.
+    """Solve one instance, at most ``limit`` seconds of wall or CPU time.
 
     Returns a record, and (seconds, bound, objective) whenever either was reported.
     """
@@ -62,10 +61,9 @@ def run(
         threading.Thread(target=watch, daemon=True).start()
     result = solve(
         instance,
-        method=method,
+        method="ramp",
         time_limit_s=60 * limit if cpu else limit,
         threads=threads,
-        warm_start="mc-sf" if method in ("highs", "cpsat") else None,
         progress=lambda state: known.append((spent(), state.bound, state.incumbent)),
         stop=stop,
     )
@@ -75,7 +73,7 @@ def run(
         "n": n,
         "seed": seed,
         "kv_capacity": instance.kv_capacity,
-        "method": method,
+        "method": "ramp",
         "limit_s": limit,
         "threads": threads,
         "status": result.status.value,
@@ -106,7 +104,7 @@ def proofs(args: argparse.Namespace) -> None:
     for name, n, target in PROOFS:
         if name not in args.models or (args.sizes and n not in args.sizes):
             continue
-        rows = [record(args, [target], name, n, seed, "ramp", target)[0] for seed in args.seeds]
+        rows = [record(args, [target], name, n, seed, target)[0] for seed in args.seeds]
         times = sorted(r[clock] if r["status"] == "optimal" else float("inf") for r in rows)
         at = max(0, -(-9 * len(times) // 10) - 1)
         print(
@@ -117,26 +115,23 @@ def proofs(args: argparse.Namespace) -> None:
         )
 
 
-def gaps(args: argparse.Namespace, methods: tuple[str, ...] = ("ramp",)) -> None:
-    print("| model | method | limit s | instances | mean gap | worst gap | proved |")
-    print("|---|---|---|---|---|---|---|")
+def gaps(args: argparse.Namespace) -> None:
+    print("| model | limit s | instances | mean gap | worst gap | proved |")
+    print("|---|---|---|---|---|---|")
     longest = max(args.limits)
     for name in args.models:
-        for method in methods:
-            runs = [
-                record(
-                    args, args.limits, name, SIZES[(7 * seed) % len(SIZES)], seed, method, longest
-                )
-                for seed in args.seeds
-            ]
-            for limit in args.limits:
-                values = [at[limit] for _, at in runs]
-                print(
-                    f"| {name} | {method} | {limit:g} | {len(runs)} "
-                    f"| {100 * sum(values) / len(values):.2f} % | {100 * max(values):.2f} % "
-                    f"| {sum(v == 0 for v in values)} |",
-                    flush=True,
-                )
+        runs = [
+            record(args, args.limits, name, SIZES[(7 * seed) % len(SIZES)], seed, longest)
+            for seed in args.seeds
+        ]
+        for limit in args.limits:
+            values = [at[limit] for _, at in runs]
+            print(
+                f"| {name} | {limit:g} | {len(runs)} "
+                f"| {100 * sum(values) / len(values):.2f} % | {100 * max(values):.2f} % "
+                f"| {sum(v == 0 for v in values)} |",
+                flush=True,
+            )
 
 
 def record(
@@ -152,7 +147,7 @@ def record(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=("proofs", "gaps", "rivals"))
+    parser.add_argument("table", choices=("proofs", "gaps"))
     parser.add_argument("--seeds", type=int, nargs="+", default=range(20))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--limits", type=float, nargs="+", default=[60.0])
@@ -172,7 +167,7 @@ def main() -> None:
     if args.table == "proofs":
         proofs(args)
     else:
-        gaps(args, ("ramp", "cpsat", "highs") if args.table == "rivals" else ("ramp",))
+        gaps(args)
 
 
 if __name__ == "__main__":

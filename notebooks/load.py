@@ -20,9 +20,9 @@
 # percent of the optimum, and that is proved. Where requests queue, the order decides: first come
 # first served takes about twice the time of the best schedule.
 #
-# *Stop 6 of 7 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 6 of 8 on the [tour](../docs/notebooks/index.md). Before:
 # [what is a token of memory worth?](price_of_memory.ipynb). Next:
-# [is my vLLM any good?](my_vllm.ipynb)*
+# [how many GPUs do I need?](how_many_gpus.ipynb)*
 #
 # The notebook draws one picture: the mean latency of some schedulers over the load, the best
 # schedule that a search finds, and the region that *no* scheduler can reach. The requests are made
@@ -130,5 +130,4 @@ assert dict(means["fcfs"])[2] > 1.5 * dict(best)[2]  # a queue: the order decide
 # - On an idle machine both are small. No scheduler will help there, and a faster machine will.
 # - Where requests queue, the order decides, and `least-work` is near the best schedule known.
 #
-# *Next stop: [is my vLLM any good?](my_vllm.ipynb) There a measured run stands beside the best
-# schedule.*
+# *Next stop: [how many GPUs do I need?](how_many_gpus.ipynb)*

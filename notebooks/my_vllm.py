@@ -21,8 +21,8 @@
 # proved, and measured times can be put beside both. On the busy server below, a schedule exists
 # that takes less than half as long. Most of that is order, and the model's own error is small.
 #
-# *Stop 7 of 7 on the [tour](../docs/notebooks/index.md). Before:
-# [how far is a scheduler from the best one?](load.ipynb)*
+# *Stop 8 of 8 on the [tour](../docs/notebooks/index.md). Before:
+# [how many GPUs do I need?](how_many_gpus.ipynb)*
 #
 # There is no GPU here. **The measured run below is made up**: a simulation of vLLM's scheduler on
 # batches that take 3 % longer than the cost model says, with 2 % noise on top. (If the environment

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
+from sweeps import parts
 
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
 from optsched.bounds import (
@@ -20,10 +21,12 @@ from optsched.bounds import (
 )
 from optsched.bounds.base import BoundTask
 from optsched.bounds.batch import unavoidable_work
-from optsched.bounds.busy_time import prices_of, schedule_prices, tokens_of
+from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.paths_kernel import Shared
+from optsched.bounds.shares_kernel import scale_to_one
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.strategies import allowed_policies
@@ -40,6 +43,9 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "
 OBJECTIVE = {name: one.objectives[0] for name, one in bounds().items() if one.time_unit == "second"}
 """Every bound in seconds, and the metric that it bounds."""
 
+
+NEVER_BEATEN = ("clock", "shares", "busy-time")
+"""The bounds of which each is the best at some load."""
 
 JOINT = ("work", "busy-time", "paths")
 """The bounds on a weighted sum of mean latency and mean TTFT."""
@@ -71,7 +77,7 @@ def test_one_request_alone_is_its_chain() -> None:
     assert value_of("prefill-work", instance, PLAIN) == pytest.approx(0.020, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["clock", "pieces", "paths", "busy-time", "work"])
+@pytest.mark.parametrize("name", ["clock", "pieces", "paths", "shares", "busy-time", "work"])
 def test_requests_that_never_meet_take_no_less_than_any_bound(name: str) -> None:
     # Each is done 0.08 s before the next arrives, so fcfs serves every one alone: it is optimal.
     cost = load_cost_model("llama2-7b-a100-infermax")
@@ -203,6 +209,19 @@ def prices(generator: np.random.Generator, instance: Instance, cost: BatchCost) 
     yield end / cells, np.zeros(cells), high * generator.random(cells) ** 3
 
 
+def wild_shares(
+    generator: np.random.Generator, tokens: Tokens, width: float, cells: int
+) -> tuple[Shared, np.ndarray]:
+    """Return prices p3 and shares at random, and room for the multipliers of each request."""
+    cell = np.array([cell_at(at, width) for at in tokens.arrival])
+    begin = np.concatenate([[0], np.cumsum(generator.integers(0, cells + 1, len(cell)))])
+    share = generator.random(begin[-1]) ** generator.choice([0, 1, 9])
+    high = generator.choice([0.0, 0.3, 2.0])
+    shared = Shared(high * generator.random(cells) ** 3, begin, share)
+    scale_to_one(shared, cell, int(cell.max()) + cells)
+    return shared, np.zeros((len(cell), 2))
+
+
 def check_tiny(seed: int, count: int) -> None:
     generator = np.random.default_rng(seed)
     for _ in range(count):
@@ -222,6 +241,12 @@ def check_tiny(seed: int, count: int) -> None:
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                 assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
+                shared, centre = wild_shares(generator, tokens, width, len(p2))
+                for _ in range(2):  # the second time around the multipliers that were best
+                    found = paths_module.value_at(
+                        tokens, width, p2, levels, shared=shared, centre=centre
+                    )
+                    assert found <= tel * (1 + 1e-12), about
         piece = piece_of(BoundTask(instance, cost))
         for nodes in (1, 4, 40):
             # A smaller share eta leaves eta alone_k <= w_k.
@@ -327,13 +352,13 @@ def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rate", "name"), [(2.0, "clock"), (10.0, "paths"), (30.0, "busy-time")])
+@pytest.mark.parametrize(("rate", "name"), [(2.0, "clock"), (10.0, "shares"), (30.0, "busy-time")])
 def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = poisson(rate)
     quick, origin = lower_bound(instance, cost_model=cost)
     assert origin == "work"
-    by_name = {one: value_of(one, instance, cost, 10.0) for one in ("clock", "paths", "busy-time")}
+    by_name = {one: value_of(one, instance, cost, 10.0) for one in NEVER_BEATEN}
     assert max(by_name, key=by_name.__getitem__) == name
     told: list[str] = []
     value, origin = lower_bound(
@@ -401,6 +426,58 @@ def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
             assert tel is not None
             assert values[-1] <= tel
     assert more > 10
+
+
+@pytest.mark.parametrize("cases", parts(8, 400))
+def test_no_policy_beats_the_bounds_that_search(cases: range) -> None:
+    # Each of some 30 policies may come close in its own way. The load goes from a tenth to twice
+    # what the machine can do; half of the instances are short of memory, so that they evict.
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    judged, evicted = 0, 0
+    for case in cases:
+        generator = np.random.default_rng(1000 + case)
+        n = int(generator.integers(10, 60))
+        instance = replace(
+            poisson(float(np.exp(generator.uniform(-0.5, 2.7))), n, 1000 + case),
+            kv_capacity=int(generator.choice([6000, 100_000])),
+        )
+        if generator.random() < 0.5:
+            instance = predict(instance, "noisy:mae=60")
+        bound = {name: value_of(name, instance, cost, 1.0) for name in NEVER_BEATEN}
+        for policy in allowed_policies(instance):
+            try:
+                judgement = evaluate(instance, simulate(instance, policy, cost), cost)
+            except OptschedError:
+                continue
+            tel = judgement.metrics["tel"]
+            assert tel is not None
+            if judgement.workers == 1:
+                judged += 1
+                evicted += int(judgement.evictions.sum())
+                for name, value in bound.items():
+                    assert value <= tel, f"{name} {policy} {case}"
+    assert judged > 10 * len(cases)
+    assert evicted > 0
+
+
+def test_requests_that_share_a_fixed_cost_pay_all_of_it() -> None:
+    # Two requests at 0 with 3 tokens each; one layer, prefill 10 + 7 + 1 = 18 ms, steps of 15 + 1.
+    # p3 = 1 from 0 to 0.05 s, and each has a half of it. Any path of 18 + 2 * 16 = 50 ms without
+    # pauses pays 1 + 17 / 2 for the prefill and 1 + 15 / 2 for each step: 9.5 + 17 = 26.5 ms.
+    # p3 costs 50 ms in all, so the bound is 2 * (50 + 26.5) - 50 = 103 ms. Without the halves
+    # each pays 3 ms, and it is 56 ms. Cells lose a little.
+    instance = Instance(
+        [0.0, 0.0], [1, 1], [3, 3], kv_capacity=100, time_unit="second", kv_accounting="cached"
+    )
+    tokens, cells = tokens_of(instance, PLAIN), 5000
+    price, width = np.where(np.arange(cells) < cells // 2, 1.0, 0.0), 0.1 / cells
+    begin = np.array([0, cells, 2 * cells])
+    for share, expected in ((0.5, 0.103), (0.0, 0.056)):
+        shared = Shared(price, begin, np.full(2 * cells, share))
+        levels = np.linspace(0.02, 30, 200)
+        value = paths_module.value_at(tokens, width, np.zeros(cells), levels, shared=shared)
+        assert value == pytest.approx(expected, rel=0.01)
+        assert value <= expected
 
 
 def test_cuts_are_where_few_are_in_the_system_and_nowhere_else() -> None:

@@ -13,7 +13,10 @@ import pytest
 import optsched
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NAMES = ("first_hour", "gap", "eviction", "unknown_lengths", "price_of_memory", "load", "my_vllm")
+NAMES = (
+    "first_hour", "gap", "eviction", "unknown_lengths", "price_of_memory", "load", "how_many_gpus",
+    "my_vllm",
+)  # fmt: skip
 """The stops of the tour, in order."""
 
 

@@ -8,6 +8,7 @@ import pytest
 from optsched import BatchCost, Instance, bound, capacity, evaluate, load_cost_model, solve
 from optsched.bounds.service import most_within
 from optsched.optimize.search.on_time import serve_in_time
+from optsched.optimize.search.on_time_kernel import let_go
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 
@@ -35,7 +36,7 @@ def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
         [0.0, 0.001, 0.002, 0.003], [100, 20, 20, 20], [1] * 4, kv_capacity=1000,
         time_unit="second",
     )  # fmt: skip
-    found = serve_in_time(instance, PLAIN, Budget(5.0), enough=3, slos={"slo_ttft": 0.115})
+    found = serve_in_time(instance, PLAIN, Budget(60.0), enough=3, slos={"slo_ttft": 0.115})
     assert found is not None
     assert found.good.tolist() == [False, True, True, True]
     judged = evaluate(instance, found.schedule, PLAIN, slo_ttft=0.115)
@@ -96,3 +97,40 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     assert found.best == offline or offline.value == paced.value
     with pytest.raises(UsageError, match="expected one worker"):
         capacity(stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=2.0, **SLOS)
+
+
+def test_whom_a_machine_without_batches_lets_go() -> None:
+    # Prefills of 6, 2 and 2 s at 0, 1 and 1.5, due at 7, 5 and 5.5; the last decodes 3 s by 9. The
+    # short ones are due by 5.5 and then 3 s are left of the long one, until 8 > 7: it has the most
+    # work of what must lie in [0, 7]. Without it all are done by 5.5 and 8.5 <= 9.
+    release, first = np.array([0.0, 1.0, 1.5]), np.array([7.0, 5.0, 5.5])
+    last, decodes = np.array([np.inf, 5.0, 9.0]), np.array([0.0, 0.0, 3.0])
+    prefill = np.array([6.0, 2.0, 2.0])
+    assert let_go(release, first, last, prefill, decodes).tolist() == [True, False, False]
+    # Due at 10 instead, the long one is in time, but the decodes are not: 6 + 2 + 2 + 3 > 9 - 0.
+    later = np.array([10.0, 5.0, 5.5])
+    assert let_go(release, later, last, prefill, decodes).tolist() == [True, False, False]
+    last[2] = 13.0
+    assert not let_go(release, later, last, prefill, decodes).any()
+    assert not let_go(release, np.full(3, np.inf), np.full(3, np.inf), prefill, decodes).any()
+
+
+def test_those_who_are_left_fit_by_earliest_deadlines() -> None:
+    # All work between two moments that must lie there fits there: enough for earliest deadlines.
+    generator = np.random.default_rng(5)
+    dropped = 0
+    for _ in range(40):
+        n = int(generator.integers(2, 9))
+        release = np.sort(generator.uniform(0, 6, n))
+        first, rest = generator.uniform(1, 4, n), generator.uniform(0, 4, n)
+        prefill, decodes = generator.uniform(0.2, 2, n), generator.uniform(0, 1, n)
+        gone = let_go(release, release + first, release + first + rest, prefill, decodes)
+        stay = ~gone
+        begin = np.tile(release[stay], 2)
+        end = np.concatenate([(release + first)[stay], (release + first + rest)[stay]])
+        work = np.concatenate([prefill[stay], decodes[stay]])
+        for a in begin:
+            for b in end:
+                assert work[(begin >= a) & (end <= b)].sum() <= max(b - a, 0) + 1e-6
+        dropped += int(gone.sum())
+    assert dropped > 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from dataclasses import replace
 from fractions import Fraction
 from operator import add
 
@@ -213,6 +214,54 @@ def test_no_schedule_in_seconds_serves_more() -> None:
 @pytest.mark.parametrize("seed", range(10, 15))
 def test_the_same_in_seconds_by_the_hundred(seed: int) -> None:
     check_seconds(seed, 400)
+
+
+def check_workers_in_seconds(seed: int, count: int) -> int:
+    """Compare two workers with the best split, and with one worker, longer limits and the rate."""
+    generator = np.random.default_rng(seed)
+    judged = gained = 0
+    while judged < count:
+        instance, cost = tiny(generator)
+        if not 2 <= instance.n <= 3 or int(instance.output_tokens.sum()) > 5:
+            continue
+        try:
+            queue = evaluate(instance, simulate(instance, "fcfs", cost), cost)
+        except OptschedError:
+            continue
+        slos = {  # tight: the last one of first come first served is late
+            name: float(generator.uniform(0.4, 0.95) * column.max())
+            for name, column in (("slo_ttft", queue.ttft), ("slo_latency", queue.latency))
+            if name == "slo_latency" or generator.random() < 0.5
+        }
+        longer = {name: 1.5 * limit for name, limit in slos.items()}
+        everybody = np.arange(instance.n)
+        served = [most_by_search(instance, cost, limits) for limits in (slos, longer)]
+        split = served[0]
+        for bits in range(1, 2 ** (instance.n - 1)):
+            one = (bits >> everybody) & 1 == 1
+            parts = (instance.subset(everybody[who]) for who in (one, ~one))
+            split = max(split, sum(most_by_search(part, cost, slos) for part in parts))
+        case = (instance.to_dict(), dict(cost.coefficients), slos)
+        most = [most_within(instance, cost, slos, workers) for workers in (1, 2, 3)]
+        assert served[0] <= served[1], case
+        assert split <= most[1], case
+        assert most == sorted(most), case
+        assert most[0] <= most_within(instance, cost, longer), case
+        faster = replace(instance, arrival=instance.arrival / 2)
+        assert most_within(faster, cost, slos) <= most[0], case
+        judged += 1
+        gained += split > served[0]
+    return gained
+
+
+def test_two_workers_in_seconds_serve_no_more() -> None:
+    assert check_workers_in_seconds(6, 12) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40, 45))
+def test_two_workers_in_seconds_by_the_hundred(seed: int) -> None:
+    check_workers_in_seconds(seed, 400)
 
 
 @pytest.mark.parametrize("model", ["llama2-7b-a100-infermax", "plain"])

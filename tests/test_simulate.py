@@ -48,6 +48,8 @@ VALUES = {
     "prefill_schedule_interval": ["3"],
     "policy": ["priority"],
     "hold": ["1", "1.5", "9"],
+    "catch_up": ["0.5", "0.9"],
+    "lump": ["1", "2.5"],
     "by_slack": ["true"],
     "late_last": ["true", "false"],
     "factor": ["3"],

@@ -284,7 +284,7 @@ def _least(
         c += 1
 
 
-@njit
+@njit(nogil=True)
 def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
     """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
 

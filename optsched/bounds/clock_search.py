@@ -1,8 +1,8 @@
 r"""Branching on who waits for whom: the bound of `optsched.bounds.clock` on a short piece.
 
-The clock Psi, exclusive time X_i, progress c_i, T_i, R_i and r_i are those of that module, with all
-own work of prefills exclusive (x_i = P_i, so that d_i = f_1). Requests are in order of arrival. Let
-sigma_i be the clock when i's progress begins, and U_i = Psi(C_i) - T_i. It is at least sigma_i, for
+The clock Psi, exclusive time X_i, progress c_i, x_i, d, T_i, R_i and r_i are those of that module.
+Requests are in order of arrival. a_k and C_k are the arrival and the completion of k. Let sigma_i
+be the clock when i's progress begins, and U_i = Psi(C_i) - T_i. It is at least sigma_i, for
 progress grows at most as fast as the clock. Progress at Psi is at least Psi - U_i before C_i.
 
 *Branching.* Either i begins before k completes, sigma_i < Psi(C_k), or it is *after* k. A node of
@@ -10,7 +10,7 @@ the search has decided this for some pairs. Let s_i be a lower bound on sigma_i,
 one on Psi(C_k). Where i is after k, s_i is at least e_k.
 
 *The clock at arrivals.* At most G_i(c) of exclusive time has passed at progress c, where G_i(c) is
-x_i for c < d_i, and then x_i + r_i (c - d_i) plus the exclusive part of one token, but never more
+x_i for c < d, and then x_i + r_i (c - d) plus the exclusive part of one token, but never more
 than R_i. Progress at a_k is at most Psi(a_k) - s_i. So with
 
     F_A(L) = L + sum_{i < k, i in A} G_i(max(0, L - s_i))
@@ -26,15 +26,16 @@ X_i(a_k). So
 
     C_k >= max(U_k, L_k^S) + T_k + R_k + sum_{i != k, not in S} X_i(C_k),
     X_i(C_k) >= x_i [U_i < e_k or i begins before k completes]
-                + r_i min(T_i - d_i, max(0, e_k - U_i - d_i)).
+                + r_i min(T_i - d, max(0, e_k - U_i - d)).
 
 Summed over k, the terms with U_i stand alone: with b_i = max(s_i, L_i^S) they are at least
 
     b_i + min_{u >= 0} [ u + sum_{k != i, i not after k} h_ik(e_k - b_i - u) ],
 
-h_ik being the right-hand side of X_i(C_k). (For U_i < b_i nothing is gained, since h falls with
+h_ik(y) = x_i [y > 0 or i begins before k completes] + r_i min(T_i - d, max(0, y - d)) being the
+right-hand side of X_i(C_k) with y = e_k - U_i. (For U_i < b_i nothing is gained, since h falls with
 U_i.) This function of u is piecewise linear and falls by jumps, so its least value is at the
-corners e_k, e_k - d_i and e_k - T_i, or at 0.
+corners e_k, e_k - d and e_k - T_i, or at 0.
 
 *Search.* The node with the least value is taken first. The request i that would gain most from
 u > 0 is decided against the last k that it waits for. The least value among open nodes is a bound,
@@ -114,7 +115,7 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
             elif level < last:
                 slope += rate[i]
                 end = min(end, last)
-        if now + (end - level) * slope >= arrival[k]:
+        if now + (end - level) * slope >= arrival[k] or end <= level:  # what is left is no time
             level += (arrival[k] - now) / slope
             break
         now += (end - level) * slope
@@ -219,7 +220,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     return total - _SAFETY * completions, first, second
 
 
-@njit
+@njit(nogil=True)
 def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     """Return the bound on total latency that a search of so many nodes proves, and its tree.
 

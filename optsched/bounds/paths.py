@@ -80,7 +80,7 @@ from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, margin, tokens_of
 from optsched.bounds.certificate import paths_leaf, work_leaf
-from optsched.bounds.paths_kernel import WINDOW, costs_of_paths
+from optsched.bounds.paths_kernel import WINDOW, Shared, Use, costs_of_paths
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
@@ -105,8 +105,10 @@ def value_at(
     width: float,
     price: Floats,
     levels: Floats,
-    use: Floats | None = None,
+    use: Use | None = None,
     ttft_weight: float = 0.0,
+    shared: Shared | None = None,
+    centre: Floats | None = None,
 ) -> float:
     """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
 
@@ -120,25 +122,51 @@ def value_at(
     levels : ndarray of float64
         Which multipliers are tried. They are best for steady prices of these times the mean price
         after the arrival.
-    use : ndarray of float64, shape (cells,), optional
-        Receives the machine time that the best paths use, as a share of each cell.
+    use : Use, optional
+        What the best paths use is added.
     ttft_weight : float
         The weight a of first tokens.
+    shared : Shared, optional
+        Prices p3 and shares, see `optsched.bounds.shares`. Default: none.
+    centre : ndarray of float64, shape (n, 2), optional
+        The multipliers that levels refer to, see `costs_of_paths`. Changed in place.
 
     Returns
     -------
     float
         Seconds; it may be negative.
     """
-    used = np.zeros(0) if use is None else use
-    total = costs_of_paths(tokens, tokens.chain, width, price, levels, used, ttft_weight)
-    paid = float(price.sum()) * width
+    empty = np.zeros(0)
+    use = Use(empty, empty, empty) if use is None else use
+    shared = nothing_shared(tokens, price) if shared is None else shared
+    centre = np.zeros((0, 2)) if centre is None else centre
+    total = costs_of_paths(
+        tokens, tokens.chain, width, price, shared, levels, centre, use, ttft_weight
+    )
+    paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
     return total * (1 - safe) - paid * (1 + safe)
 
 
-def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Floats, Floats]:
-    """Return the arrivals and completions of an online schedule.
+def nothing_shared(tokens: Tokens, price: Floats) -> Shared:
+    """Return prices p3 of 0 and no shares.
+
+    Parameters
+    ----------
+    tokens : Tokens
+    price : ndarray of float64, shape (cells,)
+        Prices p2.
+
+    Returns
+    -------
+    Shared
+    """
+    none = np.zeros(len(tokens.arrival) + 1, np.int64)
+    return Shared(np.zeros(len(price)), none, np.zeros(0))
+
+
+def finish_online(instance: Instance, cost: BatchCost, chain: Floats) -> Floats:
+    """Return the completions of an online schedule.
 
     The schedule is that of ``least-work``. Where it cannot run, every request is taken to be
     alone.
@@ -153,17 +181,16 @@ def in_system(instance: Instance, cost: BatchCost, chain: Floats) -> tuple[Float
 
     Returns
     -------
-    arrival, finish : ndarray of float64, shape (n,)
-        Seconds from the first arrival, each sorted.
+    ndarray of float64, shape (n,)
+        Seconds from the first arrival.
     """
-    arrival = instance.release
     try:
         with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
             warnings.simplefilter("ignore")
             finish = evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
     except OptschedError:  # a prompt beyond a hard limit that it does not split
-        finish = arrival + chain
-    return np.sort(arrival), np.sort(np.asarray(finish, dtype=np.float64))
+        finish = instance.release + chain
+    return np.asarray(finish, dtype=np.float64)
 
 
 def paths(task: BoundTask, budget: Budget) -> Proof:
@@ -190,7 +217,8 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
     best = float(chain.sum()) * (1 - margin(task.instance.n))
     if weight > 0:
         best = (1 - weight) * best + weight * float(tokens.first.sum()) * (1 - margin(per))
-    arrived, finished = in_system(task.instance, task.batch_cost, chain)
+    arrived = np.sort(tokens.arrival)
+    finished = np.sort(finish_online(task.instance, task.batch_cost, chain))
     if budget.limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
         tree = work_leaf() if task.objective == TOTAL_LATENCY else None
         return Proof(best / per, tree=tree)
@@ -203,18 +231,18 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
     steady = min(steady, 1.0) * max(1 - weight, _LEAST_SCALE)
     start = 1.2 * steady * number**1.5
     floor = np.where(number > 0, 0.1 * steady, 0.0)
-    use = np.zeros(len(start))
+    use = Use(np.zeros(len(start)), np.zeros(len(start)), np.zeros(0))
     spent = 0.0
 
     def measured(price: Floats) -> float:
         nonlocal spent
         before = time.perf_counter()
-        use[:] = 0.0
+        use.machine[:] = 0.0
         value = value_at(tokens, width, price, _LEVELS, use, weight)
         spent = time.perf_counter() - before
         return value
 
-    value_at(tokens, 1.0, np.zeros(1), _LEVELS, np.zeros(1), weight)  # compiles
+    value_at(tokens, 1.0, np.zeros(1), _LEVELS, Use(*np.zeros((3, 1))), weight)  # compiles
     price: Floats = np.asarray(start, dtype=np.float64)
     best_price, reached = price, -np.inf
     steps = stale = 0
@@ -225,7 +253,7 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
         else:
             stale += 1
         step = 0.4 / (1 + steps / 4)
-        price = np.maximum(price * np.exp(step * np.clip(use - 1, -2, 2)), floor)
+        price = np.maximum(price * np.exp(step * np.clip(use.machine - 1, -2, 2)), floor)
         steps += 1
     while budget.left_s > 7 * spent:  # the clipped steps tend to end at prices that are too low
         value = measured(best_price * 1.03)

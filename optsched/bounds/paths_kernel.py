@@ -20,7 +20,7 @@ def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt:
     """Return g. ``root`` is sqrt(nu), and ``sqrt`` is sqrt(price work)."""
     if sqrt >= root:
         return 0.0
-    if sqrt * (fixed + work) >= root * work:
+    if fixed > 0 and sqrt * (fixed + work) >= root * work:
         return (root - sqrt) ** 2 / fixed
     return max(0.0, nu / (fixed + work) - price)
 
@@ -30,7 +30,7 @@ def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
     """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
     if work <= 0 or sqrt >= root:
         return 0.0
-    if sqrt * (fixed + work) >= root * work:
+    if fixed > 0 and sqrt * (fixed + work) >= root * work:
         ratio = sqrt / root
         return work * (1 - ratio) / (fixed * ratio)
     return 1.0
@@ -45,6 +45,42 @@ def _worth(work: float, fixed: float, price: float) -> float:
     return (fixed + room) * (1 + price * work / room)
 
 
+class Shared(NamedTuple):
+    """Prices under which requests share fixed costs: p3 and mu of `optsched.bounds.shares`.
+
+    Attributes
+    ----------
+    price : ndarray of float64, shape (cells,)
+        Prices p3 >= 0.
+    begin : ndarray of int64, shape (n + 1,)
+        Where the shares of each request begin in ``share``. The first is for the cell of its
+        arrival, and each next one is for the next cell.
+    share : ndarray of float64
+        Shares >= 0. Those of one cell have a sum of at most 1.
+    """
+
+    price: Floats
+    begin: NDArray[np.int64]
+    share: Floats
+
+
+class Use(NamedTuple):
+    """What the best paths use. Empty arrays are left as they are.
+
+    Attributes
+    ----------
+    machine, shared : ndarray of float64, shape (cells,)
+        The machine time that is charged under each of the two prices, as a share of each cell.
+    fixed : ndarray of float64
+        Fixed cost of its batches that each request sits through, as a share of the cell, by the
+        index of `Shared.share`.
+    """
+
+    machine: Floats
+    shared: Floats
+    fixed: Floats
+
+
 class Grid(NamedTuple):
     """Prices on cells.
 
@@ -53,12 +89,14 @@ class Grid(NamedTuple):
     width : float
         Width of a cell, in seconds.
     price, roots : ndarray of float64, shape (cells,)
-        Prices and their square roots.
+        Prices p2 and their square roots.
+    shared : Shared
     """
 
     width: float
     price: Floats
     roots: Floats
+    shared: Shared
 
 
 class Window(NamedTuple):
@@ -119,6 +157,8 @@ class Phase(NamedTuple):
         Multiplier, own work and fixed cost of a batch, and number of batches.
     weight : float
         The weight of the first token.
+    number : int
+        Number of the request.
     """
 
     arrival: float
@@ -131,6 +171,15 @@ class Phase(NamedTuple):
     fixed: float
     batches: float
     weight: float
+    number: int
+
+
+@njit
+def _left(nu: float, number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> float:
+    """Return what a multiplier leaves in the j-th cell, c, after what p3 asks for."""
+    at = s.begin[number] + j
+    share = s.share[at] if at < s.begin[number + 1] else 0.0
+    return max(0.0, nu - s.price[c] * (own + fixed * share))
 
 
 @njit(forceinline=True)
@@ -138,12 +187,13 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in the gains of a multiplier and their integral."""
     gains, area = window.gains, window.area
     width, price, roots = grid.width, grid.price, grid.roots
-    root, scale = np.sqrt(phase.nu), np.sqrt(phase.own)
+    scale = np.sqrt(phase.own)
     area[0] = 0.0
     for j in range(span):
         c = phase.c0 + j
         if c < price.shape[0]:
-            g = _gain(phase.nu, root, phase.own, phase.fixed, price[c], roots[c] * scale)
+            nu = _left(phase.nu, phase.number, j, c, phase.own, phase.fixed, grid.shared)
+            g = _gain(nu, np.sqrt(nu), phase.own, phase.fixed, price[c], roots[c] * scale)
         else:
             g = phase.nu / (phase.fixed + phase.own)
         gains[j] = g
@@ -254,14 +304,16 @@ def _best_end(
     return best, at
 
 
-@njit
+@njit(nogil=True)
 def costs_of_paths(
     tokens: Tokens,
     chain: Floats,
     width: float,
     price: Floats,
+    shared: Shared,
     levels: Floats,
-    use: Floats,
+    centre: Floats,
+    use: Use,
     ttft_weight: float,
 ) -> float:
     """Return the sum of the min costs of all requests.
@@ -274,11 +326,14 @@ def costs_of_paths(
     width : float
         Width of a cell, in seconds.
     price : ndarray of float64, shape (cells,)
+    shared : Shared
     levels : ndarray of float64
         Which multipliers are tried, see `optsched.bounds.paths.value_at`.
-    use : ndarray of float64, shape (cells,) or (0,)
-        The machine time that the best paths use is added, as a share of each cell. An empty
-        array is left as it is.
+    centre : ndarray of float64, shape (n, 2) or (0, 2)
+        If given, ``levels`` are times these multipliers, for the prefill and for the steps of
+        each request. Receives the best ones. Zeros count as not given.
+    use : Use
+        What the best paths use is added.
     ttft_weight : float
         The weight a of first tokens.
 
@@ -288,7 +343,8 @@ def costs_of_paths(
         Seconds.
     """
     cells = price.shape[0]
-    grid = Grid(width, price, np.sqrt(price))
+    grid = Grid(width, price, np.sqrt(price), shared)
+    whole = price + shared.price
     window = Window(
         np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
@@ -308,25 +364,27 @@ def costs_of_paths(
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
         mean = 0.0
         for j in range(span):
-            mean += price[c0 + j] if c0 + j < cells else 0.0
+            mean += whole[c0 + j] if c0 + j < cells else 0.0
         mean = max(mean / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
             nus[1, k] = (
                 rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
             )
+            if centre.shape[0] > 0 and centre[i, 0] > 0:
+                nus[0, k], nus[1, k] = centre[i, 0] * levels[k], centre[i, 1] * levels[k]
         while True:
             low = np.inf
             for j in range(span):
-                low = min(low, price[c0 + j] if c0 + j < cells else 0.0)
+                low = min(low, whole[c0 + j] if c0 + j < cells else 0.0)
                 window.least[j] = low
             for k in range(levels.shape[0]):
-                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early)
+                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)
                 _integrate(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
             _delay_prefill(window, width, phase, span)
             for k in range(levels.shape[0] if m > 0 else 0):
-                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early)
+                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early, i)
                 _integrate(window, grid, phase, span)
                 _end_steps(window, width, phase, extra, span, k)
             best, at = _best_end(window, width, phase, m, span)
@@ -337,15 +395,27 @@ def costs_of_paths(
                 break
             span = min(WINDOW, 2 * span)
         total += min(best, beyond)
-        if use.shape[0] == 0 or at < 0:
+        if use.machine.shape[0] == 0 or at < 0:
             continue
         j = at
         for step in range(1 if m > 0 else 0, -1, -1):
             start = 0 if step == 0 else window.begin[j]
             nu = nus[step, window.level[j] if step == 0 else window.level_after[j]]
-            root, scale = np.sqrt(nu), np.sqrt(own[step])
+            if centre.shape[0] > 0:
+                centre[i, step] = nu
+            scale = np.sqrt(own[step])
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
-                share = 1.0 if c > c0 else lead / width
-                use[c] += share * _used(root, own[step], fixed[step], grid.roots[c] * scale)
+                part = 1.0 if c > c0 else lead / width
+                left = _left(nu, i, c - c0, c, own[step], fixed[step], shared)
+                used = _used(np.sqrt(left), own[step], fixed[step], grid.roots[c] * scale)
+                # used is w / (T - f), so T = f + w / used.
+                rate = used / (fixed[step] * used + own[step]) if used > 0 else 0.0
+                use.machine[c] += part * used
+                at = shared.begin[i] + c - c0
+                share = 0.0
+                if at < shared.begin[i + 1]:
+                    share = shared.share[at]
+                    use.fixed[at] += part * rate * fixed[step]
+                use.shared[c] += part * rate * (own[step] + fixed[step] * share)
             j = start if start >= 0 else -1 - start
     return total

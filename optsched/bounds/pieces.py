@@ -9,11 +9,13 @@ whole.
 
 Load comes and goes. One bound for the whole trace is then the wrong one for most of it: where
 requests queue for minutes, only their order counts (`optsched.bounds.busy_time`), and where few are
-in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.paths`).
+in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.shares`). Beside
+`optsched.bounds.shares`, which has no certificate, runs `optsched.bounds.paths`, which has one.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -24,14 +26,16 @@ from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import in_system, paths
+from optsched.bounds.paths import finish_online, paths
+from optsched.bounds.shares import shares
 from optsched.problem.budget import Budget
 
 _FEWEST, _MOST = 60, 180
 """Requests of a piece, unless it is never quiet."""
 _QUIET = 5
 """At a cut so many requests are in the system at most."""
-_CLOCK_SHARE = 0.4
+_CLOCK_SHARE, _PATHS_SHARE = 0.25, 0.3
+_THREADS = 2
 _SAFETY = 1e-9
 
 
@@ -55,19 +59,28 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     instance = task.instance
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
-    arrived, finished = in_system(instance, task.batch_cost, chain)
-    total, trees = 0.0, []
-    for first, last in cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET):
+    arrived = np.sort(instance.release)
+    finished = finish_online(instance, task.batch_cost, chain)
+
+    def prove(ends: tuple[int, int]) -> list[Proof]:
+        first, last = ends
         piece = replace(task, instance=instance.subset(order[first:last]), known=None)
         proofs = [work_tel(piece, budget)]
         if not budget.over:
-            part = budget.part((last - first) / (instance.n - first))
+            part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
             proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
-            proofs.append(paths(piece, part))
-        total += max(proof.value for proof in proofs)
-        certified = max((one for one in proofs if one.tree), key=lambda one: one.value)
-        trees.append((first, last - 1, certified.tree))
+            proofs.append(paths(piece, part.part(_PATHS_SHARE)))
+            proofs.append(shares(piece, part))
+        return proofs
+
+    cuts = cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET)
+    total, trees = 0.0, []
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
+            total += max(proof.value for proof in proofs)
+            certified = max((one for one in proofs if one.tree), key=lambda one: one.value)
+            trees.append((first, last - 1, certified.tree))
     return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
 
 

@@ -69,6 +69,8 @@ def late_last(*, max_batch_tokens: int = TOKENS, max_running: int | None = None)
 def paced(
     *,
     hold: float = 2.0,
+    catch_up: float = 1.0,
+    lump: float = 0.5,
     late_last: bool = True,
     by_slack: bool = False,
     eviction_free: bool = False,
@@ -80,6 +82,11 @@ def paced(
     ----------
     hold : float
         Requests that are more than so many tokens ahead of their pace let prefills go first, >= 1.
+    catch_up : float
+        Below 1 a request may fall behind its pace as far as the tokens that it has left, as
+        predicted, can make up for it at this share of its limit each.
+    lump : float
+        Prefills come in lumps of at least so many tokens' time, >= 0.5, even if others fall behind.
     late_last : bool
         Whether requests that can no longer be in time wait behind all others.
     by_slack : bool
@@ -96,6 +103,8 @@ def paced(
         late_last=late_last,
         paced=True,
         hold=hold,
+        catch_up=catch_up,
+        lump=lump,
         admission="reserve" if eviction_free else "present",
         chunked=True,
         max_running=max_running,

@@ -82,11 +82,18 @@ class Rules(Runner):
         that can.
     paced : bool
         Whether a batch that prefills ends before any running request falls behind its ``slo_tpot``:
-        with k tokens, the next is due k times this limit after the first. A batch may take half of
-        the limit in any case. It needs chunked prefill.
+        with k tokens, the next is due k times this limit after the first. It needs chunked prefill.
     hold : float
         While others can be prefilled, requests that are more than so many tokens ahead of their
         pace do not decode, >= 1. It needs ``paced``.
+    catch_up : float
+        The time that a later token will take, as a share of the limit, 0 < catch_up <= 1. Below 1 a
+        request may fall behind its pace as far as the tokens that it has left, as predicted, can
+        make up for it: only the mean counts. It needs ``paced``.
+    lump : float
+        After ``2 lump - 1`` batches without a prefill, one may take the time of so many tokens at
+        the largest limit, even if a request falls behind, >= 0.5. Fewer and larger prefills take
+        less time in all. It needs ``paced``.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -122,6 +129,8 @@ class Rules(Runner):
     late_last: bool = False
     paced: bool = False
     hold: float = math.inf
+    catch_up: float = 1.0
+    lump: float = 0.5
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -169,10 +178,13 @@ class Rules(Runner):
             raise InputError(
                 "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
             )
-        if (self.paced and not self.chunked) or not self.hold >= 1:
+        if (self.paced and not self.chunked) or not (
+            self.hold >= 1 >= self.catch_up > 0 and self.lump >= 0.5
+        ):
             raise InputError(
-                f"paced: found it with chunked={self.chunked} and hold={self.hold!r}; expected "
-                "chunked prefill, and hold >= 1"
+                f"paced: found it with chunked={self.chunked}, hold={self.hold!r}, catch_up="
+                f"{self.catch_up!r} and lump={self.lump!r}; expected chunked prefill, hold >= 1, "
+                "0 < catch_up <= 1 and lump >= 0.5"
             )
         if self.order == "random" and self.ties != "random":
             raise InputError(
@@ -191,9 +203,10 @@ class Rules(Runner):
     @property
     def uses_predictions(self) -> bool:
         """Whether decisions depend on predicted output lengths."""
-        return self.order in ("output", "total", "volume", "work") or self.admission in (
-            "lookahead",
-            "reserve",
+        return (
+            self.order in ("output", "total", "volume", "work")
+            or self.admission in ("lookahead", "reserve")
+            or self.catch_up < 1
         )
 
     def on(self, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
@@ -260,6 +273,8 @@ class Rules(Runner):
             rules.late_last,
             rules.paced,
             rules.hold,
+            1 - rules.catch_up,
+            rules.lump,
             bool((predicted < instance.output_tokens).any()),
             rules.max_batch_tokens or UNLIMITED,
             rules.max_prefill_tokens or UNLIMITED,

@@ -5,11 +5,16 @@ is *let go* waits until all others have their first tokens, and takes no time fr
 search decides who that is, by three kinds of steps.
 
 *Ways.* The scheduler runs once in each of a few ways: by arrival or shortest prompt first, with
-more or less patience, and with or without evictions.
+larger or smaller lumps of prefills, and with or without evictions.
+
+*A machine without batches.* Work that can be interrupted at any time is served by earliest
+deadlines: a prefill by the limit on the first token, the decodes by that on the last. If a deadline
+is missed, the one with the most work is let go of those that must lie between the last idle moment,
+or later deadline, and this one. With one release time and one job each that is the rule of Moore
+and Hodgson. The fixed costs of batches are a factor of the work, of which a few are tried.
 
 *One of each crowd.* As long as requests are late that were not let go, the largest one is let go of
-each crowd, which is a stretch of time in which requests wait. For one machine and no arrivals this
-is the rule of Moore and Hodgson. The size is the own work of the prefill and a share of the rest.
+each crowd, which is a stretch of time in which requests wait.
 
 *Many small changes at once.* Requests that were let go are taken back, and others are let go, in
 many places of the trace in one run. Those changes are kept around which no fewer are in time.
@@ -20,7 +25,7 @@ Counts are the judge's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -43,11 +48,17 @@ from optsched.workloads.predict import predict
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+_LUMPS: Mapping[str, Any] = {"hold": 6.0, "catch_up": 0.8, "lump": 3.0, "admission": "reserve"}
 _WAYS: tuple[Mapping[str, Any], ...] = (
-    {"order": "arrival", "hold": 2.0, "admission": "reserve"},
+    {"order": "arrival", **_LUMPS},
+    {"order": "prompt", **_LUMPS},
     {"order": "prompt", "hold": 2.0, "admission": "reserve"},
     {"order": "arrival", "hold": 4.0},
 )
+_FACTORS = (1.15, 1.2, 1.1, 1.25)
+"""The factors of the work, the likeliest first."""
+_STRETCHES = (1, 3, 2)
+"""Places in a stretch of requests that takes the best of several runs."""
 _DECODES = 0.3
 """The share of decode work in the size of a request."""
 _WAITED = 0.15
@@ -130,9 +141,9 @@ def serve_in_time(
         search.serve(nobody if start is None else start.gone, way)
         if search.over:
             return search.best
-    best = search.best
-    for way in {0, best.way} if best is not None else ():
-        search.thin_out(nobody if start is None else start.gone, way)
+    search.relax(dict.fromkeys((0, 0 if search.best is None else search.best.way)))
+    if search.best is not None:
+        search.thin_out(search.best.gone, search.best.way)
     if search.best is not None and (
         enough is None or search.best.total >= enough - _HOPELESS * instance.n
     ):
@@ -164,7 +175,8 @@ class _Search:
         self.generator = np.random.default_rng(seed)
         work = own_work(instance.prompt_tokens, instance.output_tokens, cost)
         prefill = own_work(instance.prompt_tokens, np.ones_like(instance.output_tokens), cost)
-        self.size = prefill + _DECODES * (work - prefill)
+        self.prefill, self.decodes = prefill, work - prefill
+        self.size = prefill + _DECODES * self.decodes
         self.order = np.argsort(instance.release, kind="stable")
         self.place = np.empty(instance.n, dtype=np.int64)
         self.place[self.order] = np.arange(instance.n) // _PLACE
@@ -198,6 +210,48 @@ class _Search:
             if self.tell is not None:
                 self.tell(found)
         return found
+
+    def relax(self, ways: Iterable[int]) -> None:
+        """Let those go whom a machine without batches would, at a few factors of the work.
+
+        The way that is better at the first factor goes on. Then each stretch of requests takes the
+        factor at which most of it are in time.
+        """
+        runs: list[Served] = []
+        ways = list(ways)
+        for factor in _FACTORS:
+            gone = self.without_batches(factor)
+            tried = [self.serve(gone, way) for way in ways if not self.over]
+            found = [one for one in tried if one is not None]
+            if not found:
+                break
+            runs.append(max(found, key=lambda one: one.total))
+            ways = [runs[-1].way]
+        for width in _STRETCHES:
+            if self.over or not runs:
+                return
+            stretch = self.place // width
+            good = np.array([np.bincount(stretch, weights=one.good) for one in runs])
+            chosen = good.argmax(axis=0)[stretch]
+            mixed = np.array([one.gone for one in runs])[chosen, np.arange(len(stretch))]
+            both = self.serve(mixed, runs[-1].way)
+            if both is not None:
+                runs.append(both)
+
+    def without_batches(self, factor: float) -> Flags:
+        """Return whom to let go so that all others are in time on a machine without batches."""
+        from optsched.optimize.search.on_time_kernel import let_go
+
+        told, limits = self.told, self.limits
+        first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
+        step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
+        steps = told.output_tokens - 1
+        rest = np.where(steps > 0, step * np.maximum(steps, 1), 0.0)
+        last = np.minimum(limits["slo_latency"], first + rest)
+        release, (prefill, decodes) = told.release, (self.prefill, self.decodes)
+        return np.asarray(
+            let_go(release, release + first, release + last, factor * prefill, factor * decodes)
+        )
 
     def thin_out(self, gone: Flags, way: int) -> None:
         """Let go the largest of each crowd in which somebody is late, again and again."""

@@ -42,6 +42,7 @@ class Readable:
         self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
         self.first_at: dict[int, float] = {}  # times of first tokens
+        self.without = 0  # batches without a prefill since the last with one
         self.learn(instance)
 
     def learn(self, instance: Instance) -> None:
@@ -164,10 +165,12 @@ class Readable:
         return INFINITE if limits is None else float(limits[i])
 
     def _slack(self, view: View, i: int) -> float:
-        """Return the time until the next token is due, if each takes what it may on average."""
+        """Return the time until the next token is due by the pace, and by the tokens left."""
         if not view.decoding[i] or self._pace(i) == INFINITE:
             return INFINITE
-        due = self.first_at[i] + self._pace(i) * int(view.generated[i])
+        later = max(0, int(self.estimate(view, i)) - int(view.generated[i]) - 1)
+        spare = 1 - self.rules.catch_up
+        due = self.first_at[i] + self._pace(i) * (int(view.generated[i]) + spare * later)
         return due - (view.now - self.instance.first_arrival)
 
     def _holds(
@@ -242,7 +245,9 @@ class Readable:
         queue = self._line(view, waiting, generated)
         slacks = [self._slack(view, i) - (self._pace(i) if i in held else 0) for i in running]
         paces = [self._pace(i) for i in running if self._slack(view, i) < INFINITE]
-        time_left = max(min(slacks, default=INFINITE), max(paces, default=0.0) / 2)
+        left, least = min(slacks, default=INFINITE), max(paces, default=0.0) * rules.lump
+        wait = left < least and self.without + 1 < 2 * rules.lump
+        time_left = 0.0 if wait else max(left, least)
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)
@@ -309,6 +314,7 @@ class Readable:
                 alone = total + c > min(own_batch, own_prefill)
         if tokens:
             self.after = {i: view.kv_of(int(view.prompt_tokens[i]) + generated[i]) for i in tokens}
+            self.without = 0 if prefill else self.without + 1
         return Batch(tokens=tokens, evict=evicted)
 
     def _freed(self, view: View) -> int:

@@ -86,6 +86,7 @@ STATE_FIELDS = (
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
     ("clearings", np.int64),  # since the last completion
     ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
+    ("without", np.int64),  # batches without a prefill since the last with one
     ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
     ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
@@ -110,6 +111,8 @@ class Settings(NamedTuple):
     late_last: bool
     paced: bool
     hold: float
+    spare: float  # share of its limit that a later token does not need
+    lump: float  # of prefills, in tokens' time
     short: bool  # some prediction is too short
     max_batch_tokens: int
     max_prefill_tokens: int
@@ -366,26 +369,35 @@ def _make_room(
 
 
 @njit
+def _slack(r: Any, s: Any, settings: Settings) -> float:
+    """Return the time until a request's next token is due by its pace, and by what it has left."""
+    later = max(0, r.estimate - r.produced - 1)
+    return float(r.first_at + r.pace * (r.produced + settings.spare * later) - s.now)
+
+
+@njit
 def _held(r: Any, s: Any, settings: Settings) -> bool:
     """Whether a request that decodes waits for prefills, since it is ahead of its pace."""
-    due = r.first_at + r.pace * r.produced
-    return bool(s.holding and due - s.now > settings.hold * r.pace)
+    return bool(s.holding and _slack(r, s, settings) > settings.hold * r.pace)
 
 
 @njit
 def _time_left(requests: Any, s: Any, running: Ints, settings: Settings) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
-    A request that is held needs the time of a token for the next batch. Half of the longest pace is
-    left in any case, so that who is behind cannot stop all prefills.
+    A request that is held needs the time of a token for the next batch. Where less than a lump is
+    left, some batches have no prefills, and then one may take a lump in any case, so that who is
+    behind cannot stop all prefills.
     """
     left, least = np.inf, 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
-            slack = r.first_at + r.pace * r.produced - s.now
+            slack = _slack(r, s, settings)
             left = min(left, slack - r.pace if _held(r, s, settings) else slack)
-            least = max(least, r.pace / 2)
+            least = max(least, r.pace * settings.lump)
+    if left < least and s.without + 1 < 2 * settings.lump:
+        return 0.0
     return max(left, least)
 
 
@@ -712,6 +724,7 @@ def run(
                 s.outcome = STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
             continue
+        s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
     return columns, usage

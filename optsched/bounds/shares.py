@@ -1,0 +1,213 @@
+r"""Paths that share the fixed costs of batches: the bound where requests slow each other down.
+
+In `optsched.bounds.paths` a token pays ``mean(p2) w T / (T - f)`` for its batch of length T. With
+many others the batch is long, but nothing tells the request so: it chooses T alone, and may hurry
+while others wait for their prefills. Here a second price p3 is paid by *shares* of the fixed cost.
+The notation and the paths are those of that module; pi = p2 + p3.
+
+*Shares.* Let mu_i(t) >= 0 be any functions of time with sum_i mu_i(t) <= 1 at each t. A batch of
+length T has own works w_i and a fixed cost F, which is at least the fixed cost f_i that each of its
+requests asks for by its phase, and which has a part for the batch, one if it decodes and one if it
+prefills. So F >= sum_i mu_i(t) f_i, whoever is in the batch, and
+
+    int_B p3 = mean of p3(t) T over the batch >= sum_i mean of p3(t) (w_i + mu_i(t) f_i).
+
+Together with the inequality of `optsched.bounds.busy_time` for p2, a token pays in its batch
+
+    (1 / T) int_B [ p2 w T / (T - f) + p3 (w + mu_i f) ],       TEL >= sum (...) - int (p2 + p3).
+
+A step may come from a refill instead. Its own work and its fixed cost are no smaller than the w and
+f used (`optsched.bounds.busy_time.Tokens`), and what is paid rises with both.
+
+*Paths.* For any nu >= 0 and T >= f + w
+
+    payment >= nu - int_B g,   g = max_{T >= f + w} [ nu' / T - p2 w / (T - f) ]_+ ,
+    nu' = [nu - p3 (w + mu_i f)]_+ ,
+
+which is the g of that module with nu' in place of nu. So the rest of its proof holds: with
+nu + pi_min d_k for a later step of own work w + d_k, which pays at least pi d_k more; and for a
+prefill's chunk of own work w_c, with nu w_c / W, where
+
+    [nu w_c / W - p3 (w_c + mu f)] / T = (w_c / W) [nu - p3 (W + mu f W / w_c)] / T
+                                      <= (w_c / W) nu' / T,
+
+to which the argument for chunks there applies as it stands. With p3 = 0 the bound is that one.
+
+*Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
+proportion to N^1.5, with N the number of requests in the system, and mu is 1 / N for those in the
+system and fades out after their completions. An ascent improves all three. Where the best paths use
+more machine time than there is, under the charges of p2 or of p3, that price rises. A request's
+share rises where it takes more steps than those with whom it shares. It is as if the steps of a
+request had to be at most those of the machine, on average over its best paths.
+
+*What no prices mend.* Each request, and each single cell of its time, is priced by itself. So the
+best paths are mixtures: a request hurries now while prefills of others come later, or the reverse,
+and for half of the requests each. Where prefills take a share beta of the machine this loses up to
+about beta / 2.
+
+*Rounding* is as in that module: nu' has an absolute error below 2^-51 nu, and g falls by at most
+that over f. Shares are divided by 1 + 1e-9 times their sum.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
+from optsched.bounds.batch import PROVED_FOR
+from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
+from optsched.bounds.paths import finish_online, value_at
+from optsched.bounds.paths_kernel import Shared, Use
+from optsched.bounds.shares_kernel import improve_shares, scale_to_one
+from optsched.problem.budget import Budget
+
+_FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
+_APART = [0.025, 0.06, 0.11, 0.17, 0.25, 0.34, 0.45, 0.6, 0.8, 1, 1.3, 1.6, 2, 2.4, 3]
+_LEVELS = np.exp([0.0, *_APART, *(-one for one in _APART)])
+"""Multipliers tried, of the best ones for each request so far."""
+_CELLS_PER_LATENCY = 30
+"""Cells in the geometric mean of a request's latency and its time alone."""
+_MOST_IN_SYSTEM = 100.0
+"""Mean number of requests in the system beyond which the bound is not tried."""
+_MOST_SHARES = 20_000_000
+_P3 = 0.7
+"""Part of the first prices that is p3."""
+_STEPS = 60
+_KEPT = 0.6
+"""Part of the earlier gradients in the present one."""
+_PRICE_STEP, _SHARE_STEP = 0.2, 0.5
+_SLOWER = 4
+"""Steps after which they are half as long."""
+_HIGHEST = 8.0
+_FLOOR = 0.02
+_TAIL, _FADES = 0.2, 2.0
+"""A share after completion, of the one before it, and how fast it fades."""
+_STALE = 6
+
+
+class Start(NamedTuple):
+    """First prices and shares.
+
+    Attributes
+    ----------
+    width : float
+        Width of a cell, in seconds.
+    price : ndarray of float64, shape (cells,)
+        Prices p2.
+    shared : Shared
+        Prices p3, and shares.
+    cell : ndarray of int64, shape (n,)
+        The cell of each arrival.
+    least : ndarray of float64, shape (cells,)
+        Prices do not fall below these.
+    """
+
+    width: float
+    price: Floats
+    shared: Shared
+    cell: NDArray[np.int64]
+    least: Floats
+
+
+def start_from(tokens: Tokens, finish: Floats) -> Start:
+    """Return prices and shares that follow from completions (module's text, Prices used).
+
+    Parameters
+    ----------
+    tokens : Tokens
+    finish : ndarray of float64, shape (n,)
+        Completions in some schedule, in seconds from the first arrival. An estimate will do.
+
+    Returns
+    -------
+    Start
+    """
+    arrival, alone = tokens.arrival, float(tokens.chain.mean())
+    latency = finish - arrival
+    width = np.sqrt(alone * max(alone, float(latency.mean()))) / _CELLS_PER_LATENCY
+    width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_SHARES)
+    cells = int(finish.max() / width) + 2
+    moments = (np.arange(cells) + 0.5) * width
+    number = np.searchsorted(np.sort(arrival), moments, "right") - np.searchsorted(
+        np.sort(finish), moments, "right"
+    )
+    steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
+    whole = 1.2 * steady * number**1.5 / (1 - _P3)
+    cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
+    inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
+    many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
+    begin = np.concatenate([[0], np.cumsum(many)])
+    place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
+    past = place / np.repeat(inside, many) - 1
+    share = np.where(past < 0, 1.0, _TAIL * np.exp(-_FADES * np.maximum(past, 0.0)))
+    shared = Shared(_P3 * whole, begin, share)
+    scale_to_one(shared, cell, cells)
+    least = np.where(number > 0, _FLOOR * steady, 0.0)
+    return Start(float(width), (1 - _P3) * whole, shared, cell, least)
+
+
+def shares(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on total latency in seconds (see the module's text for the proof).
+
+    Where there are very many requests in the system, where `optsched.bounds.busy_time` is the
+    better bound, the value is the sum of chains.
+
+    Parameters
+    ----------
+    task : BoundTask
+        A task with an instance in seconds and a `BatchCost`.
+    budget : Budget
+        An evaluation starts only if it can end in time, judging by earlier ones.
+
+    Returns
+    -------
+    Proof
+        A value in seconds.
+    """
+    tokens = tokens_of(task.instance, task.batch_cost)
+    chain = tokens.chain * (1 - margin(3))
+    best = float(chain.sum()) * (1 - margin(task.instance.n))
+    finish = finish_online(task.instance, task.batch_cost, chain)
+    latency = finish - tokens.arrival
+    if budget.limit_s <= 0 or latency.sum() > _MOST_IN_SYSTEM * finish.max():
+        return Proof(best)
+    width, price, shared, cell, least = start_from(tokens, finish)
+    use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
+    kept = Use(*(np.zeros_like(one) for one in use))
+    centre = np.zeros((len(cell), 2))
+    spent, stale = 0.0, 0
+    for step in range(_STEPS):
+        if stale >= _STALE or (step > 0 and budget.left_s < 1.2 * spent):
+            break
+        before = time.perf_counter()
+        for one in use:
+            one[:] = 0.0
+        levels = _FIRST_LEVELS if step == 0 else _LEVELS
+        value = value_at(tokens, width, price, levels, use, shared=shared, centre=centre)
+        best, stale = (value, 0) if value > best else (best, stale + (value > 0))
+        for new, old in zip(use, kept, strict=True):
+            old[:] = _KEPT * old + (1 - _KEPT) * new
+        slower = 1 / (1 + step / _SLOWER)
+        for p, used, floor in ((price, kept.machine, least), (shared.price, kept.shared, least)):
+            rise = np.clip(used - (1 - _KEPT ** (step + 1)), -_HIGHEST, _HIGHEST)
+            p[:] = np.maximum(p * np.exp(np.clip(_PRICE_STEP * slower * rise, -1, 1)), floor)
+        improve_shares(shared, kept.fixed, cell, len(price), _SHARE_STEP * np.sqrt(slower))
+        scale_to_one(shared, cell, len(price))
+        spent = time.perf_counter() - before
+    return Proof(best)
+
+
+SHARES = Bound(
+    "shares",
+    "prices of machine time along paths that share fixed costs; best below saturation",
+    "second",
+    ("tel",),
+    shares,
+    PROVED_FOR,
+    searches=True,
+    suits=unless_total_latency,
+)

@@ -1,0 +1,107 @@
+"""Whom to let go on a machine without batches. Import lazily: it loads numba."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.kernel import njit
+
+Floats = NDArray[np.float64]
+
+_LATE = 1e-9
+"""A job is late if it ends later than this after its deadline, in seconds."""
+
+
+@njit
+def _pass(
+    release: Floats, due: Floats, work: Floats, order: NDArray[np.int64], gone: NDArray[np.bool_]
+) -> int:
+    """Serve all by earliest deadlines, and let go whoever is too much; return how many.
+
+    After one is let go the clock is set back by what was done of it. That may be too far, since
+    work may then come before its release: the next pass sees to it.
+    """
+    n, jobs = len(gone), len(release)
+    rest = work.copy()
+    begun = np.empty(4 * jobs + 4)  # when the machine took up a job of another deadline
+    of = np.empty(4 * jobs + 4)  # this deadline
+    heap = [(0.0, np.int64(0))]
+    heap.pop()
+    clock, k, m, count = 0.0, 0, 0, 0
+    while k < jobs or len(heap) > 0:
+        if len(heap) == 0 and release[order[k]] > clock:
+            if m < len(of):
+                begun[m], of[m] = clock, np.inf
+                m += 1
+            clock = release[order[k]]
+        while k < jobs and release[order[k]] <= clock:
+            j = order[k]
+            k += 1
+            if not gone[j % n] and due[j] < np.inf:
+                heapq.heappush(heap, (due[j], j))
+        if len(heap) == 0:
+            continue
+        deadline, j = heap[0]
+        if gone[j % n]:
+            heapq.heappop(heap)
+            continue
+        until = release[order[k]] if k < jobs else np.inf
+        run = min(rest[j], until - clock)
+        if (m == 0 or of[m - 1] != deadline) and m < len(of):
+            begun[m], of[m] = clock, deadline
+            m += 1
+        clock += run
+        rest[j] -= run
+        if clock <= deadline + _LATE:
+            if rest[j] <= 0.0:
+                heapq.heappop(heap)
+            continue
+        since = 0.0
+        for q in range(m - 1, -1, -1):
+            if of[q] > deadline:
+                since = begun[q + 1] if q + 1 < m else clock
+                break
+        largest, most = int(j % n), 0.0
+        for i in range(n):
+            if gone[i] or release[i] < since - _LATE:
+                continue
+            size = work[i] if due[i] <= deadline else 0.0
+            size += work[n + i] if due[n + i] <= deadline else 0.0
+            if size > most:
+                largest, most = i, size
+        gone[largest] = True
+        count += 1
+        done = work[largest] - rest[largest] + work[n + largest] - rest[n + largest]
+        clock = max(since, clock - done)
+    return count
+
+
+@njit
+def let_go(
+    release: Floats, first_due: Floats, last_due: Floats, prefill: Floats, decodes: Floats
+) -> NDArray[np.bool_]:
+    """Return whom to let go so that earliest deadlines serve all others in time.
+
+    Parameters
+    ----------
+    release : ndarray of float64, shape (n,)
+    first_due, last_due : ndarray of float64, shape (n,)
+        When the first token and the last are due; infinite for no limit.
+    prefill, decodes : ndarray of float64, shape (n,)
+        Work for the first token and for all others.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+    """
+    n = len(release)
+    both = np.concatenate((release, release))
+    due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))
+    order = np.argsort(both)
+    gone = np.zeros(n, dtype=np.bool_)
+    while _pass(both, due, work, order, gone) > 0:
+        pass
+    return gone
