@@ -17,8 +17,8 @@ from optsched.experiments.runner import run_experiment
 from optsched.experiments.studies import vllm_cpu
 from optsched.files.profiling import shapes
 
-SETTINGS = {"requests": "60", "loads": "1,3", "repetitions": "2", "search_s": "0.2",
-            "bound_s": "0.2"}  # fmt: skip
+SETTINGS = {"requests": "60", "loads": "1,3", "repetitions": "2", "search_s": "0.1",
+            "bound_s": "0.1"}  # fmt: skip
 
 
 class Machine:
