@@ -76,13 +76,13 @@ _MOST_IN_SYSTEM = 100.0
 _MOST_SHARES = 20_000_000
 _P3 = 0.7
 """Part of the first prices that is p3."""
-_STEPS = 60
+_STEPS = 80
 _KEPT = 0.6
 """Part of the earlier gradients in the present one."""
-_PRICE_STEP, _SHARE_STEP = 0.2, 0.5
-_SLOWER = 4
+_PRICE_STEP, _SHARE_STEP = 0.25, 0.5
+_SLOWER = 8
 """Steps after which they are half as long."""
-_HIGHEST = 8.0
+_HIGHEST = 4.0
 _FLOOR = 0.02
 _TAIL, _FADES = 0.2, 2.0
 """A share after completion, of the one before it, and how fast it fades."""
@@ -179,7 +179,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
     kept = Use(*(np.zeros_like(one) for one in use))
     centre = np.zeros((len(cell), 2))
-    spent, stale = 0.0, 0
+    spent, stale, reached = 0.0, 0, -np.inf
     for step in range(_STEPS):
         if stale >= _STALE or (step > 0 and budget.left_s < 1.2 * spent):
             break
@@ -188,7 +188,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
             one[:] = 0.0
         levels = _FIRST_LEVELS if step == 0 else _LEVELS
         value = value_at(tokens, width, price, levels, use, shared=shared, centre=centre)
-        best, stale = (value, 0) if value > best else (best, stale + (value > 0))
+        reached, stale = (value, 0) if value > reached else (reached, stale + 1)
         for new, old in zip(use, kept, strict=True):
             old[:] = _KEPT * old + (1 - _KEPT) * new
         slower = 1 / (1 + step / _SLOWER)
@@ -198,7 +198,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
         improve_shares(shared, kept.fixed, cell, len(price), _SHARE_STEP * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
         spent = time.perf_counter() - before
-    return Proof(best)
+    return Proof(max(best, reached))
 
 
 SHARES = Bound(
