@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -20,11 +21,13 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
-from optsched.optimize.ramp.finish import enumerate_below, finish, refused
+from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, refused, sample
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.ramp.relaxation import Level, Relaxation, ramp_leaf
+from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
@@ -115,16 +118,56 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
     assert relaxation.found[-1].tolist() == shown.starts.tolist()
 
 
-def test_more_labels_than_allowed_prove_nothing() -> None:
+def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     needed = sum(shown.labels)
     before = relaxation.bound, list(relaxation.levels)
-    finish(relaxation, needed - 1)
+    finish(relaxation, 1)
     assert (relaxation.bound, relaxation.levels) == before
-    finish(relaxation, 10 * needed)
+    finish(relaxation, needed - 1)
+    assert before[0] <= relaxation.bound <= shown.bound  # often lower targets suffice
+    finish(relaxation, 100 * needed)
     assert relaxation.bound == shown.bound > before[0]
+
+
+def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted() -> None:
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    assert enumerate_below(relaxation, 10**6, over=lambda: True) is None
+    shown = enumerate_below(relaxation, 10**6)
+    assert shown is not None
+    needed = sum(shown.labels)
+    # A lower target that had as many labels in the last layer alone predicts more than allowed.
+    few = Finished(0, None, [1] * 7 + [10 * needed])
+    assert enumerate_below(relaxation, needed, like=few) is None
+    assert enumerate_below(relaxation, needed, like=shown) is not None
+
+
+def test_a_share_of_the_labels_gives_a_feasible_schedule_or_none() -> None:
+    # With room for all labels of each layer it is the optimum.
+    rng = np.random.default_rng(3)
+    found = 0
+    for turn in range(60):
+        instance = tiny_instance(rng, turn, 5)
+        for jobs in periods(instance):
+            optimum, _ = brute_force_tel(instance.subset(jobs.index))
+            relaxation = Relaxation(jobs, optimum + 3)
+            relaxation.use_floors(coarse_to_fine(relaxation)[0])
+            relaxation.ascend()
+            relaxation.prune()
+            if relaxation.graph is None or relaxation.closed or refused(relaxation):
+                continue
+            target = relaxation.upper
+            for width in (1, 3, 10**4):
+                starts = sample(relaxation, width)
+                if starts is not None:
+                    assert jobs.feasible(starts)
+                    assert jobs.total(starts) < target
+                    found += 1
+            assert (target > optimum) == (starts is not None)
+            assert starts is None or jobs.total(starts) == optimum
+    assert found > 20
 
 
 def test_the_stop_flag_ends_the_enumeration() -> None:
@@ -132,6 +175,22 @@ def test_the_stop_flag_ends_the_enumeration() -> None:
     relaxation.stop[0] = 1
     with pytest.raises(Interrupted):
         enumerate_below(relaxation, 10**6)
+
+
+def test_the_second_thread_enumerates_the_graph_that_it_is_given() -> None:
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    shown = enumerate_below(relaxation, 10**6)
+    assert shown is not None
+    annealing = Annealing(relaxation.jobs, np.random.default_rng(0))
+    told: list[tuple[int, int]] = []
+    stop, deadline = np.zeros(1, dtype=np.int8), time.perf_counter() + 60
+    with Helper(annealing, deadline, stop, lambda *found: told.append(found)) as helper:
+        helper.post(relaxation)
+        while not helper.halt[0]:
+            time.sleep(0.01)
+    assert helper.relaxation is not None
+    assert helper.relaxation.bound == helper.annealing.value == shown.bound == told[-1][0]
+    assert relaxation.bound < shown.bound  # it works on a copy
 
 
 def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,6 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
 
     monkeypatch.setattr(Relaxation, "target", target)
     monkeypatch.setattr(prove, "_BUDGET", 8)
-    monkeypatch.setattr(prove, "_IF_NEAR", 1.0)
     for first, large in ((10, 4_000_000), (3, 0)):
         monkeypatch.setattr(climb, "_FIRST", first)
         monkeypatch.setattr(prove, "_LARGE", large)

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.judge.life import record
-from optsched.optimize.ramp.graph import INFINITE
+from optsched.optimize.ramp.finish import kinds_of, paths_of
+from optsched.optimize.ramp.finish_kernel import Kinds
+from optsched.optimize.ramp.graph import INFINITE, Paths
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.kernel import njit
@@ -32,31 +34,6 @@ _STEP = record(("parent", np.int32), ("kind", np.int32), ("rounds", np.int32))
 _CHAIN = record(("node", np.int64), ("cost", np.int64), ("rounds", np.int64))
 
 
-class _Graph(NamedTuple):
-    """The relaxation's graph, what its paths cost, and the cost beyond which they do not matter."""
-
-    arc_start: Any
-    arc_target: Any
-    arc_label: Any
-    loop: Any
-    backward: Any
-    mask: Any
-    join: Any
-    first_mask: Any
-    scale: Any
-    cutoff: Any
-
-
-class _Kinds(NamedTuple):
-    """The kinds of requests, and the capacity that all live items share."""
-
-    cost: Any
-    copies: Any
-    peak: Any
-    floor: Any
-    capacity: Any
-
-
 class _Layer(NamedTuple):
     """Entries after so many placements: where they are, and what they remember."""
 
@@ -69,7 +46,7 @@ class _Layer(NamedTuple):
 
 @njit(nogil=True)
 def _children(
-    entry: int, layer: _Layer, graph: _Graph, kinds: _Kinds, candidates: Any, found: int, stack: Any
+    entry: int, layer: _Layer, graph: Paths, kinds: Kinds, candidates: Any, found: int, stack: Any
 ) -> int:  # fmt: skip
     """Append every placement that an entry can make next; return how many candidates there are.
 
@@ -142,7 +119,7 @@ def _live(items: Any, length: int, rounds: int) -> Any:
 
 
 @njit(nogil=True, inline="always")
-def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: _Kinds) -> bool:
+def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: Kinds) -> bool:
     """Write what a candidate remembers into the new layer; return whether there is room for it.
 
     Inlined, as `_hash_entry` is: a call would count the references of all arrays in the tuples.
@@ -158,7 +135,8 @@ def _remember(candidate: Any, layer: _Layer, new: _Layer, at: int, kinds: _Kinds
     if live >= items.shape[1]:
         return False
     # Insert in order, so that equal multisets look equal.
-    peak, floor = kinds.peak[kind], kinds.floor[kind]
+    peak = kinds.peak[kind]
+    floor = peak - kinds.output[kind] + 1
     j = live
     while j > 0 and (
         items[at, j - 1, 0] > peak or (items[at, j - 1, 0] == peak and items[at, j - 1, 1] > floor)
@@ -202,7 +180,7 @@ def _enter(h: Any, seen: Any) -> bool:
 
 @njit(nogil=True)
 def _choose(
-    candidates: Any, layer: _Layer, new: _Layer, kinds: _Kinds, seen: Any, steps: Any
+    candidates: Any, layer: _Layer, new: _Layer, kinds: Kinds, seen: Any, steps: Any
 ) -> int:  # fmt: skip
     """Make the new layer of the candidates of least total, each once; return its entries."""
     seen[:] = 0
@@ -226,7 +204,7 @@ def _choose(
 
 @njit(nogil=True)
 def _beam(
-    width: int, n: int, slots: int, graph: _Graph, kinds: _Kinds, stop: Any, steps: Any
+    width: int, n: int, slots: int, graph: Paths, kinds: Kinds, stop: Any, steps: Any
 ) -> int:  # fmt: skip
     """Return the number of complete entries, and in ``steps`` how each was reached.
 
@@ -275,17 +253,11 @@ def beam(relaxation: Relaxation, annealing: Annealing, width: int) -> None:
     Those beyond the known schedule are given up. Each one that arrives is offered to ``annealing``
     as a schedule, which also places its requests again in order of their starts.
     """
-    graph, labels, jobs = relaxation.graph, relaxation.labels, relaxation.jobs
+    graph, jobs = relaxation.graph, relaxation.jobs
     if graph is None or relaxation.closed:
         return
     slots = int(min(jobs.n, jobs.capacity // int(relaxation.floor.min()))) + 1
-    paths = _Graph(
-        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, relaxation.backward,
-        labels.mask, labels.join, labels.first_mask, relaxation.scale, relaxation.cutoff,
-    )  # fmt: skip
-    kinds = _Kinds(
-        -relaxation.pi, relaxation.copies, relaxation.peak, relaxation.floor, jobs.capacity
-    )
+    paths, kinds = paths_of(relaxation), kinds_of(relaxation)
     steps = np.zeros((jobs.n, width), dtype=_STEP)
     entries = _beam(width, jobs.n, slots, paths, kinds, relaxation.stop, steps)
     order = np.arange(jobs.n)[::-1]

@@ -21,9 +21,11 @@ rounds. Let A pass k more rounds, so that its cost is F_A + k m <= F_B. Let w_A(
 rounds earlier. Then A deletes B if
 
 1. w_A(k + j) <= w_B(j) for all j >= 0;
-2. A's clock after the k rounds equals B's. If neither has a clock, the round at which A may join
-   the clock is then no later than B's. A label without a clock may pass rounds, then join, then
-   pass more. If only A has a clock, it deletes nothing;
+2. A's clock after the k rounds equals B's. If neither has a clock, A's need after the k rounds is
+   at most B's. The need of a label without a clock is the least round at which it may join the
+   clock: max over the requests placed of (arrival + output, less the rounds passed since), and at
+   least the first round of the clock. A round that passes lowers it by one. A label without a clock
+   may pass rounds, then join, then pass more. If only A has a clock, it deletes nothing;
 3. A and B have placed the same requests, or A has placed i where B has placed j, with i at least j
    in peak, output and earliest completion (arrival + output).
 
@@ -40,6 +42,15 @@ a label that is deleted follow the one that deleted it, and so on. The moments a
 at a label that stays. If any label of a layer has a completion below the target, so has one that
 stays. The next label of this schedule is made in the next layer, because its path is in the graph.
 
+**Targets from below.** The labels below a target grow exponentially with it. So targets are proved
+one above another (`finish`): the first costs next to nothing, each is a bound, and they say how far
+the labels that are allowed will reach.
+
+**A share of the labels.** If only the best labels of each layer are kept (`sample`), nothing is
+proved, but what remains in the last layer is a schedule. The best are those that may be completed
+at the least cost, by the graph and single counters. While a layer is made, a limit on this cost
+falls, so that labels which would not be kept are not written.
+
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
 to wait to join the clock. In all other cases they are not followed: without them the schedule is
 better, and a best completion has none.
@@ -49,6 +60,8 @@ Import this module lazily: it loads numba.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +73,14 @@ from optsched.optimize.ramp.finish_kernel import (
     TOP,
     Kinds,
     Layer,
-    Paths,
     Scratch,
+    estimate,
     fill_tables,
     follow,
     second_costs,
     swap,
 )
-from optsched.optimize.ramp.graph import Interrupted, label_costs
+from optsched.optimize.ramp.graph import Interrupted, Paths, label_costs
 from optsched.optimize.ramp.relaxation import Relaxation
 
 MAX_OUTPUT = 1024
@@ -76,18 +89,40 @@ MAX_COPIES = 255
 """The max number of equal requests."""
 _BYTES = 2**29
 """The max bytes of one layer."""
+_TABLE_CHUNK = 200_000
+"""The number of nodes whose tables are filled in before the stop flag is looked at."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
+LABELS_PER_S = 50_000
+"""How many labels are made in a second, roughly."""
+_MAX_LABELS = 50_000_000
+"""The max number of labels of one target."""
+_FIRST = 4
+"""The first target is the bound of the graph and one part in so many of the gap."""
+_AHEAD = 12.0
+"""The factor by which labels may grow from one target to the next."""
+_NODES_PER_LABEL = 50
+"""To prepare the enumeration takes as long for so many nodes as one label takes."""
+_SURE, _DOUBT = 0.05, 1.5
+"""After this share of the labels, it ends if so many times as many as allowed are predicted."""
+_CANDIDATES = 3
+"""The number of labels, per label that a layer may keep, after which the limit falls."""
+_BUCKETS = 4096
+"""The number of buckets of estimates."""
 _STACK = 4096
 """The max number of chains of rounds that wait to be followed from one label."""
 
 
-def counter_tables(relaxation: Relaxation) -> tuple[NDArray[np.uint8], int]:
+def counter_tables(
+    relaxation: Relaxation, over: Callable[[], bool] | None = None
+) -> tuple[NDArray[np.uint8], int]:
     """Return the tables of single counters, and the unit of their entries.
 
     Parameters
     ----------
     relaxation : Relaxation
+    over : callable, optional
+        Whether to end early. The tables are then incomplete.
 
     Returns
     -------
@@ -101,19 +136,36 @@ def counter_tables(relaxation: Relaxation) -> tuple[NDArray[np.uint8], int]:
     second = second_costs(labels.mask[:count], kind, -r.pi)
     unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
     out = np.empty((r.graph.nodes, 2, len(r.copies)), dtype=np.uint8)
-    fill_tables(_paths(r, out, unit), value, second, kind, -r.pi, out)
+    out[-1] = [[0], [TOP]]
+    for last in range(len(out) - 1, 0, -_TABLE_CHUNK):
+        if r.stop[0] or (over is not None and over()):
+            break
+        first = max(0, last - _TABLE_CHUNK)
+        fill_tables(first, last, paths_of(r), value, second, kind, -r.pi, unit, out)
     return out, unit
 
 
-def _paths(relaxation: Relaxation, table: NDArray[np.uint8], unit: int) -> Paths:
+def paths_of(relaxation: Relaxation) -> Paths:
+    """Return the graph of a relaxation for compiled loops.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+    """
     r, graph, labels = relaxation, relaxation.graph, relaxation.labels
     return Paths(
         graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, r.backward, labels.mask,
-        labels.join, labels.first_mask, r.scale, r.cutoff, table, unit,
+        labels.join, labels.first_mask, r.scale, r.cutoff,
     )  # fmt: skip
 
 
-def _kinds(relaxation: Relaxation) -> Kinds:
+def kinds_of(relaxation: Relaxation) -> Kinds:
+    """Return the kinds of a relaxation for compiled loops.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+    """
     r = relaxation
     output = r.peak - r.floor + 1
     ready = r.ready if r.jobs.arrival.any() else np.zeros_like(r.ready)
@@ -202,17 +254,21 @@ class Finished:
     labels: list[int]
 
 
-def finish(relaxation: Relaxation, most: int) -> None:
-    """Enumerate the schedules below ``relaxation.upper``, and give it the bound that this shows.
+def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None = None) -> None:
+    """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
-    It does nothing where enumeration is `refused`, or where there are more labels than allowed.
+    The number of labels grows exponentially with the target. So the first targets cost next to
+    nothing, they say how far the labels allowed will reach, and each of them is a bound. Nothing
+    happens where enumeration is `refused`.
 
     Parameters
     ----------
     relaxation : Relaxation
         With multipliers for its graph (`Relaxation.ascend`).
-    most : int
-        The max number of labels.
+    most : float
+        The max number of labels of all targets together.
+    over : callable, optional
+        Whether to end early.
 
     Raises
     ------
@@ -221,13 +277,67 @@ def finish(relaxation: Relaxation, most: int) -> None:
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
-    shown = enumerate_below(relaxation, most)
-    if shown is not None:
+    plain, done = relaxation.graph_bound, [(0, 0.0)]  # targets, logarithms of their labels
+    known: Finished | None = None
+    target = max(relaxation.bound + 1, plain + -(-(relaxation.upper - plain) // _FIRST))
+    while not relaxation.closed:
+        target = min(target, relaxation.upper)
+        part = relaxation.fork()
+        part.upper = target
+        part.prune()
+        most -= part.graph.nodes / _NODES_PER_LABEL
+        if most < 1:
+            return
+        shown = enumerate_below(part, int(min(most, _MAX_LABELS)), like=known, over=over)
+        if shown is None:
+            return
         relaxation.enumerated(shown.bound, shown.starts)
+        labels = max(2, sum(shown.labels))
+        most -= labels
+        done.append((target - plain, math.log(labels)))
+        (near, few), (far, many) = done[-2:]
+        slope = max(many - few, 1.0) / max(far - near, 1)
+        room = min(most / 2, _AHEAD * labels)
+        if room < labels:
+            return
+        known, target = shown, target + max(1, int(math.log(room / labels) / slope))
 
 
-def enumerate_below(relaxation: Relaxation, most: int) -> Finished | None:
-    """Enumerate all schedules whose total latency is below ``relaxation.upper``.
+def sample(
+    relaxation: Relaxation, width: int, over: Callable[[], bool] | None = None
+) -> NDArray[np.int64] | None:
+    """Return the starts of a schedule below ``relaxation.upper``, if a part of the labels has one.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+        With multipliers for its graph (`Relaxation.ascend`).
+    width : int
+        The max number of labels of a layer.
+    over : callable, optional
+        Whether to end early.
+
+    Raises
+    ------
+    Interrupted
+        The stop flag was set.
+    """
+    if relaxation.graph is None or relaxation.closed or refused(relaxation):
+        return None
+    most = 10 * width * relaxation.jobs.n
+    shown = enumerate_below(relaxation, most, width=width, over=over)
+    return None if shown is None else shown.starts
+
+
+def enumerate_below(
+    relaxation: Relaxation,
+    most: int,
+    *,
+    width: int | None = None,
+    like: Finished | None = None,
+    over: Callable[[], bool] | None = None,
+) -> Finished | None:
+    """Enumerate the schedules whose total latency is below ``relaxation.upper``.
 
     Parameters
     ----------
@@ -235,11 +345,19 @@ def enumerate_below(relaxation: Relaxation, most: int) -> Finished | None:
         With multipliers for its graph (`Relaxation.ascend`), and not `refused`.
     most : int
         The max number of labels.
+    width : int, optional
+        The max number of labels of a layer. Those of the least cost to be expected are kept, so
+        that a schedule may be found but no bound is shown. Default: all.
+    like : Finished, optional
+        What a lower target has shown. The number of labels is predicted from it, so that the
+        enumeration ends early if they will be too many.
+    over : callable, optional
+        Whether to end early.
 
     Returns
     -------
     Finished or None
-        None if there are more labels.
+        None if there are more labels, or it ended early.
 
     Raises
     ------
@@ -247,39 +365,71 @@ def enumerate_below(relaxation: Relaxation, most: int) -> Finished | None:
         The stop flag was set.
     """
     r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
-    kinds = _kinds(r)
-    graph = _paths(r, *counter_tables(r))
-    width = int(kinds.output.max())
-    rows = max(2, min(most, _BYTES // (48 + len(r.copies) + 4 * width)))
-    old, new = (_new_layer(rows, len(r.copies), width) for _ in range(2))
+    kinds, graph = kinds_of(r), paths_of(r)
+    table, unit = counter_tables(r, over)
+    longest = int(kinds.output.max())
+    rows = max(2, min(most, _BYTES // (48 + len(r.copies) + 4 * longest)))
+    old, new = (_new_layer(rows, len(r.copies), longest) for _ in range(2))
     scratch = Scratch(
+        table=table,
+        unit=unit,
         slots=np.empty(1 << (2 * rows - 1).bit_length(), dtype=np.int32),
         stack=np.empty((_STACK, 3), dtype=np.int64),
         never=np.zeros(len(r.copies), dtype=np.uint8),
         once=np.zeros(len(r.copies), dtype=np.uint8),
+        limit=np.array([r.cutoff, _BUCKETS - 1, 0, 0]),
+        counts=np.zeros(_BUCKETS, dtype=np.int64),
     )
     _root(old, kinds)
+    estimates = np.zeros(1, dtype=np.int64)
     steps, labels = [], []
     for m in range(jobs.n):
         new.count[:] = 0
         scratch.slots[:] = -1
         kept = np.flatnonzero(old.kept[: old.count[0]])
+        if width is not None:
+            kept = kept[np.argsort(estimates[kept], kind="stable")]
+            scratch.limit[:] = r.cutoff, _BUCKETS - 1, 0, _CANDIDATES * width
+            scratch.counts[:] = 0
         for begin in range(0, len(kept), _CHUNK):
             if r.stop[0]:
                 raise Interrupted
             some = kept[begin : begin + _CHUNK]
+            if over is not None and over():
+                return None
             if follow(some, m, old, new, graph, kinds, scratch) == FULL:
                 return None
         swap(m + 1, new, kinds, scratch.slots)
+        if width is not None:
+            estimates = np.empty(int(new.count[0]), dtype=np.int64)
+            estimate(new, graph, kinds, scratch, estimates)
+            if new.count[1] > width:
+                new.kept[: len(estimates)] = False
+                new.kept[np.argpartition(estimates, width)[:width]] = True
+                new.count[1] = width
         made = slice(int(new.count[0]))
         steps.append([a[made].copy() for a in (new.parent, new.kind, new.passed)])
         labels.append(int(new.count[1]))
-        if sum(labels) > most:
+        if sum(labels) > most or (like is not None and _too_many(labels, like.labels, most)):
             return None
         if not labels[-1]:
-            return Finished(upper, None, labels)
+            return Finished(upper, None, labels) if width is None else None
         old, new = new, old
     return _best(r, old, steps, labels)
+
+
+def _too_many(labels: list[int], before: list[int], most: int) -> bool:
+    """Whether the labels of all layers are likely to be more than allowed.
+
+    Parameters
+    ----------
+    labels, before : list of int
+        By layer, those made so far and those of a lower target.
+    most : int
+    """
+    same = sum(before[: len(labels)])
+    so_far = sum(labels)
+    return so_far > _SURE * most and same > 0 and so_far * sum(before) / same > _DOUBT * most
 
 
 def _best(r: Relaxation, layer: Layer, steps: list[Any], labels: list[int]) -> Finished:

@@ -6,32 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.optimize.ramp.graph import INFINITE
+from optsched.optimize.ramp.graph import INFINITE, Paths
 from optsched.problem.kernel import njit
 
 TOP = 255
 """An entry of the tables that is beyond the cutoff."""
+NEVER = 2**62
+"""The estimate of a label that is not kept."""
 DONE, FULL = 0, 1
 """Whether there was room for all labels."""
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
-
-
-class Paths(NamedTuple):
-    """The graph, what its paths cost, the cost above which they do not matter, and the tables."""
-
-    arc_start: Any
-    arc_target: Any
-    arc_label: Any
-    loop: Any
-    backward: Any
-    mask: Any
-    join: Any
-    first_mask: Any
-    scale: Any
-    cutoff: Any
-    table: Any
-    unit: Any
 
 
 class Kinds(NamedTuple):
@@ -67,32 +52,34 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """A hash table of the keys of a layer, and what is used while one label is followed."""
+    """The tables, a hash table of the keys of a layer, and what following one label needs."""
 
+    table: Any  # of single counters, in units
+    unit: Any
     slots: Any
     stack: Any
     never: Any  # by kind, 255 where none is left
     once: Any  # by kind, 255 where one is left
+    limit: Any  # the cost above which no label is made, its bucket, labels made, most (0: all)
+    counts: Any  # labels made, by bucket of their estimate
 
 
 @njit(nogil=True)
 def fill_tables(
-    graph: Paths, value: Any, second: Any, kind: Any, cost: Any, out: Any
+    first: int, last: int, graph: Paths, value: Any, second: Any, kind: Any, cost: Any, unit: int,
+    out: Any
 ) -> None:  # fmt: skip
-    """Fill in the tables of single counters, from the end backward.
+    """Fill in the tables of single counters for the nodes ``last - 1`` down to ``first``.
 
     ``value`` is the least cost of each label and ``kind`` has it; ``second`` is the least cost of
     the label's other kinds.
     """
     kinds = cost.shape[0]
-    nodes = graph.backward.shape[0]
     never = np.empty(kinds, dtype=np.int32)
     once = np.empty(kinds, dtype=np.int32)
-    step = np.int32(graph.unit)
-    most = np.int32(TOP * graph.unit)
-    out[nodes - 1, 0, :] = 0
-    out[nodes - 1, 1, :] = TOP
-    for u in range(nodes - 2, -1, -1):
+    step = np.int32(unit)
+    most = np.int32(TOP * unit)
+    for u in range(last - 1, first - 1, -1):
         never[:] = most
         once[:] = most
         here = np.int64(graph.backward[u])
@@ -137,15 +124,15 @@ def second_costs(mask: Any, kind: Any, cost: Any) -> Any:
 
 
 @njit(nogil=True, inline="always")
-def _extra(node: int, graph: Paths, scratch: Scratch) -> Any:
+def _extra(node: int, scratch: Scratch) -> Any:
     """Return what the tables add to the cost to the end for what is left of each kind."""
     best = np.uint8(0)
     for k in range(scratch.never.shape[0]):
-        entry = (graph.table[node, 0, k] & scratch.never[k]) | (
-            graph.table[node, 1, k] & scratch.once[k]
+        entry = (scratch.table[node, 0, k] & scratch.never[k]) | (
+            scratch.table[node, 1, k] & scratch.once[k]
         )
         best = entry if entry > best else best
-    return np.int64(best) * graph.unit
+    return np.int64(best) * scratch.unit
 
 
 @njit(nogil=True, inline="always")
@@ -255,6 +242,20 @@ def _write(
 
 
 @njit(nogil=True, inline="always")
+def _lower(cost: Any, graph: Paths, scratch: Scratch) -> None:
+    """Count a label of this estimate, and lower the limit if there are more than wanted."""
+    limit, counts = scratch.limit, scratch.counts
+    low = np.int64(graph.backward[0])
+    size = (graph.cutoff - low) // counts.shape[0] + 1
+    counts[min(max(cost - low, 0) // size, counts.shape[0] - 1)] += 1
+    limit[2] += 1
+    while limit[1] > 0 and limit[2] - counts[limit[1]] >= limit[3]:
+        limit[2] -= counts[limit[1]]
+        limit[1] -= 1
+        limit[0] = low + (limit[1] + 1) * size - 1
+
+
+@njit(nogil=True, inline="always")
 def _place(
     e: int, a: int, so_far: Any, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds,
     scratch: Scratch
@@ -262,7 +263,7 @@ def _place(
     """Make the labels that place a request by arc a, some rounds after label e."""
     cost, passed, reduced, clock = so_far
     v = graph.arc_target[a]
-    spare = graph.cutoff - reduced - graph.backward[v]
+    spare = scratch.limit[0] - reduced - graph.backward[v]
     room = np.int64(kinds.capacity)
     if passed < old.tokens.shape[1]:
         room -= old.tokens[e, passed]
@@ -276,12 +277,15 @@ def _place(
         if not take or rest == 0 or kinds.peak[k] > room or kinds.cost[k] > spare:
             continue
         _left(k, rest - 1, scratch)
-        extra = _extra(v, graph, scratch)
+        extra = _extra(v, scratch)
         _left(k, rest, scratch)
         if kinds.cost[k] + extra > spare:
             continue
         if new.count[0] == new.node.shape[0]:
             return FULL
+        if scratch.limit[3] > 0:
+            _lower(scratch.limit[0] - spare + kinds.cost[k] + extra, graph, scratch)
+            spare = scratch.limit[0] - reduced - graph.backward[v]
         _write(e, v, k, (cost, passed, clock), old, new, kinds)
         _enter(m + 1, new, kinds, scratch.slots)
     return DONE
@@ -305,8 +309,8 @@ def _follow_one(
         while node >= 0:
             cost = np.int64(old.rounds[e]) + passed * m
             reduced = cost * graph.scale + placed
-            spare = graph.cutoff - reduced - graph.backward[node]
-            if spare < 0 or _extra(node, graph, scratch) > spare:
+            spare = scratch.limit[0] - reduced - graph.backward[node]
+            if spare < 0 or _extra(node, scratch) > spare:
                 break
             waiting = clock < 0 and old.need[e] - passed > kinds.clock
             onward = np.int64(-1)
@@ -341,6 +345,17 @@ def follow(
         if _follow_one(e, m, old, new, graph, kinds, scratch) == FULL:
             return FULL
     return DONE
+
+
+@njit(nogil=True)
+def estimate(layer: Layer, graph: Paths, kinds: Kinds, scratch: Scratch, out: Any) -> None:
+    """Write the least cost of a completion of each label that is kept, by row."""
+    for e in range(layer.count[0]):
+        cost = np.int64(layer.rounds[e]) * graph.scale + graph.backward[layer.node[e]]
+        for k in range(kinds.cost.shape[0]):
+            cost += (kinds.copies[k] - layer.rest[e, k]) * kinds.cost[k]
+            _left(k, layer.rest[e, k], scratch)
+        out[e] = cost + _extra(layer.node[e], scratch) if layer.kept[e] else NEVER
 
 
 @njit(nogil=True)

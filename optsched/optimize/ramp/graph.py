@@ -107,6 +107,21 @@ class Graph:
         return len(self.arc_target)
 
 
+class Paths(NamedTuple):
+    """A graph with its labels, what paths cost, and the cost above which they do not matter."""
+
+    arc_start: Any
+    arc_target: Any
+    arc_label: Any
+    loop: Any
+    backward: Any
+    mask: Any
+    join: Any
+    first_mask: Any
+    scale: Any
+    cutoff: Any
+
+
 @njit(nogil=True)
 def _hash_key(key: Any) -> np.uint64:
     h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,11 +1,12 @@
 """Few requests in rounds: good schedules, and bounds that are refined until they meet.
 
-Schedules come from three searches: annealing over orders (`orders`), CP-SAT neighbourhoods
-(`neighbourhood`), and a beam search (`beam`). The beam search walks the graphs of
-`optsched.optimize.ramp.relaxation` backward in time, guided by their costs to the end. Good
-schedules come first, since they decide how much of the next graph can be deleted. Floors are made
-exact from the largest down (`optsched.optimize.ramp.floors`). A second thread looks for schedules
-all the time (`second_thread`), while the first one builds graphs. With one thread the work is
+Schedules come from four searches: annealing over orders (`orders`), CP-SAT neighbourhoods
+(`neighbourhood`), a beam search (`beam`) and a part of an enumeration (`finish`). The last two walk
+the graphs of `optsched.optimize.ramp.relaxation` backward in time, guided by their costs to the
+end. Good schedules come first, since they decide how much of the next graph can be deleted. Floors
+are made exact from the largest down (`optsched.optimize.ramp.floors`). Where the bound is close,
+schedules are enumerated. A second thread (`second_thread`) looks for schedules and enumerates the
+last graph, while the first one builds the next. With one thread the work is
 deterministic from the seed unless a time limit ends it. Import this module lazily: it loads numba.
 """
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.finish import finish
+from optsched.optimize.ramp.finish import LABELS_PER_S, finish, sample
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
@@ -39,10 +40,8 @@ _LARGE = 4_000_000
 predicts that of larger graphs."""
 _RATE = 800_000.0
 """Nodes per second for building, ascent and search, until they are measured."""
-_BUDGET = 8_000_000
+_BUDGET = 32_000_000
 """The initial budget: the max nodes of a graph before the target is lowered."""
-_IF_NEAR = 4.0
-"""The factor by which the budget of nodes grows if the gap is below `_NEAR`."""
 _RAISE = 3.0
 """The factor by which the budget is raised once a target is proved or out of reach."""
 _LAST = 10.0
@@ -59,8 +58,6 @@ _FURTHER = 0.1
 """The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
 _CAREFUL = 0.8
 """The share of the time left that is planned, since larger graphs take longer per node."""
-_NEAR = 0.02
-"""Below this gap a proof is near, so wide beams and large graphs are worth their time."""
 _WHOLE_CLOCK = 600
 """A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
@@ -69,10 +66,12 @@ _ARCS_PER_ORDER = 80
 """After each level, annealing tries one order per so many arcs: a tenth of the level's time."""
 _HELPED = 10
 """The divisor of the first thread's orders if a second thread looks for schedules too."""
-_CLOSE = 0.01
+_CLOSE = 0.025
 """Below this gap to the target schedules are enumerated, until there are too many labels."""
-_LABELS, _NODES_PER_LABEL = 30_000, 3
-"""There may be so many labels, and one more per so many nodes of the graph."""
+_LABELS, _NODES_PER_LABEL = 3_000, 20
+"""There may be so many labels, and one more per so many nodes that the graph was built with."""
+_WIDTH = 300
+"""The width of a layer when a share of the labels is followed to find a schedule."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -167,12 +166,20 @@ def prove(
     if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
         _prove(proof, annealing, min(orders, MOST_ORDERS), None, deadline, stop, tell, gap)
         return proof
-    with Helper(annealing, deadline, stop, lambda value: tell(proof.bound, value)) as helper:
-        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, deadline, stop, tell, gap)
+    with Helper(annealing, deadline, stop, tell) as helper:
+        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, deadline, helper.halt, tell, gap)
+    _take(proof, helper.relaxation)
     annealing.offer(helper.annealing.starts)
     proof.starts, proof.value = annealing.starts, annealing.value
     tell(proof.bound, proof.value)
     return proof
+
+
+def _take(proof: Proof, relaxation: Relaxation | None) -> None:
+    """Take a relaxation's bound if it is the best."""
+    if relaxation is not None and relaxation.bound > proof.bound:
+        proof.bound, proof.levels = relaxation.bound, relaxation.levels
+        proof.denominator, proof.clock = relaxation.scale, relaxation.clock
 
 
 def _prove(
@@ -197,16 +204,15 @@ def _prove(
         )
 
     def update(relaxation: Relaxation | None = None) -> None:
-        if helper is not None and helper.annealing.value < annealing.value:
-            annealing.offer(helper.annealing.starts)
+        if helper is not None:
+            _take(proof, helper.relaxation)
+            if helper.annealing.value < annealing.value:
+                annealing.offer(helper.annealing.starts)
         if relaxation is not None:
             while relaxation.found:
                 annealing.offer(relaxation.found.pop())
             relaxation.offer(annealing.value)
-            if relaxation.bound > proof.bound:
-                proof.bound = relaxation.bound
-                proof.levels, proof.denominator = relaxation.levels, relaxation.scale
-                proof.clock = relaxation.clock
+            _take(proof, relaxation)
         proof.starts, proof.value = annealing.starts, annealing.value
         tell(proof.bound, proof.value)
 
@@ -237,7 +243,9 @@ def _prove(
         tried.add(clock)
         relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update)
         try:
-            proof.note = _refine(relaxation, proof, annealing, over, update, search, deadline)
+            proof.note = _refine(
+                relaxation, proof, annealing, helper, over, update, search, deadline
+            )
         except Interrupted:
             proof.note = "stopped"
         except TooLargeError:
@@ -265,6 +273,7 @@ def _refine(
     first: Relaxation,
     proof: Proof,
     annealing: Annealing,
+    helper: Helper | None,
     over: Callable[[], bool],
     update: Callable[[Relaxation], None],
     search: Callable[[int, float], None],
@@ -280,7 +289,7 @@ def _refine(
     rate, budget, timely = _RATE, float(min(_BUDGET, MAX_NODES)), math.inf
     base = climb = Climb(first, Ladder(first))
     proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
-    first_raise = 0
+    first_raise, start = 0, clock()
 
     def lower(nodes: float) -> bool:
         """Lower the target until at most ``nodes`` remain. Return whether it is worth proving."""
@@ -296,8 +305,9 @@ def _refine(
         return True
 
     def settle() -> None:
-        """Use a new graph: improve multipliers, look for schedules, and delete."""
-        relaxation = climb.relaxation
+        """Use a new graph: improve multipliers, delete, and look for schedules."""
+        nonlocal rate
+        relaxation, nodes = climb.relaxation, climb.nodes
         update(relaxation)
         if over() or relaxation.closed:
             return
@@ -312,26 +322,49 @@ def _refine(
                 return
             if not large or relaxation.bound < middle:
                 break
+        if nodes >= _LARGE:
+            rate = nodes / (clock() - start)
         if relaxation.upper >= annealing.value:
-            for width in (300, 3000) if relaxation.gap < _NEAR else (300,):
-                before = annealing.value
-                beam(relaxation, annealing, width)
-                update(relaxation)
-                if over() or annealing.value < before:
-                    break
+            beam(relaxation, annealing, 300)
+            update(relaxation)
         search(min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER), deadline)
         update(relaxation)
         relaxation.prune()
         if relaxation.gap < _CLOSE and not over():
-            finish(relaxation, _LABELS + relaxation.graph.nodes // _NODES_PER_LABEL)
+            enumerate_(nodes)
+
+    def enumerate_(built: int) -> None:
+        """Enumerate a graph: a part of the labels first, for a good schedule, then targets."""
+        relaxation = climb.relaxation
+        if relaxation.upper >= annealing.value and not relaxation.counted:
+            starts = sample(relaxation, _WIDTH, over)
+            if starts is not None:
+                annealing.offer(starts)
+            update(relaxation)
+            relaxation.prune()
+            if helper is not None:
+                helper.post(relaxation)
+        finish(relaxation, _LABELS + built // _NODES_PER_LABEL, over)
         update(relaxation)
+
+    def use_up() -> None:
+        """Enumerate for the rest of the time."""
+        for part in (climb,) if climb is base or helper is not None else (climb, base):
+            relaxation = part.relaxation
+            relaxation.offer(annealing.value)
+            relaxation.bound = max(relaxation.bound, proof.bound)
+            if helper is not None and part is base:
+                continue  # the second thread does so
+            if not over() and part.rung >= 0 and relaxation.gap < _CLOSE:
+                relaxation.prune()
+                finish(relaxation, LABELS_PER_S * (deadline - clock()), over)
+                update(relaxation)
 
     while True:
         begin, built = clock(), climb.nodes
         while not over() and not climb.ended:
-            near = climb.relaxation.upper == annealing.value and climb.relaxation.gap < _NEAR
             timely = max(0.0, _NEXT * rate * (deadline - clock()))
-            room = min(budget * (_IF_NEAR if near else 1.0), MAX_NODES, timely)
+            room = min(budget, MAX_NODES, timely)
             to, growth = climb.plan(room)
             if growth * climb.nodes > room and not lower(room / growth):
                 break
@@ -343,11 +376,8 @@ def _refine(
                     break
                 continue
             if climb.relaxation.graph is not None:
-                nodes = climb.nodes
-                built += nodes
+                built += climb.nodes
                 settle()
-                if nodes >= _LARGE:
-                    rate = nodes / (clock() - start)
         if over():
             return ""
         if climb.relaxation.closed:
@@ -355,6 +385,7 @@ def _refine(
         elif climb.ended:
             return _NO_MORE
         elif timely < budget:
+            use_up()
             return _TOO_LONG
         elif budget >= MAX_NODES:
             return _TOO_LARGE
@@ -362,6 +393,7 @@ def _refine(
             first_raise = (first_raise + 1) // 2
         factor = _CAREFUL * (deadline - clock()) / (clock() - begin)
         if factor < _WORTH:
+            use_up()
             return _TOO_LONG
         factor = factor if factor < _LAST else _RAISE
         budget = min(MAX_NODES, factor * budget)

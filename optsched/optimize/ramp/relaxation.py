@@ -261,6 +261,12 @@ class Relaxation:
         return (self.upper - self.bound) / self.upper
 
     @property
+    def graph_bound(self) -> int:
+        """The bound on the total latency that the cheapest path of the graph shows, in rounds."""
+        total = int(self.backward[0]) + int((self.copies * self.pi).sum())
+        return -(-total // self.scale) - self.latency_offset
+
+    @property
     def cutoff(self) -> int:
         """The cost, in the units of the sweeps, above which a path can be deleted."""
         total = (self.upper - 1 + self.latency_offset) * self.scale

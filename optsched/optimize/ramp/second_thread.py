@@ -1,4 +1,7 @@
-"""A second thread that looks for schedules of few requests, while the first one builds graphs.
+"""A second thread, which looks for schedules while the first one builds graphs.
+
+Once the first thread has a graph near a proof, the second one enumerates the schedules of that
+graph (`optsched.optimize.ramp.finish`).
 
 Import this module lazily: it loads numba.
 """
@@ -13,11 +16,18 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.optimize.ramp.finish import LABELS_PER_S, finish, sample
+from optsched.optimize.ramp.graph import Interrupted
+from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.neighbourhood import improve
 from optsched.optimize.search.orders import Annealing, anneal
 
 MOST_ORDERS = 600_000
 """The number of orders that annealing tries at a time."""
+_WIDTH = 1000
+"""The width of a layer when a share of the labels is followed to find a schedule."""
+_POLL_S = 0.02
+"""Seconds from one look at the time and the flags to the next."""
 _NEIGHBOURHOODS_S = 1.0
 """The seconds of CP-SAT neighbourhoods after these orders."""
 
@@ -31,7 +41,7 @@ def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
 
 
 class Helper:
-    """Looks for schedules from entering a ``with`` block to leaving it.
+    """Works from entering a ``with`` block to leaving it.
 
     Parameters
     ----------
@@ -40,16 +50,22 @@ class Helper:
     deadline : float
         A time of `time.perf_counter`.
     stop : ndarray of int8, shape (1,)
-        Another thread sets it to 1 to end the search.
+        Another thread sets it to 1 to end the work.
     found : callable
-        Called from the second thread, now and then, with the min total latency found, in rounds.
+        Called from the second thread, now and then, with the bound and the min total latency
+        found, in rounds.
 
     Attributes
     ----------
     annealing : Annealing
         The annealing of the second thread. Its best schedule may be read at any time.
+    relaxation : Relaxation or None
+        What is enumerated. Its bound may be read at any time.
+    halt : ndarray of int8, shape (1,)
+        It becomes 1 when the first thread has to end too: the stop flag is set, time is up, or
+        bound and schedule meet.
     error : Exception or None
-        The error that ended the search. It is raised when the block is left.
+        The error that ended the work. It is raised when the block is left.
     """
 
     def __init__(
@@ -57,25 +73,89 @@ class Helper:
         main: Annealing,
         deadline: float,
         stop: NDArray[np.int8],
-        found: Callable[[int], None],
+        found: Callable[[int, int], None],
     ) -> None:
         self.annealing = Annealing(main.jobs, main.rng.spawn(1)[0], main.starts)
+        self.relaxation: Relaxation | None = None
+        self.halt = np.zeros(1, dtype=np.int8)
         self.error: Exception | None = None
         self._main, self._deadline, self._stop, self._found = main, deadline, stop, found
-        self._left = np.zeros(1, dtype=np.int8)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._posted: Relaxation | None = None
+        self._left = threading.Event()
+        self._next = np.zeros(1, dtype=np.int8)
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._run, self._watch)
+        ]
+
+    def post(self, relaxation: Relaxation) -> None:
+        """Enumerate the schedules of a graph from now on.
+
+        Parameters
+        ----------
+        relaxation : Relaxation
+            With multipliers for its graph (`Relaxation.ascend`). It is copied.
+        """
+        self._posted = relaxation.fork()
+        self._posted.improved = None
+        self._next[0] = 1
+
+    def _over(self) -> bool:
+        return bool(self.halt[0] or self._next[0] or self._left.is_set())
+
+    def _watch(self) -> None:
+        """Set the flags until the block is left."""
+        while not self._left.wait(_POLL_S):
+            r = self.relaxation
+            if r is not None:
+                r.offer(min(self._main.value, self.annealing.value))
+            if (
+                self._stop[0]
+                or time.perf_counter() >= self._deadline
+                or (r is not None and r.closed and r.upper >= self.annealing.value)
+            ):
+                self.halt[0] = 1
 
     def _run(self) -> None:
         try:
-            while not (self._left[0] or self._stop[0]) and time.perf_counter() < self._deadline:
+            while not (self._left.is_set() or self.halt[0]):
                 self.annealing.offer(self._main.starts)
-                look(self.annealing, self._deadline, self._left)
-                self._found(self.annealing.value)
+                posted, self._posted = self._posted, None
+                if posted is None:
+                    look(self.annealing, self._deadline, self._next)
+                else:
+                    self._next[0] = 0
+                    self._enumerate(posted)
+                self._tell()
+        except Interrupted:
+            pass
         except Exception as error:
             self.error = error
 
+    def _tell(self) -> None:
+        r = self.relaxation
+        if r is not None:
+            while r.found:
+                self.annealing.offer(r.found.pop())
+        self._found(0 if r is None else r.bound, self.annealing.value)
+
+    def _enumerate(self, r: Relaxation) -> None:
+        """Look for a schedule in a graph, then prove target after target."""
+        before, r.stop = self.relaxation, self.halt
+        if before is not None and before.bound > r.bound:
+            r.bound, r.levels = before.bound, before.levels
+        r.offer(self.annealing.value)
+        self.relaxation = r
+        starts = sample(r, _WIDTH, self._over)
+        if starts is not None:
+            self.annealing.offer(starts)
+            r.offer(self.annealing.value)
+        self._tell()
+        r.prune()
+        finish(r, LABELS_PER_S * (self._deadline - time.perf_counter()), self._over)
+
     def __enter__(self) -> Helper:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -84,7 +164,9 @@ class Helper:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._left[0] = 1
-        self._thread.join()
+        self._left.set()
+        self._next[0] = 1
+        for thread in self._threads:
+            thread.join()
         if self.error is not None and error is None:
             raise self.error
