@@ -132,7 +132,7 @@ def test_starts_are_judged_as_the_slow_judge_does() -> None:
 def test_rules_count_blocks_as_their_readable_twin_does(spec: str, numbers: range) -> None:
     rules, rng, finished = make_policy(spec)[0], Random(f"{spec} {numbers.start}"), 0
     for seed in numbers:
-        instance = in_blocks(rng, random_instance(rng, most=8))
+        instance = due(in_blocks(rng, random_instance(rng, most=8)))
         fast = run_or_error(instance, rules, seed=seed)
         if isinstance(fast, OptschedError):
             continue

@@ -21,7 +21,7 @@ from optsched.policies import (
     kv_after,
 )
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import LoopError
+from optsched.problem.errors import LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
 RUNNING, WAITING = [0, 1, 2], [3, 4]
@@ -145,9 +145,10 @@ class FirstCome:
 def test_an_input_that_no_batch_may_hold_is_named() -> None:
     # Request 1 stands behind request 0, whose 5 tokens are more than a batch of 4 may have.
     instance = Instance([0, 0], [5, 2], [1, 1], kv_capacity=9, limits=Limits(max_batch_tokens=4))
-    for policy in (FirstCome(), "fcfs"):
-        with pytest.raises(LoopError, match="request 0: its input of 5 tokens exceeds max_batch_"):
-            simulate(instance, policy)
+    with pytest.raises(LoopError, match="request 0: its input of 5 tokens exceeds max_batch_"):
+        simulate(instance, FirstCome())
+    with pytest.raises(PolicyError, match="request 0: prompt_tokens 5 exceeds max_batch_tokens 4"):
+        simulate(instance, "fcfs")
 
 
 def test_three_lines_are_fcfs_in_seconds() -> None:
