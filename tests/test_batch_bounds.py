@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,9 @@ from optsched.bounds import (
     busy_time as busy,
     lower_bound,
     paths as paths_module,
+    pieces as pieces_module,
 )
-from optsched.bounds.base import BoundTask
+from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
 from optsched.bounds.clock import piece_of
@@ -497,6 +501,32 @@ def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
         work, tokens = unavoidable_work(instance, cost), tokens_of(instance, cost)
         assert (tokens.chain <= work.chain * (1 + 1e-6)).all()
         assert (tokens.machine <= work.total * (1 + 1e-6)).all()
+
+
+def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pieces in two threads. Who begins later to silence warnings ends later, too.
+    half = poisson(2.0, 120)
+    two = Instance(
+        np.concatenate([half.arrival, half.arrival + 1000]), np.tile(half.prompt_tokens, 2),
+        np.tile(half.output_tokens, 2), half.kv_capacity, "second", "cached",
+    )  # fmt: skip
+    calls = count()
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.02 * next(calls))
+        return simulate(*given)
+
+    def simulates(task: BoundTask, _: Budget) -> Proof:
+        paths_module.finish_online(task.instance, task.batch_cost, np.zeros(task.instance.n))
+        return Proof(0.0)
+
+    monkeypatch.setattr(paths_module, "simulate", slowly)
+    for name in ("busy_time", "clock", "paths", "shares"):
+        monkeypatch.setattr(pieces_module, name, simulates)
+    before = list(warnings.filters)
+    pieces_module.pieces(BoundTask(two, load_cost_model("llama2-7b-a100-infermax")), Budget(60.0))
+    assert next(calls) >= 1 + 2 * 4
+    assert warnings.filters == before
 
 
 # --- least-work and the offline search ----------------------------------------------------------

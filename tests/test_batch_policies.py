@@ -12,6 +12,7 @@ from sweeps import seeds
 from optsched import Instance, evaluate, simulate
 from optsched.policies import sorted_f
 from optsched.problem.errors import InputError
+from optsched.problem.forecast import Forecast
 
 
 def finish(instance: Instance, policy: str) -> list[int]:
@@ -39,6 +40,13 @@ def test_a_batch_enters_as_soon_as_it_fits_and_not_when_the_one_before_ends() ->
     instance = Instance([0] * 4, [1] * 4, [1, 3, 3, 3], kv_capacity=8)
     # Rounds: 0, 1 and 2 start at 0. The fourth waits until two rounds later, when 1 and 2 hold 8.
     assert finish(instance, "sorted-f") == [1, 3, 3, 6]
+
+
+def test_a_request_whose_forecast_is_longer_than_kv_capacity_is_served_by_itself() -> None:
+    # Request 0 is forecast to need 50 tokens in a KV of 9 and needs 3; request 1 fits as told.
+    forecast = Forecast(10, [0, 1, 2], [50.0, 2.0])
+    instance = Instance([0, 0], [2, 2], [3, 2], kv_capacity=9, forecast=forecast)
+    assert finish(instance, "sorted-f") == [5, 2]
 
 
 @pytest.mark.parametrize("seed", seeds(40, 400))

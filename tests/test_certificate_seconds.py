@@ -35,7 +35,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_clock import BITS, MALFORMED, TOO_LONG, node_value, tree_value
 from optsched.bounds.checker_kernel import LEAD_BITS, UNIT_BITS, least_costs, path_costs
 from optsched.bounds.checker_parts import Rejected
-from optsched.bounds.checker_seconds import _completions
+from optsched.bounds.checker_seconds import _completions, proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.machine import srpt_completions
@@ -303,6 +303,18 @@ def slow_node(table: list[list[int]], fixed: int, decided: list[list[int]]) -> i
         own = prefill[i] + rate[i] * work[i] // 2**BITS
         total += base + need[i] + own + least - arrival[i] - 1
     return total
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_clock_that_proves_nothing_is_no_malformed_tree(n: int) -> None:
+    # A batch takes 0.022 s at most, which is no tick of a second. A tick per request is subtracted,
+    # so -n is proved, and 0 holds for any latency.
+    instance = Instance(
+        [0.0] * n, [1] * n, [1] * n, kv_capacity=9, time_unit="second", kv_accounting="cached"
+    )
+    good = certify(instance, PLAIN, "tel", clock_leaf(np.zeros(1, np.int64)))
+    coarse = {**good, "ticks_per_second": 1}
+    assert proved_ticks(instance, coarse, checker_parts.Budget()) == 0
 
 
 def test_the_compiled_clock_is_that_of_the_definition() -> None:

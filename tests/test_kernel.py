@@ -48,10 +48,10 @@ def package(folder: Path) -> Path:
     return folder
 
 
-def outcome(folder: Path) -> str:
+def outcome(folder: Path, program: str = PRINT) -> str:
     """Return the value of ``outer(2)`` in a new process, and how often it was found on disk."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", PRINT]
+    command = [sys.executable, "-c", program]
     result = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120
     )
@@ -76,6 +76,16 @@ def test_a_change_in_another_file_is_noticed_and_nothing_else_compiles_again(
     # The same text at another time is no change: a second checkout of the same commit.
     os.utime(folder / "optsched/unit.py", (1, 1))
     assert outcome(folder) == "-50 1"
+
+
+def test_what_is_compiled_after_an_edit_in_a_running_process_is_not_kept(tmp_path: Path) -> None:
+    # The process has `unit` in memory as it was, with 1, and imports `outer` after the edit.
+    folder = package(tmp_path)
+    edit = "open(optsched.unit.__file__, 'w').write('UNIT = 7')"
+    old = f"import optsched.unit, optsched.problem.kernel\n{edit}\n{PRINT}"
+    assert outcome(folder, old) == "30 0"
+    assert outcome(folder) == "90 0"  # 10 * (2 + 7)
+    assert outcome(folder) == "90 1"
 
 
 def test_it_runs_as_plain_python_where_numba_is_told_so(tmp_path: Path) -> None:

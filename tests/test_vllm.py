@@ -47,7 +47,10 @@ def desk(instance: Instance, policy, **options) -> Desk:
     return Desk(made, TIMED, *kv, instance.limits, **options)
 
 
-@pytest.mark.parametrize("spec", ["fcfs", "mc-sf", "sarathi", "least-work", "rank-output", "trail"])
+@pytest.mark.parametrize(
+    "spec",
+    ["fcfs", "mc-sf", "sarathi", "least-work", "rank-output", "trail", "sorted-f", "gsa", "gba"],
+)
 def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
     rng, finished = Random(spec), 0
     for seed in range(25):
@@ -63,6 +66,8 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
         policy = make_policy(spec)[0]
         if isinstance(policy, Rules):  # what vLLM preempts keeps its tokens
             policy = replace(policy, evict_mode="recompute")
+        else:
+            policy.evict_mode = "recompute"
         fast = run_or_error(instance, policy, seed=seed)
         if isinstance(fast, OptschedError):
             continue

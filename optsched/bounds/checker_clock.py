@@ -93,7 +93,7 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     budget.spend(used)
     expect(value != TOO_LONG, "clock: found more steps than are left; too large to check")
     expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
-    return max(0, int(value)) << shift
+    return int(value) << shift
 
 
 def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
@@ -136,7 +136,10 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
 
 @njit
 def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, int]:
-    """Return what a tree proves, or why it proves nothing, and the steps that it took."""
+    """Return what a tree proves, or why it proves nothing, and the steps that it took.
+
+    A node proves 0 at least, since no latency is negative. `MALFORMED` and `TOO_LONG` are.
+    """
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
     pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
@@ -145,7 +148,7 @@ def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, i
     depth = at = steps = 0
     while at < nodes:
         value, used = node_value(table, fixed, decided)
-        steps += used
+        value, steps = max(value, 0), steps + used
         if steps > most:
             return TOO_LONG, most
         code = branches[at] - 1

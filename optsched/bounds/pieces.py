@@ -15,6 +15,7 @@ in the system they slow each other down (`optsched.bounds.clock`, `optsched.boun
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -76,7 +77,9 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
 
     cuts = cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET)
     total, trees = 0.0, []
-    with ThreadPoolExecutor(_THREADS) as threads:
+    # Each thread silences warnings for a while, and the last to end would leave them silenced.
+    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
+        warnings.simplefilter("ignore")
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
             total += max(proof.value for proof in proofs)
             certified = max((one for one in proofs if one.tree), key=lambda one: one.value)

@@ -51,19 +51,20 @@ class SortedF:
     hybrid = True
 
     def __init__(self) -> None:
-        self._run: object = None  # a column of the view, which tells one run from the next
+        self._run: object = None  # the view's generator, which tells one run from the next
         self._ranked: dict[int, int] = {}
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         tokens, evicted = evict_until_fits(view, decode_all(view))
-        if self._run is not view.arrival or not self._ranked.keys() >= set(view.waiting):
-            self._run = view.arrival
+        if self._run is not view.generator or not self._ranked.keys() >= set(view.waiting):
+            self._run = view.generator
             self._ranked = {i: place for place, i in enumerate(_order(view))}
         admitted: list[int] = []
         staying = [i for i in view.running if i not in evicted]
         for i in sorted(view.waiting, key=self._ranked.__getitem__):
-            if not fits_to_the_end(view, [*staying, *admitted, i]):
+            others = [*staying, *admitted]
+            if others and not fits_to_the_end(view, [*others, i]):
                 break
             admitted.append(i)
         return Batch(admit(view, tokens, admitted, evicted), evicted)
@@ -73,11 +74,12 @@ def _order(view: View) -> list[int]:
     """Return the waiting requests by sets of smallest F, each set in ascending output."""
     left = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
     outputs = np.ceil(view.remaining).astype(np.int64)
+    capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
     order: list[int] = []
     while left.size:
         output = outputs[left]
         size = view.prompt_tokens[left] + view.generated[left] + view.kv_offset - 1
-        chosen = _smallest_f(size, output, view.kv_capacity)
+        chosen = _smallest_f(size, output, capacity)
         chosen = chosen[np.argsort(output[chosen], kind="stable")]
         order += left[chosen].tolist()
         left = np.delete(left, chosen)

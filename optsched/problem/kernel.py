@@ -4,9 +4,12 @@ numba keeps machine code beside a module and compiles again when *that* file cha
 function holds copies of the functions of other modules that it calls, so after an edit or an update
 elsewhere it would go on with old code and compute something else without a word. Here the mark of
 what is kept is drawn from the text of the module and of all that it imports from this package.
+What a process compiles after one of these files was edited under it is for that process alone.
 """
 
+import os
 import re
+import time
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 import numba
 
+_BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
@@ -53,13 +57,17 @@ def mark(source: str) -> str:
     Returns
     -------
     str
-        Different, but for a collision, when any of these files has another text.
+        Different, but for a collision, when any of these files has another text. It is random if
+        one was written since this module was imported, as its code in memory may be older.
     """
     reached, left = {source}, [source]
     while left:
         new = _imported(left.pop()) - reached
         reached |= new
         left += new
+    written = [Path(path).stat().st_mtime for path in reached if Path(path).is_file()]
+    if max(written, default=0.0) > _BEGAN:
+        return os.urandom(16).hex()
     texts = "\0".join(_text(path) for path in sorted(reached))
     return blake2b(texts.encode(), digest_size=16).hexdigest()
 
