@@ -705,6 +705,10 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("verify", "five.json", "missing.json"), "missing.json"),
         (("nothing",), "No such command 'nothing'; `optsched --help` says what is expected"),
         (("bound", "five.json", "--method", "srpt", "--certificate-out", "c.json"), "certificate"),
+        (
+            ("bound", "five.json", "--objective", "p99_ttft", "--certificate-out", "c.json"),
+            "found the objective p99_ttft in rounds, whose bounds have no certificates; expected",
+        ),
     ],
 )
 def test_bad_usage_is_one_line_and_writes_nothing(

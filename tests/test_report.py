@@ -139,6 +139,20 @@ def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None
     assert "columns of the instance" in parsed(out).text
 
 
+def test_where_nothing_is_proved_impossible_the_rates_of_policies_are_shown() -> None:
+    # The search for an impossible rate went up to 2^20. The policy was tried up to 1: see 1.3.
+    data = {
+        "policies": [{"policy": "fcfs", "points": [[0.5, 1], [1, 0.5]]}],
+        "bound_points": [[2.0**k, 0.9] for k in range(-1, 21)],
+        "attainment": 0.8,
+    }
+    assert capacity_of(data).bound == [(0.5, 0.9), (1, 0.9), (1.3, 0.9)]
+    # An impossible rate of 2 is shown too, up to 1.3 times 2.
+    assert capacity_of({**data, "impossible_rate_scale": 2.0}).bound[-2:] == [(2, 0.9), (2.6, 0.9)]
+    # That no schedule has more than all requests in time says nothing.
+    assert capacity_of({**data, "bound_points": [[1, 1], [2, 1]]}).bound == []
+
+
 def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
     answers: Path, tmp_path: Path
 ) -> None:

@@ -79,10 +79,12 @@ def replay(
         raise UsageError(f"--out: found {len(outs)} files; expected {len(instances)}, one each")
     check_outputs(*outs, instance_out)
     if rate_scale != 1:
-        if instance_out is None or len(instances) > 1:
+        if len(instances) > 1:
+            raise UsageError(f"--rate-scale: found {len(instances)} instances; expected one")
+        if instance_out is None:
             raise UsageError(
-                f"--rate-scale: found {len(instances)} instances and --instance-out "
-                f"{instance_out!r}; expected one of each, for `compare`"
+                "--rate-scale: found no --instance-out; expected it, since `compare` needs the "
+                "instance as it was sent"
             )
         (one,) = instances
         instances = [replace(one, arrival=one.arrival / rate_scale, known=None)]

@@ -240,6 +240,8 @@ def bound(
             "--method auto"
         )
     (goal,) = _goals(parse_objective(objective), slos) or ()
+    if certificate_out is not None:
+        _check_certified(goal, instance)
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
             instance,
@@ -278,6 +280,8 @@ def bound(
             )
         if found.certificate is not None and certificate_out is not None:
             print(f"{certificate_out}: certificate of {number(found.certified)}")
+        elif certificate_out is not None:
+            print(f"{certificate_out}: not written, since no certificate was made")
 
 
 def tradeoff(
@@ -336,6 +340,19 @@ def _certifies(method: str) -> bool:
     from optsched.bounds import bounds
 
     return method not in bounds() or bounds()[method].certifies
+
+
+def _check_certified(goal: Objective, instance: Instance) -> None:
+    from optsched.bounds import bounds
+
+    there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
+    certified = {name for one in there if one.certifies for name in one.objectives}
+    known = {name for one in there for name in one.objectives}
+    if goal.name in known - certified:
+        raise UsageError(
+            f"--certificate-out: found the objective {goal.name} in {instance.time_unit}s, whose "
+            f"bounds have no certificates; expected one of {', '.join(sorted(certified))}"
+        )
 
 
 def _check_eviction_free(

@@ -47,7 +47,12 @@ class CapacityCurves(NamedTuple):
 
 
 def capacity_of(data: Mapping[str, Any]) -> CapacityCurves:
-    """Return what is drawn of a capacity file. Points that are no pairs of numbers are left out."""
+    """Return what is drawn of a capacity file. Points that are no pairs of numbers are left out.
+
+    The bound ends a little beyond the largest rate of a policy or the impossible one: where nothing
+    is proved impossible, the search for it has tried rates up to a million. A bound that is 1
+    everywhere says nothing, and is left out.
+    """
 
     def points(given: object) -> list[tuple[float, float]]:
         rows = given if isinstance(given, list) else []
@@ -60,13 +65,18 @@ def capacity_of(data: Mapping[str, Any]) -> CapacityCurves:
 
     rates = data.get("searched") != "workers"
     workers = data.get("workers") or {}
-    return CapacityCurves(
-        rates,
-        {str(row["policy"]): points(row.get("points")) for row in data["policies"]},
-        points(data.get("bound_points")),
-        data["attainment"],
-        data.get("impossible_rate_scale") if rates else workers.get("impossible"),
-    )
+    policies = {str(row["policy"]): points(row.get("points")) for row in data["policies"]}
+    bound = points(data.get("bound_points"))
+    impossible = data.get("impossible_rate_scale") if rates else workers.get("impossible")
+    tried = [at for reached in policies.values() for at, _ in reached]
+    if rates and tried:
+        edge = 1.3 * max(*tried, impossible or 0.0)
+        shown = [point for point in bound if point[0] <= edge]
+        if shown and len(shown) < len(bound):
+            bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
+    if all(share >= 1 for _, share in bound):
+        bound = []
+    return CapacityCurves(rates, policies, bound, data["attainment"], impossible)
 
 
 def thinned(n: int, most: int) -> list[int]:
