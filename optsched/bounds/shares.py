@@ -79,14 +79,15 @@ _P3 = 0.7
 _STEPS = 80
 _KEPT = 0.6
 """Part of the earlier gradients in the present one."""
-_PRICE_STEP, _SHARE_STEP = 0.25, 0.5
+_PRICE_STEP, _SHARE_STEP = 0.8, 0.25
 _SLOWER = 8
 """Steps after which they are half as long."""
 _HIGHEST = 4.0
 _FLOOR = 0.02
 _TAIL, _FADES = 0.2, 2.0
 """A share after completion, of the one before it, and how fast it fades."""
-_STALE = 6
+_STALE = 25
+"""Steps without a better value after which the ascent ends. Early values fall for ten steps."""
 
 
 class Start(NamedTuple):
