@@ -265,11 +265,12 @@ class _Search:
     def check_alone(self) -> None:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         most = most_within(self.base, self.cost, None, self.base.n + 1)
+        share = math.floor(1e4 * most / self.base.n) / 1e4
         if most < self.need:
             raise UsageError(
                 f"SLO: found {self.base.n - most} of {self.base.n} requests that cannot be within "
-                f"theirs even alone; expected longer limits, or an attainment of at most "
-                f"{math.floor(1e4 * most / self.base.n) / 1e4:g}"
+                f"theirs even alone; expected longer limits"
+                + (f", or an attainment of at most {share:g}" if share > 0 else "")
             )
 
     def possible(self, value: float) -> bool:
