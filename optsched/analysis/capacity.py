@@ -157,6 +157,11 @@ def capacity(
             "instance in seconds for the offline search"
         )
     base = scaled(told, rate_scale)
+    if count is not None and rate_scale != 1:
+        raise UsageError(
+            f"rate_scale: found {rate_scale:g} and a number of workers, for which the rate is "
+            "searched for; expected it with workers 'auto'"
+        )
     search = _Search(base, cost, attainment, count, router, seed, tolerance, progress, stop)
     if time_limit_s is not None:
         search.until = time.perf_counter() + time_limit_s
