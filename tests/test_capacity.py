@@ -145,7 +145,7 @@ def test_more_workers_than_requests_are_not_tried() -> None:
         ({"workers": "many"}, "workers: found 'many'; expected an integer"),
         ({"router": "best"}, "router 'best' is unknown; known are least-requests"),
         ({"rate_scale": -1}, "rate_scale: found -1; expected a number > 0"),
-        ({"rate_scale": 3}, "rate_scale: found 3 and a number of workers.*expected it with workers"),
+        ({"rate_scale": 3}, "rate_scale: found 3 and a number of workers.*with workers .auto"),
         ({"tolerance": 0}, "tolerance: found 0; expected a number > 0 and < 1"),
         ({"policies": []}, "policies: found an empty list"),
         ({"policies": ["fcfs:workers=2"]}, "found workers in it; expected them as an option"),
