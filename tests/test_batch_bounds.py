@@ -356,10 +356,12 @@ def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rate", "name"), [(2.0, "clock"), (10.0, "shares"), (30.0, "busy-time")])
-def test_each_bound_is_the_best_where_it_should_be(rate: float, name: str) -> None:
+@pytest.mark.parametrize(
+    ("rate", "n", "name"), [(2.0, 60, "clock"), (10.0, 60, "shares"), (1000.0, 150, "busy-time")]
+)
+def test_each_bound_is_the_best_where_it_should_be(rate: float, n: int, name: str) -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
-    instance = poisson(rate)
+    instance = poisson(rate, n)
     quick, origin = lower_bound(instance, cost_model=cost)
     assert origin == "work"
     by_name = {one: value_of(one, instance, cost, 10.0) for one in NEVER_BEATEN}
