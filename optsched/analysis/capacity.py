@@ -270,8 +270,8 @@ class _Search:
     def check_alone(self) -> None:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         most = most_within(self.base, self.cost, None, self.base.n + 1)
-        share = math.floor(1e4 * most / self.base.n) / 1e4
         if most < self.need:
+            share = math.floor(1e4 * most / self.base.n) / 1e4
             raise UsageError(
                 f"SLO: found {self.base.n - most} of {self.base.n} requests that cannot be within "
                 f"theirs even alone; expected longer limits"

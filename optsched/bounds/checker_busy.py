@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, expect, integer, integers
-from optsched.bounds.checker_requests import Part, Rates, Request
+from optsched.bounds.checker_requests import Part, Rates, Request, later_of
 
 CHORDS = 8
 """Chords over the tokens after the first."""
@@ -87,9 +87,7 @@ class Prices(NamedTuple):
 def line_of(rates: Rates, prompt: int) -> Line:
     """Return lower bounds on what the tokens after the first take, affine in their number."""
     cost, room = rates.cost, rates.capacity
-    token, slope = cost["token"] + cost["prefill_token"], cost["decode_kv"]
-    step = cost["token"] + cost["decode_request"] + slope * prompt
-    again = token * (prompt + 1) + cost["prefill_request"]
+    step, slope, again, token = later_of(rates, prompt)
     held, decode, base = prompt + 1 + rates.offset, rates.decode // room, cost["base"] // room
     return Line(
         min(step, again),

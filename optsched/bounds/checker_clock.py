@@ -47,7 +47,7 @@ from typing import Any
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, expect, integers
-from optsched.bounds.checker_requests import Part, Rates, Request
+from optsched.bounds.checker_requests import Part, Rates, Request, later_of
 from optsched.problem.kernel import njit
 
 BITS = 20
@@ -114,19 +114,16 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
     Own work and least time of the j-th of these tokens are both the smaller of two affine
     functions of j. Between the places where one takes over, their ratio is monotone.
     """
-    cost, last = rates.cost, request.steps - 1
-    step = cost["token"] + cost["decode_request"] + cost["decode_kv"] * request.prompt
-    token = cost["token"] + cost["prefill_token"]
-    again = token * (request.prompt + 1) + cost["prefill_request"]
+    step, slope, again, token = later_of(rates, request.prompt)
+    last, rise = request.steps - 1, slope - token
     places = {0, last}
-    rise = cost["decode_kv"] - token
     for lead in (again - step, again + rates.refill - step - rates.decode):
         if rise != 0:
             turn = lead // rise
             places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
     rate, longest = _LARGEST_RATE, 0
     for j in places:
-        decode, refill = step + cost["decode_kv"] * j, again + token * j
+        decode, refill = step + slope * j, again + token * j
         own, alone = min(decode, refill), min(decode + rates.decode, refill + rates.refill)
         longest = max(longest, alone)
         if alone > own:

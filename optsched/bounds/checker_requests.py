@@ -179,6 +179,26 @@ def rates_of(instance: Any, model: Any) -> Rates:
     return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only)
 
 
+class Later(NamedTuple):
+    """Own work of the tokens after the first; token j + 2 takes the smaller of two sums.
+
+    They are ``step + j rise`` for a decode step, and ``again + j token`` for a refill.
+    """
+
+    step: int
+    rise: int
+    again: int
+    token: int
+
+
+def later_of(rates: Rates, prompt: int) -> Later:
+    """Return the own work of the tokens after the first."""
+    cost = rates.cost
+    token, rise = cost["token"] + cost["prefill_token"], cost["decode_kv"]
+    step = cost["token"] + cost["decode_request"] + rise * prompt
+    return Later(step, rise, token * (prompt + 1) + cost["prefill_request"], token)
+
+
 def request_of(rates: Rates, prompt: int, output: int) -> Request:
     """Return the least times of a request (module's text)."""
     cost, capacity = rates.cost, rates.capacity
@@ -192,9 +212,7 @@ def request_of(rates: Rates, prompt: int, output: int) -> Request:
     first = own + whole * rates.refill
 
     steps = output - 1
-    token, slope = cost["token"] + cost["prefill_token"], cost["decode_kv"]
-    step = cost["token"] + cost["decode_request"] + slope * prompt
-    again = token * (prompt + 1) + cost["prefill_request"]
+    step, slope, again, token = later_of(rates, prompt)
     held, decode, base = (
         prompt + 1 + rates.offset,
         rates.decode // capacity,
