@@ -193,6 +193,26 @@ def finish_online(instance: Instance, cost: BatchCost, chain: Floats) -> Floats:
     return np.asarray(finish, dtype=np.float64)
 
 
+def in_system(arrival: Floats, finish: Floats, width: float, cells: int) -> NDArray[np.int64]:
+    """Return the number of requests in the system in the middle of each cell.
+
+    Parameters
+    ----------
+    arrival, finish : ndarray of float64, shape (n,)
+        In seconds from the first arrival.
+    width : float
+        Width of a cell, in seconds.
+    cells : int
+
+    Returns
+    -------
+    ndarray of int64, shape (cells,)
+    """
+    moments = (np.arange(cells) + 0.5) * width
+    arrived, finished = (np.searchsorted(np.sort(t), moments, "right") for t in (arrival, finish))
+    return arrived - finished
+
+
 def paths(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
@@ -217,16 +237,13 @@ def paths(task: BoundTask, budget: Budget) -> Proof:
     best = float(chain.sum()) * (1 - margin(task.instance.n))
     if weight > 0:
         best = (1 - weight) * best + weight * float(tokens.first.sum()) * (1 - margin(per))
-    arrived = np.sort(tokens.arrival)
-    finished = np.sort(finish_online(task.instance, task.batch_cost, chain))
-    if budget.limit_s <= 0 or (finished - arrived).sum() > _MOST_IN_SYSTEM * finished[-1]:
+    finish = finish_online(task.instance, task.batch_cost, chain)
+    end = float(finish.max())
+    if budget.limit_s <= 0 or (finish - tokens.arrival).sum() > _MOST_IN_SYSTEM * end:
         tree = work_leaf() if task.objective == TOTAL_LATENCY else None
         return Proof(best / per, tree=tree)
-    width = max(float(chain.mean()) / _CELLS_PER_CHAIN, float(finished[-1]) / _MOST_CELLS)
-    moments = (np.arange(int(finished[-1] / width) + 1) + 0.5) * width
-    number: NDArray[np.int64] = np.searchsorted(arrived, moments, "right") - np.searchsorted(
-        finished, moments, "right"
-    )
+    width = max(float(chain.mean()) / _CELLS_PER_CHAIN, end / _MOST_CELLS)
+    number = in_system(tokens.arrival, finish, width, int(end / width) + 1)
     steady = float(tokens.work.mean()) / max(tokens.decode, 1e-12)
     steady = min(steady, 1.0) * max(1 - weight, _LEAST_SCALE)
     start = 1.2 * steady * number**1.5

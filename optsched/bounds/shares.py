@@ -60,7 +60,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
-from optsched.bounds.paths import finish_online, value_at
+from optsched.bounds.paths import finish_online, in_system, value_at
 from optsched.bounds.paths_kernel import Shared, Use
 from optsched.bounds.shares_kernel import improve_shares, scale_to_one
 from optsched.problem.budget import Budget
@@ -132,12 +132,9 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / _CELLS_PER_LATENCY
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_SHARES)
     cells = int(finish.max() / width) + 2
-    moments = (np.arange(cells) + 0.5) * width
-    number = np.searchsorted(np.sort(arrival), moments, "right") - np.searchsorted(
-        np.sort(finish), moments, "right"
-    )
+    number = in_system(arrival, finish, width, cells)
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
-    whole = 1.2 * steady * number**1.5 / (1 - _P3)
+    whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - _P3), dtype=np.float64)
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
