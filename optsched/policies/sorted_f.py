@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,38 +54,46 @@ class SortedF:
 
     def __init__(self) -> None:
         self._run: object = None  # the view's generator, which tells one run from the next
-        self._ranked: dict[int, int] = {}
+        self._asked: set[int] = set()  # the requests that have a place in the order
+        self._ranked: dict[int, int] = {}  # the places that are known
+        self._order: Iterator[int] = iter(())  # the requests of the places after these
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         tokens, evicted = evict_until_fits(view, decode_all(view))
-        if self._run is not view.generator or not self._ranked.keys() >= set(view.waiting):
-            self._run = view.generator
-            self._ranked = {i: place for place, i in enumerate(_order(view))}
+        if self._run is not view.generator or not self._asked >= set(view.waiting):
+            self._run, self._asked = view.generator, set(view.waiting)
+            self._ranked, self._order = {}, _order(view)
         admitted: list[int] = []
         staying = [i for i in view.running if i not in evicted]
-        for i in sorted(view.waiting, key=self._ranked.__getitem__):
+        for i in self._waiting(view):
             others = [*staying, *admitted]
             if others and not fits_to_the_end(view, [*others, i]):
                 break
             admitted.append(i)
         return Batch(admit(view, tokens, admitted, evicted), evicted)
 
+    def _waiting(self, view: View) -> Iterator[int]:
+        """Yield the waiting requests in order. The order is made only as far as it is asked for."""
+        waiting = set(view.waiting)
+        yield from sorted(waiting & self._ranked.keys(), key=self._ranked.__getitem__)
+        for i in self._order:
+            self._ranked[i] = len(self._ranked)
+            if i in waiting:
+                yield i
 
-def _order(view: View) -> list[int]:
-    """Return the waiting requests by sets of smallest F, each set in ascending output."""
+
+def _order(view: View) -> Iterator[int]:
+    """Yield the waiting requests by sets of smallest F, each set in ascending output."""
     left = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
-    outputs = np.ceil(view.remaining).astype(np.int64)
+    output = np.ceil(view.remaining).astype(np.int64)[left]
+    size = view.prompt_tokens[left] + view.generated[left] + view.kv_offset - 1
     capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
-    order: list[int] = []
     while left.size:
-        output = outputs[left]
-        size = view.prompt_tokens[left] + view.generated[left] + view.kv_offset - 1
         chosen = _smallest_f(size, output, capacity)
         chosen = chosen[np.argsort(output[chosen], kind="stable")]
-        order += left[chosen].tolist()
-        left = np.delete(left, chosen)
-    return order
+        yield from left[chosen].tolist()
+        left, size, output = (np.delete(one, chosen) for one in (left, size, output))
 
 
 def _smallest_f(
