@@ -1,5 +1,6 @@
 """Machine code that is kept on disk is thrown away when any source that it depends on changes."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -106,3 +107,23 @@ def test_the_package_compiles_by_this_alone() -> None:
         if "numba.njit" in (text := path.read_text()) or "from numba import njit" in text
     ]
     assert own == ["problem/kernel.py"]
+
+
+def test_the_mark_sees_all_that_compiled_modules_import() -> None:
+    # An import inside a function serves plain Python, which is not kept on disk.
+    root = Path(kernel.__file__).parents[2]
+    for path in (root / "optsched").rglob("*.py"):
+        text = path.read_text()
+        if "problem.kernel import" not in text:
+            continue
+        wanted = set()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Import):
+                assert not [name for name in node.names if name.name.startswith("optsched")], path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, path
+                place = root.joinpath(*str(node.module).split("."))
+                inside = [place / f"{name.name}.py" for name in node.names]
+                wanted |= {place.with_suffix(".py"), place / "__init__.py", *inside}
+        ours = {str(file) for file in wanted if file.is_file() and root in file.parents}
+        assert kernel._imported(str(path)) >= ours, path

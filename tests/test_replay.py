@@ -200,7 +200,8 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
     for more, error in (
         (("--priority", "work"), "found work without --cost-model"),
         (("--priority", "best"), "priority: found 'best'; expected one of arrival"),
-        (("--cost-model", "x.toml"), "--cost-model: found 'x.toml'; expected it with --priority"),
+        (("--cost-model", "x.toml"), "--cost-model: found 'x.toml'; expected --priority work"),
+        (("--priority", "total", "--cost-model", "x.toml"), "found total with --cost-model"),
     ):
         done = invoke("replay", tmp_path / "i.json", *words[:4], *more)
         assert error in one_line_error(done)

@@ -123,7 +123,7 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
     """Return the place of each request in an order, by predicted lengths, or None without one."""
     if order is None:
         if cost_model is not None:
-            raise UsageError(f"--cost-model: found {cost_model!r}; expected it with --priority")
+            raise UsageError(f"--cost-model: found {cost_model!r}; expected --priority work too")
         return None
     from optsched.costs.cost import UnitCost, load_cost_model
     from optsched.policies.runner import waiting_rank
@@ -133,6 +133,8 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
     VllmV1(policy="priority", priority=order)  # type: ignore[arg-type]  # refuses other orders
     if order == "work" and cost_model is None:
         raise UsageError("--priority: found work without --cost-model; expected both")
+    if order != "work" and cost_model is not None:
+        raise UsageError(f"--priority: found {order} with --cost-model; expected work")
     cost = UnitCost() if cost_model is None else load_cost_model(cost_model)
     return waiting_rank(order, instance, estimates(instance)[0], cost)  # type: ignore[arg-type]
 
