@@ -51,7 +51,7 @@ OBJECTIVE = {name: one.objectives[0] for name, one in bounds().items() if one.ti
 NEVER_BEATEN = ("clock", "shares", "busy-time")
 """The bounds of which each is the best at some load."""
 
-JOINT = ("work", "busy-time", "paths")
+JOINT = ("work", "busy-time", "shares")
 """The bounds on a weighted sum of mean latency and mean TTFT."""
 
 
@@ -81,7 +81,7 @@ def test_one_request_alone_is_its_chain() -> None:
     assert value_of("prefill-work", instance, PLAIN) == pytest.approx(0.020, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["clock", "pieces", "paths", "shares", "busy-time", "work"])
+@pytest.mark.parametrize("name", ["clock", "pieces", "shares", "busy-time", "work"])
 def test_requests_that_never_meet_take_no_less_than_any_bound(name: str) -> None:
     # Each is done 0.08 s before the next arrives, so fcfs serves every one alone: it is optimal.
     cost = load_cost_model("llama2-7b-a100-infermax")
@@ -390,8 +390,10 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
     cost = load_cost_model("llama2-7b-a100-infermax")
     work = unavoidable_work(instance, cost)
     for limit in (0.0, 0.1):
-        assert value_of("paths", instance, cost, limit) == pytest.approx(work.chain.sum(), rel=1e-6)
-        half = value_of("paths", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
+        assert value_of("shares", instance, cost, limit) == pytest.approx(
+            work.chain.sum(), rel=1e-6
+        )
+        half = value_of("shares", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
         assert half == pytest.approx((work.chain + work.first).mean() / 2, rel=1e-6)
 
 
@@ -523,11 +525,11 @@ def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.Mo
         return Proof(0.0)
 
     monkeypatch.setattr(paths_module, "simulate", slowly)
-    for name in ("busy_time", "clock", "paths", "shares"):
+    for name in ("busy_time", "clock", "shares"):
         monkeypatch.setattr(pieces_module, name, simulates)
     before = list(warnings.filters)
     pieces_module.pieces(BoundTask(two, load_cost_model("llama2-7b-a100-infermax")), Budget(60.0))
-    assert next(calls) >= 1 + 2 * 4
+    assert next(calls) >= 1 + 2 * 3
     assert warnings.filters == before
 
 

@@ -28,7 +28,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 
 def test_the_dual_and_the_ramp_are_registered_like_every_other_bound() -> None:
-    assert {"dual", "ramp", "srpt", "work", "paths"} <= set(bounds())
+    assert {"dual", "ramp", "srpt", "work", "shares"} <= set(bounds())
     for name in ("dual", "ramp"):
         assert bounds()[name].certifies
 

@@ -220,7 +220,7 @@ def test_no_bound_is_given_for_a_cost_that_it_is_not_proved_for(monkeypatch) -> 
     squares = BatchCost("squares", 1, {"token": "1", "base": "10", "decode_square": "0.5"})
     assert "cost.decode_square" in features_of(seconds, squares)
     assert lower_bound(seconds, cost_model=squares) == (None, None)
-    for name in ("work", "busy-time", "paths"):
+    for name in ("work", "busy-time", "shares"):
         with pytest.raises(
             UsageError, match=f"'{name}', which is not proved for cost.decode_square"
         ):
@@ -243,7 +243,7 @@ def test_features_are_what_an_instance_has() -> None:
     assert features_of(Instance(**PAIR)) == {"evictions", "kv_generated"}
     assert "chunked_prefill" in features_of(Instance(**PAIR, chunked_prefill=True))
     task = BoundTask(everything, PLAIN)
-    for name in ("work", "busy-time", "paths"):
+    for name in ("work", "busy-time", "shares"):
         assert bounds()[name].applies(task)
         assert not bounds()[name].lacks(task)
 

@@ -7,19 +7,20 @@ import json
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from math import floor, isqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
-from test_batch_bounds import PLAIN, poisson, prices, tiny
+from test_batch_bounds import PLAIN, poisson, prices, tiny, wild_shares
 from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
 import optsched.bounds.checker_parts as checker_parts
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import busy_time as busy, checker_kernel, lower_bound, paths
+from optsched.bounds import busy_time as busy, checker_kernel, checker_shares, lower_bound, paths
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
@@ -27,18 +28,27 @@ from optsched.bounds.certificate import (
     certify,
     clock_leaf,
     parts,
-    paths_leaf,
+    shares_leaf,
     verify_certificate,
     work_leaf,
 )
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_clock import BITS, MALFORMED, TOO_LONG, node_value, tree_value
-from optsched.bounds.checker_kernel import LEAD_BITS, UNIT_BITS, least_costs, path_costs
+from optsched.bounds.checker_kernel import (
+    LEAD_BITS,
+    UNIT_BITS,
+    least_costs,
+    path_costs,
+    portions,
+    root_above,
+    times,
+)
 from optsched.bounds.checker_parts import Rejected
 from optsched.bounds.checker_seconds import _completions, proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.machine import srpt_completions
+from optsched.bounds.paths_kernel import Shared, Use
 from optsched.cli import app
 from optsched.files.read_write import write_instance
 from optsched.problem.errors import UsageError, ViolationError
@@ -73,6 +83,20 @@ def clock_tree(instance: Instance, cost: BatchCost, nodes: int) -> dict[str, Any
     return clock_leaf(searched(piece_of(BoundTask(instance, cost)), nodes)[1])
 
 
+def wild_leaf(
+    rng: np.random.Generator, instance: Instance, cost: BatchCost, width: float, price: np.ndarray
+) -> dict[str, Any]:
+    """Prices, shares at random, and multipliers that are best or far from it."""
+    tokens = busy.tokens_of(instance.subset(np.argsort(instance.arrival, kind="stable")), cost)
+    shared, centre = wild_shares(rng, tokens, width, len(price))
+    use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
+    paths.value_at(tokens, width, price, LEVELS, use, shared=shared, centre=centre)
+    centre *= rng.choice([0, 0.3, 1, 1, 1, 50], centre.shape)
+    cell = np.array([busy.cell_at(at, width) for at in tokens.arrival])
+    levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
+    return shares_leaf(width, price, levels, shared, centre, cell)
+
+
 def trees(
     rng: np.random.Generator, instance: Instance, cost: BatchCost, objective: str
 ) -> Iterator[dict[str, Any]]:
@@ -83,8 +107,7 @@ def trees(
         return
     for width, p1, p2 in prices(rng, instance, cost):
         yield busy_time_leaf(width, p1, p2)
-        levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
-        yield paths_leaf(width, p1 + p2, levels, split=int(rng.integers(1, 4)))
+        yield wild_leaf(rng, instance, cost, width, p1 + p2)
     for nodes in (1, 9, 99):
         yield clock_tree(instance, cost, nodes)
     yield clock_leaf(grown(rng, instance.n, frozenset()))
@@ -94,7 +117,7 @@ def trees(
         piece = instance.subset(order[i : j + 1])
         width, p1, p2 = next(prices(rng, piece, cost))
         leaves = (
-            busy_time_leaf(width, p1, p2), paths_leaf(width, p2, LEVELS), work_leaf(),
+            busy_time_leaf(width, p1, p2), wild_leaf(rng, piece, cost, width, p2), work_leaf(),
             clock_tree(piece, cost, 9),
         )  # fmt: skip
         some.append((i, j, leaves[int(rng.integers(len(leaves)))]))
@@ -197,42 +220,49 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
             assert found == (min(map(sum, zip(waits, paid, strict=True))) if c < cells else 0)
 
 
-def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: int) -> int:
+def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tuple) -> int:
     """The least cost of a path by the definition: every start and end, at every multiplier."""
-    cell, down, up, lead, first, every, apart, alone, extra, steps, _ = row
+    cell, down, up, lead, first, every, apart, alone, extra, steps, _, begin, many = row
+    p2, p3, root, share, bits = market
     span, one = 150, 1 << UNIT_BITS
     length = [down / (1 << LEAD_BITS), *[1.0] * span]
 
-    def gains(level: list[int]) -> tuple[list[int], list[int]]:
-        low, high, most, at_low, base, rise, fall, fine, _ = level
+    def gains(phase: list[int], level: int) -> tuple[list[int], list[int], int]:
+        nu, own, fine, coarse, low, slow, factor, cut, batch, wide = phase
+        nu = min(nu * level // 1000, 2**37 - 1) * 2**24
         gain, area = [], [0]
         for j in range(span):
-            p, r = (price[cell + j], root[cell + j]) if cell + j < len(price) else (0, 0)
-            middle = min(max(0, (base + rise * p - fall * r) // 2**fine + 1), most)
-            small = max(0, at_low - p * 2 ** (UNIT_BITS - bits))
-            gain.append(0 if p >= high else small if p <= low else middle)
+            p, q, r = (x[cell + j] if cell + j < len(p2) else 0 for x in (p2, p3, root))
+            mu = share[begin + j] if j < many else 0
+            asked = Fraction(2) ** (44 - bits - fine) * q * (own + mu // 2**coarse)
+            left = max(0, nu - floor(asked))
+            d = max(0, ceil_root(left) - r * factor // 2**cut)
+            middle = d**2 // 2**18 + 1 if d > 0 else 0
+            small = max(0, left * slow // 2**48 + 1 - p * 2 ** (UNIT_BITS - bits))
+            early = p <= left * low // 2 ** (74 - bits)
+            gain.append(0 if left == 0 else small if early else middle)
             part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
             area.append(area[-1] + part)
-        return gain, area
+        return gain, area, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
 
     ahead: list = [None] * span
-    for level in levels[0]:
-        gain, area = gains(level)
+    for level in levels:
+        gain, area, pays = gains(phases[0], level)
         for j in range(first, span):
-            value = max(0, level[8] - area[j + 1])
+            value = max(0, pays - area[j + 1])
             if ahead[j] is None or value > ahead[j][0]:
                 ahead[j] = value, gain[j] if value else 0
     ends = ahead
     if steps:
         ends = [None] * span
-        for level in levels[1]:
-            gain, area = gains(level)
+        for level in levels:
+            gain, area, pays = gains(phases[1], level)
             for j in range(every, span):
                 starts = range(max(0, min(j, j + 1 - apart)) + 1)
-                free = [i for i in starts if level[8] <= area[j + 1] - area[i]]
+                free = [i for i in starts if pays <= area[j + 1] - area[i]]
                 nothing = ahead[free[-1]] if free else None
                 some = [
-                    ahead[i][0] + area[i + 1] + level[8] - area[j + 1]
+                    ahead[i][0] + area[i + 1] + pays - area[j + 1]
                     - (max(0, gain[i] - ahead[i][1]) if i else
                        max(0, gain[0] - ahead[0][1]) * up // (1 << LEAD_BITS) + 1)
                     for i in starts if i not in free and ahead[i] is not None
@@ -243,7 +273,8 @@ def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: 
                 value, s = min(found, key=lambda one: (one[0], one[1]))
                 if nothing and value < nothing[0]:
                     s = min(s, nothing[0] - value)
-                least = min([*price, *[0] * span][cell : cell + j + 1] or [0])
+                whole = [a + b for a, b in zip(p2, p3, strict=True)]
+                least = min([*whole, *[0] * span][cell : cell + j + 1] or [0])
                 value += extra * least // 2**16
                 if ends[j] is None or value > ends[j][0]:
                     ends[j] = value, s
@@ -253,6 +284,10 @@ def slow_path_cost(row: list[int], levels: list, price: list, root: list, bits: 
         if end is not None:
             costs.append(end[0] + max(alone, early + int(min(one, end[1]) * length[j])))
     return min(costs)
+
+
+def ceil_root(x: int) -> int:
+    return isqrt(x - 1) + 1 if x > 0 else 0
 
 
 def slow_node(table: list[list[int]], fixed: int, decided: list[list[int]]) -> int:
@@ -349,12 +384,13 @@ def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> N
 def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, compared = np.random.default_rng(5), []
 
-    def both(rows: Any, levels: Any, price: Any, root: Any, bits: int) -> Any:
-        found = path_costs(rows, levels, price, root, bits)
-        for row, table, cost in zip(rows.tolist(), levels.tolist(), found.tolist(), strict=True):
-            assert slow_path_cost(row, table, price.tolist(), root.tolist(), bits) == cost
+    def both(rows: Any, phases: Any, levels: Any, market: Any, most: int) -> Any:
+        found, steps = path_costs(rows, phases, levels, market, most)
+        plain = tuple(x.tolist() for x in market[:4]), market[4]
+        for row, phase, cost in zip(rows.tolist(), phases.tolist(), found.tolist(), strict=True):
+            assert slow_path_cost(row, phase, levels.tolist(), (*plain[0], plain[1])) == cost
             compared.append(cost)
-        return found
+        return found, steps
 
     monkeypatch.setattr(checker_kernel, "path_costs", both)
     while len(compared) < 40:
@@ -362,8 +398,32 @@ def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.Monk
         tokens = busy.tokens_of(instance, cost)
         width = float(tokens.chain.max()) * rng.choice([0.03, 0.1, 0.3])
         price = rng.choice([0.1, 2.0, 20.0]) * rng.random(60) ** 2
-        certify(instance, cost, "tel", paths_leaf(width, price, LEVELS))
+        certify(instance, cost, "tel", wild_leaf(rng, instance, cost, width, price))
     assert len(set(compared)) > 20
+
+
+def test_products_and_roots_of_the_checker_are_exact() -> None:
+    rng = np.random.default_rng(8)
+    whole = [0, 1, 2**61 - 1, *(int(2**x) for x in 61 * rng.random(500))]
+    for x in [*whole, *(isqrt(one) ** 2 for one in whole)]:
+        assert root_above(x) == ceil_root(x)
+        for c in (0, 1, 2**30, int(rng.integers(2**30))):
+            assert times(x, c) == x * c // 2**30
+
+
+def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
+    # Cells 1 and 2 of three; the second request comes in cell 2, and its last weight is outside.
+    found = portions(np.array([3, 0, 5, 1]), np.array([0, 2, 4]), np.array([1, 2]), 3)
+    assert found.tolist() == [2**30, 0, 2**30, 0]
+    rng = np.random.default_rng(9)
+    many = rng.integers(0, 30, 50)
+    begin, cell = np.concatenate([[0], np.cumsum(many)]), rng.integers(0, 60, 50)
+    part = portions(rng.integers(0, 2**20, begin[-1]), begin, cell, 60)
+    at = np.repeat(cell - begin[:-1], many) + np.arange(begin[-1])
+    total = np.bincount(at, part.astype(float), 90)
+    assert (total[60:] == 0).all()
+    assert (total <= 2**30).all()
+    assert total.max() > 2**30 - 50
 
 
 @pytest.mark.parametrize("rate", [0.5, 4.0, 30.0])
@@ -376,11 +436,9 @@ def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
         value = busy.value_at(tokens, width, price - p2, p2)
         proved = certify(instance, cost, "tel", busy_time_leaf(width, price - p2, p2))
         assert float(exact(instance, proved)) == pytest.approx(value, rel=1e-6)
-    price, width = np.repeat(price[::10] / 5, 40), width / 4
-    value = paths.value_at(tokens, width, price, LEVELS)
-    proved = certify(instance, cost, "tel", paths_leaf(width * 2, price[::2], LEVELS, split=2))
-    # Prices have 16 bits, and payments and prices almost cancel where prices are wild.
-    assert abs(float(exact(instance, proved)) - value) < 1e-5 * (abs(value) + price.sum() * width)
+    proof = bound(instance, cost_model=cost, method="shares", time_limit_s=2.0)
+    # Prices have 16 bits and weights of shares 12.
+    assert proof.certified == pytest.approx(proof.value, rel=3e-4)
 
 
 @pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
@@ -395,8 +453,9 @@ def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text:
             for leaf in (
                 {"relaxation": "busy-time", "width": width, "denominator": 1, "p1": [price, 0],
                  "p2": [0, price]},
-                {"relaxation": "paths", "width": width, "bits": 0, "split": 1,
-                 "price": [price, 1], "levels": [1, 10**6]},
+                {"relaxation": "shares", "width": width, "bits": 0, "p2": [price, 1],
+                 "p3": [1, price], "levels": [1, 10**6], "first": [10**13], "later": [2**80],
+                 "cells": [2], "weight": [0, 2**20]},
             ):  # fmt: skip
                 try:
                     proved = certify(instance, cost, "tel", leaf)
@@ -410,7 +469,7 @@ def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text:
 def test_bounds_of_a_whole_trace_are_certified_to_one_part_in_a_hundred_thousand() -> None:
     (file,) = Path(DATA or "").rglob("AzureLLMInferenceTrace_conv.csv")
     cost = load_cost_model("llama2-7b-a100-infermax")
-    for rate, names in ((0.25, ("work", "paths")), (1.0, ("work", "busy-time"))):
+    for rate, names in ((0.25, ("work", "clock")), (1.0, ("work", "busy-time"))):
         instance = read_trace("azure", file, rate_scale=rate, kv_accounting="cached")
         for name in names:
             found = bound(instance, cost_model=cost, method=name, time_limit_s=20)
@@ -545,23 +604,33 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         )
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, bad)
-    path = paths_leaf(0.001, np.ones(3), LEVELS)
+    begin, cell = np.array([0, 2, 3]), np.array([0, 2])
+    shared = Shared(np.ones(3), begin, np.array([0.5, 0.5, 1.0]))
+    path = shares_leaf(0.4, np.ones(3), LEVELS, shared, np.ones((2, 2)), cell)
     for change, words in (
-        ({"width": 0}, "width, bits or split"),
+        ({"width": 0}, "width or bits"),
         ({"width": 1}, "too narrow"),
-        ({"bits": -1}, "width, bits or split"),
-        ({"bits": 27}, "width, bits or split"),
-        ({"split": 0}, "width, bits or split"),
-        ({"split": 65}, "width, bits or split"),
-        ({"price": []}, "cells"),
-        ({"price": [0] * 200_000, "split": 64}, "cells"),
-        ({"price": [-1]}, "price out of range"),
-        ({"price": [2**40]}, "price out of range"),
+        ({"bits": -1}, "width or bits"),
+        ({"bits": 27}, "width or bits"),
+        ({"p2": [], "p3": []}, "cells"),
+        ({"p2": [1, 2]}, "p3: found 3 integers; expected 2"),
+        ({"p2": [0, 0, -1]}, "p2: found an integer out of range"),
+        ({"p3": [0, 0, 2**40]}, "p3: found an integer out of range"),
         ({"levels": []}, "levels"),
-        ({"levels": [1] * 33}, "levels"),
+        ({"levels": [1] * 65}, "levels"),
         ({"levels": [-1]}, "levels"),
         ({"levels": [0.5]}, "expected an integer"),
-        ({"price": None}, "expected a list"),
+        ({"first": [1]}, "first: found 1 integers; expected 2"),
+        ({"later": [1, -1]}, "later: found an integer out of range"),
+        ({"later": [1, 2**80 + 1]}, "later: found an integer out of range"),
+        ({"cells": [3]}, "cells: found 1 integers; expected 2"),
+        ({"cells": [4, -1]}, "cells: found an integer out of range"),
+        ({"cells": [2, 2]}, "weight: found 3 integers; expected 4"),
+        ({"cells": [0, 2**15 + 1]}, "cells: found an integer out of range"),
+        ({"weight": [1, 1, -1]}, "weight: found an integer out of range"),
+        ({"weight": [1, 1, 2**20 + 1]}, "weight: found an integer out of range"),
+        ({"p2": None}, "expected a list"),
+        ({"split": 1}, "other fields"),
     ):
         good = certify(instance, PLAIN, "tel", path)
         with pytest.raises(Rejected, match=words):
@@ -621,6 +690,24 @@ def test_what_a_check_may_take_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     good = certify(instance, PLAIN, "tel", work_leaf())
     monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
     with pytest.raises(Rejected, match="steps; too large to check"):
+        check_certificate(instance, good)
+
+
+def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # At a price of 100,000 for ever a path may end very late, so that all its cells are looked at.
+    instance = Instance([0.0] * 9, [3] * 9, [3] * 9, kv_capacity=9, time_unit="second")
+    cells = 100_000
+    shared = Shared(np.zeros(cells), np.zeros(10, np.int64), np.zeros(0))
+    leaf = shares_leaf(
+        1e-3, np.full(cells, 1e5), LEVELS, shared, np.full((9, 2), 50.0), np.zeros(9, np.int64)
+    )
+    good = certify(instance, PLAIN, "tel", leaf)
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 250_000)
+    with pytest.raises(Rejected, match="steps; too large to check"):
+        check_certificate(instance, good)
+    monkeypatch.undo()
+    monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
+    with pytest.raises(Rejected, match="no or more than 99999 cells"):
         check_certificate(instance, good)
 
 

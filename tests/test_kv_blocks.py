@@ -218,7 +218,7 @@ def test_every_bound_but_the_ramp_allows_for_blocks_and_proves_what_it_does_with
         instance = two() if one.time_unit == "round" else seconds
         task = BoundTask(instance, TIMED, Objective(one.objectives[0]))
         assert one.lacks(task) == (["kv_block_tokens"] if name == "ramp" else [])
-    for method in ("work", "busy-time", "paths"):
+    for method in ("work", "busy-time", "shares"):
         with_blocks, without = (
             lower_bound(x, method=method, cost_model=TIMED)[0]
             for x in (seconds, replace(seconds, kv_block_tokens=1))

@@ -24,7 +24,9 @@ from optsched.problem.schedule import Schedule
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
 _PRICE_BITS, _PATH_BITS = 24, 16
+_HIGHEST_WEIGHT = 4000
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
@@ -165,37 +167,61 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
     }
 
 
-def paths_leaf(width: float, price: Floats, levels: Floats, *, split: int = 1) -> dict[str, Any]:
-    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.paths`.
+def shares_leaf(
+    width: float,
+    price: Floats,
+    levels: Floats,
+    shared: tuple[Floats, Integers, Floats],
+    centre: Floats,
+    cell: Integers,
+) -> dict[str, Any]:
+    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.shares`.
 
     Parameters
     ----------
     width : float
         Width of a cell, in seconds.
     price : ndarray of float64, shape (cells,)
-        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
+        Prices p2 >= 0. The leaf holds prices as multiples of a power of 2, rounded.
     levels : ndarray of float64
-        The multipliers that the checker tries, as in `optsched.bounds.paths.value_at`.
-    split : int
-        Each cell is cut into as many of equal width.
+        The multipliers that the checker tries, of those in ``centre``.
+    shared : tuple of ndarray
+        An `optsched.bounds.paths_kernel.Shared`: prices p3, and shares. The leaf holds shares as
+        weights, rounded.
+    centre : ndarray of float64, shape (n, 2)
+        Multipliers for the prefill and for the steps of each request, in seconds.
+    cell : ndarray of int64, shape (n,)
+        The cell of each arrival.
 
     Returns
     -------
     dict
         A JSON object.
     """
-    bits = min(_unit(float(price.max()) * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
+    p3, begin, share = shared
+    highest = max(float(price.max()), float(p3.max()))
+    bits = min(_unit(highest * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
+    many = np.diff(begin)
+    at = np.repeat(cell - begin[:-1], many) + np.arange(len(share))
+    largest = np.zeros(int(at.max(initial=0)) + 1)
+    np.maximum.at(largest, at, share)
+    weight = share / np.where(largest > 0, largest, 1.0)[at] * _HIGHEST_WEIGHT
+    ticks = np.rint(centre * TICKS_PER_SECOND).astype(np.int64)
     return {
-        "relaxation": "paths",
-        "width": max(1, round(width / split * TICKS_PER_SECOND)),
+        "relaxation": "shares",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
         "bits": bits,
-        "split": split,
-        "price": np.rint(price * 2.0**bits).astype(np.int64).tolist(),
+        "p2": np.rint(price * 2.0**bits).astype(np.int64).tolist(),
+        "p3": np.rint(p3 * 2.0**bits).astype(np.int64).tolist(),
         "levels": np.rint(levels * 1000).astype(np.int64).tolist(),
+        "first": ticks[:, 0].tolist(),
+        "later": ticks[:, 1].tolist(),
+        "cells": many.tolist(),
+        "weight": np.rint(weight).astype(np.int64).tolist(),
     }
 
 
-def clock_leaf(branches: NDArray[np.int64]) -> dict[str, Any]:
+def clock_leaf(branches: Integers) -> dict[str, Any]:
     """Return the leaf of a certificate in seconds that holds a search of `optsched.bounds.clock`.
 
     Parameters

@@ -48,32 +48,93 @@ NEVER = 1 << 62
 
 
 @njit
-def _integrate(gain: Any, area: Any, level: Any, request: Any, prices: Any, span: int) -> None:
+def portions(weight: Any, begin: Any, cell: Any, cells: int) -> Any:
+    """Return each request's part of the weights of a cell, in units of 2**-30.
+
+    Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
+    are below 2**21, and fewer than 2**31. Beyond the last cell the part is 0.
+    """
+    total, found = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
+    for i in range(len(cell)):
+        for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
+            total[cell[i] + at - begin[i]] += weight[at]
+    for i in range(len(cell)):
+        for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
+            found[at] = (weight[at] << 30) // max(total[cell[i] + at - begin[i]], 1)
+    return found
+
+
+@njit
+def times(x: int, c: int) -> int:
+    """Return x c / 2**30, rounded down, for x < 2**61 and c <= 2**30."""
+    return (x >> 30) * c + (((x & ((1 << 30) - 1)) * c) >> 30)
+
+
+@njit
+def root_above(x: int) -> int:
+    """Return the root of 0 <= x < 2**61, rounded up. Floating point only says where to begin."""
+    r = int(np.sqrt(float(x)))
+    while r * r < x:
+        r += 1
+    while r > 0 and (r - 1) * (r - 1) >= x:
+        r -= 1
+    return r
+
+
+@njit
+def _charge(drop: Any, toll: Any, phase: Any, request: Any, market: Any, span: int) -> None:
+    """Find what p3 takes off nu / h in each cell, and the root of p2 w / h, both rounded down."""
+    p2, p3, root, share, bits = market
+    cell, begin, many = request[0], request[11], request[12]
+    own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
+    shift = 44 - bits - fine
+    for j in range(span):
+        drop[j] = toll[j] = 0
+        if cell + j < len(p2):
+            mu = share[begin + j] >> coarse if j < many else 0
+            asked = p3[cell + j] * (own + mu)
+            drop[j] = min(asked, NEVER >> shift) << shift if shift >= 0 else asked >> -shift
+            toll[j] = (root[cell + j] * factor) >> cut
+
+
+@njit
+def _integrate(window: Any, nu: int, phase: Any, request: Any, market: Any, span: int) -> None:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end."""
-    price, root, bits = prices
-    low, high, lead, at_low, base, rise, fall, fine = level[:8]
-    cell, up = request[0], request[2]
+    gain, area, drop, toll = window[0], window[1], window[9], window[10]
+    p2, bits = market[0], market[4]
+    cell, up, low, slow = request[0], request[2], phase[4], phase[5]
     area[0] = 0
     for j in range(span):
-        p = price[cell + j] if cell + j < len(price) else 0
-        if p >= high:
-            g = 0
-        elif p <= low:
-            g = max(0, at_low - (p << (UNIT_BITS - bits)))
-        else:
-            g = base + rise * p - fall * root[cell + j]
-            g = min(max(0, (g >> fine) + 1), lead)
+        x, g = nu - drop[j], 0
+        if x > 0:
+            p = p2[cell + j] if cell + j < len(p2) else 0
+            if p <= times(x, low) >> (44 - bits):
+                g = max(0, (times(x, slow) >> 18) + 1 - (p << (UNIT_BITS - bits)))
+            else:
+                d = root_above(x) - toll[j]
+                g = ((d * d) >> 18) + 1 if d > 0 else 0
         gain[j] = g
         area[j + 1] = area[j] + (g if j > 0 else ((g * up) >> LEAD_BITS) + 1)
 
 
 @njit
-def _end_prefill(window: Any, levels: Any, request: Any, prices: Any, span: int) -> None:
+def _level(phase: Any, level: int) -> tuple[int, int]:
+    """Return a multiplier over h in units of 2**-44, and what all batches pay at it."""
+    nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
+    pays, wide = times(nu, phase[8]), phase[9]
+    return nu, min(pays >> wide if wide >= 0 else min(pays, NEVER >> -wide) << -wide, NEVER >> 2)
+
+
+@njit
+def _end_prefill(
+    window: Any, levels: Any, phase: Any, request: Any, market: Any, span: int
+) -> None:
     """Find the least that the prefill pays if it ends in each cell, and its slope."""
     gain, area, ahead, slope = window[:4]
+    _charge(window[9], window[10], phase, request, market, span)
     for k in range(len(levels)):
-        _integrate(gain, area, levels[k], request, prices, span)
-        pays = levels[k, 8]
+        nu, pays = _level(phase, levels[k])
+        _integrate(window, nu, phase, request, market, span)
         for j in range(span):
             value, s = pays - area[j + 1], gain[j]
             if j < request[4]:
@@ -85,13 +146,14 @@ def _end_prefill(window: Any, levels: Any, request: Any, prices: Any, span: int)
 
 
 @njit
-def _end_steps(window: Any, levels: Any, request: Any, prices: Any, span: int) -> None:
+def _end_steps(window: Any, levels: Any, phase: Any, request: Any, market: Any, span: int) -> None:
     """Find the least that prefill and steps pay if they end in each cell, and its slope."""
-    gain, area, ahead, slope, after, slope_after, least, queue, key = window
+    gain, area, ahead, slope, after, slope_after, least, queue, key = window[:9]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
+    _charge(window[9], window[10], phase, request, market, span)
     for k in range(len(levels)):
-        _integrate(gain, area, levels[k], request, prices, span)
-        pays = levels[k, 8]
+        nu, pays = _level(phase, levels[k])
+        _integrate(window, nu, phase, request, market, span)
         head = tail = 0
         last = free = -1  # the last start that leaves enough time, and that makes the steps free
         for j in range(span):
@@ -126,35 +188,41 @@ def _end_steps(window: Any, levels: Any, request: Any, prices: Any, span: int) -
 
 
 @njit
-def path_costs(requests: Any, levels: Any, price: Any, root: Any, bits: int) -> Any:
-    """Return the least cost of the path of each request, in units of 2**-26 cells.
+def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) -> Any:
+    """Return the least cost of the path of each request, in units of 2**-26 cells, and the steps.
 
     A row of ``requests`` has the cell of the arrival; what is left of it in units of 2**-18 cells,
     rounded down and up; the same in units of cost, rounded down; the first cells in which the
     prefill and all steps can end; the cells between the ends of the two; the least cost, which is
-    the time of all batches; own work of later steps; the number of steps; and the cells to begin
-    with. A row of ``levels`` is described at `optsched.bounds.checker_paths`.
+    the time of all batches; own work of later steps; the number of steps; the cells to begin with;
+    where its shares begin, and how many there are. `optsched.bounds.checker_shares` describes
+    ``phases``, of the prefill and of the steps. ``levels`` are multipliers in thousandths of the
+    one of a phase. ``market`` has p2, p3, the root of p2, shares, and the bits of a price after the
+    point. Once there were more than ``most`` steps, nothing more is found.
     """
-    found = np.empty(len(requests), np.int64)
+    found = np.zeros(len(requests), np.int64)
     window = (
         np.empty(WINDOW, np.int64), np.empty(WINDOW + 1, np.int64), np.empty(WINDOW, np.int64),
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
+        np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
     )  # fmt: skip
-    least = window[6]
-    prices = (price, root, bits)
+    least, p2, p3, taken = window[6], market[0], market[1], 0
     for i in range(len(requests)):
         request = requests[i]
         cell, down, lead, alone, steps = request[0], request[1], request[3], request[7], request[9]
         span = min(WINDOW, request[10])
         while True:
+            taken += 2 * span * len(levels)
+            if taken > most:
+                return found, taken
             lowest = NEVER
             for j in range(span):
-                lowest = min(lowest, price[cell + j] if cell + j < len(price) else 0)
+                lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
                 least[j] = lowest
-            _end_prefill(window, levels[i, 0], request, prices, span)
+            _end_prefill(window, levels, phases[i, 0], request, market, span)
             if steps > 0:
-                _end_steps(window, levels[i, 1], request, prices, span)
+                _end_steps(window, levels, phases[i, 1], request, market, span)
             pays, slopes = (window[4], window[5]) if steps > 0 else (window[2], window[3])
             best = NEVER
             for j in range(span):
@@ -171,4 +239,4 @@ def path_costs(requests: Any, levels: Any, price: Any, root: Any, bits: int) -> 
                 break
             span = min(WINDOW, 2 * span)
         found[i] = min(best, beyond)
-    return found
+    return found, taken

@@ -128,16 +128,16 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
         from optsched.bounds.checker_busy import check_busy_time
 
         return check_busy_time
-    if kind == "paths":
-        from optsched.bounds.checker_paths import check_paths
+    if kind == "shares":
+        from optsched.bounds.checker_shares import check_shares
 
-        return check_paths
+        return check_shares
     if kind == "clock":
         from optsched.bounds.checker_clock import check_clock
 
         return check_clock
     raise Rejected(
-        f"tree: relaxation: found {kind!r:.60}; expected work, busy-time, paths or clock"
+        f"tree: relaxation: found {kind!r:.60}; expected work, busy-time, shares or clock"
     )
 
 

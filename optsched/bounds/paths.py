@@ -53,10 +53,7 @@ pay nothing begin after the cheapest prefill so far. There d is cut to the part 
 later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
 max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
-*Prices used.* The first prices come from a schedule: they are proportional to (1 - a) N^1.5, with
-N the number of requests in the system. They are then improved by ascent. Where the best paths use
-more machine time than there is, the price rises, and where they use less it falls. Any prices are
-valid.
+Any prices are valid. `optsched.bounds.shares` adds a second price and chooses both.
 
 *Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
 is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
@@ -67,37 +64,18 @@ of `optsched.bounds.busy_time`.
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
-from optsched.bounds.batch import PROVED_FOR, scale_of
-from optsched.bounds.busy_time import Floats, Tokens, margin, tokens_of
-from optsched.bounds.certificate import paths_leaf, work_leaf
+from optsched.bounds.busy_time import Floats, Tokens, margin
 from optsched.bounds.paths_kernel import WINDOW, Shared, Use, costs_of_paths
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY
-
-_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
-"""The multipliers tried are best for steady prices, of these times the mean after the arrival."""
-_FINE_LEVELS = np.array([0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.2, 3.5, 6.0, 10.0, 20.0, 40.0])
-_CELLS_PER_CHAIN = 75
-_MOST_CELLS = 2_000_000
-_LEAST_SCALE = 0.03
-"""The first prices are in proportion to the weight of latency, but at least this."""
-_MOST_IN_SYSTEM = 40.0
-"""Mean number of requests in the system beyond which prices are not searched for."""
 
 
 def value_at(
@@ -211,92 +189,3 @@ def in_system(arrival: Floats, finish: Floats, width: float, cells: int) -> NDAr
     moments = (np.arange(cells) + 0.5) * width
     arrived, finished = (np.searchsorted(np.sort(t), moments, "right") for t in (arrival, finish))
     return arrived - finished
-
-
-def paths(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
-
-    Where there are so many requests that `optsched.bounds.busy_time` is the better bound, the
-    value is the sum of chains, which are the paths if nothing is paid.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        An evaluation starts only if it can end in time, judging by earlier ones.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
-    weight, per = task.objective.ttft_weight, scale_of(task)
-    tokens = tokens_of(task.instance, task.batch_cost)
-    chain = tokens.chain * (1 - margin(3))
-    best = float(chain.sum()) * (1 - margin(task.instance.n))
-    if weight > 0:
-        best = (1 - weight) * best + weight * float(tokens.first.sum()) * (1 - margin(per))
-    finish = finish_online(task.instance, task.batch_cost, chain)
-    end = float(finish.max())
-    if budget.limit_s <= 0 or (finish - tokens.arrival).sum() > _MOST_IN_SYSTEM * end:
-        tree = work_leaf() if task.objective == TOTAL_LATENCY else None
-        return Proof(best / per, tree=tree)
-    width = max(float(chain.mean()) / _CELLS_PER_CHAIN, end / _MOST_CELLS)
-    number = in_system(tokens.arrival, finish, width, int(end / width) + 1)
-    steady = float(tokens.work.mean()) / max(tokens.decode, 1e-12)
-    steady = min(steady, 1.0) * max(1 - weight, _LEAST_SCALE)
-    start = 1.2 * steady * number**1.5
-    floor = np.where(number > 0, 0.1 * steady, 0.0)
-    use = Use(np.zeros(len(start)), np.zeros(len(start)), np.zeros(0))
-    spent = 0.0
-
-    def measured(price: Floats) -> float:
-        nonlocal spent
-        before = time.perf_counter()
-        use.machine[:] = 0.0
-        value = value_at(tokens, width, price, _LEVELS, use, weight)
-        spent = time.perf_counter() - before
-        return value
-
-    value_at(tokens, 1.0, np.zeros(1), _LEVELS, Use(*np.zeros((3, 1))), weight)  # compiles
-    price: Floats = np.asarray(start, dtype=np.float64)
-    best_price, reached = price, -np.inf
-    steps = stale = 0
-    while stale < 3 and (steps == 0 or budget.left_s > 7 * spent):
-        value = measured(price)
-        if value > reached:
-            best_price, reached, stale = price, value, 0
-        else:
-            stale += 1
-        step = 0.4 / (1 + steps / 4)
-        price = np.maximum(price * np.exp(step * np.clip(use.machine - 1, -2, 2)), floor)
-        steps += 1
-    while budget.left_s > 7 * spent:  # the clipped steps tend to end at prices that are too low
-        value = measured(best_price * 1.03)
-        if value <= reached:
-            break
-        best_price, reached = best_price * 1.03, value
-    found: list[tuple[float, Callable[[], dict[str, Any]]]] = [(best, work_leaf)]
-    found.append((reached, partial(paths_leaf, width, best_price, _LEVELS)))
-    for times in (2, 4):
-        if budget.left_s > 1.6 * times * spent and times * len(best_price) <= 4 * _MOST_CELLS:
-            finer = np.repeat(best_price, times)
-            value = value_at(tokens, width / times, finer, _FINE_LEVELS, ttft_weight=weight)
-            leaf = partial(paths_leaf, width, best_price, _FINE_LEVELS, split=times)
-            found.append((value, leaf))
-    best, make_leaf = max(found, key=lambda one: one[0])
-    return Proof(best / per, tree=make_leaf() if task.objective == TOTAL_LATENCY else None)
-
-
-PATHS = Bound(
-    "paths",
-    "prices of machine time along each request's path; best at low load",
-    "second",
-    ("tel", "latency_and_ttft"),
-    paths,
-    PROVED_FOR,
-    searches=True,
-    suits=unless_total_latency,
-    certifies=True,
-)

@@ -9,8 +9,7 @@ whole.
 
 Load comes and goes. One bound for the whole trace is then the wrong one for most of it: where
 requests queue for minutes, only their order counts (`optsched.bounds.busy_time`), and where few are
-in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.shares`). Beside
-`optsched.bounds.shares`, which has no certificate, runs `optsched.bounds.paths`, which has one.
+in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.shares`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import finish_online, paths
+from optsched.bounds.paths import finish_online
 from optsched.bounds.shares import shares
 from optsched.problem.budget import Budget
 
@@ -35,7 +34,7 @@ _FEWEST, _MOST = 60, 180
 """Requests of a piece, unless it is never quiet."""
 _QUIET = 5
 """At a cut so many requests are in the system at most."""
-_CLOCK_SHARE, _PATHS_SHARE = 0.25, 0.3
+_CLOCK_SHARE = 0.25
 _THREADS = 2
 _SAFETY = 1e-9
 
@@ -54,8 +53,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A value in seconds. The certificate's tree has the best of the bounds with certificates for
-        each piece, so it may prove less.
+        A value in seconds.
     """
     instance = task.instance
     order = np.argsort(instance.arrival, kind="stable")
@@ -71,7 +69,6 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
             proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
-            proofs.append(paths(piece, part.part(_PATHS_SHARE)))
             proofs.append(shares(piece, part))
         return proofs
 
@@ -81,9 +78,9 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
         warnings.simplefilter("ignore")
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
-            total += max(proof.value for proof in proofs)
-            certified = max((one for one in proofs if one.tree), key=lambda one: one.value)
-            trees.append((first, last - 1, certified.tree))
+            best = max(proofs, key=lambda one: one.value)
+            total += best.value
+            trees.append((first, last - 1, best.tree))
     return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
 
 

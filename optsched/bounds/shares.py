@@ -33,12 +33,15 @@ prefill's chunk of own work w_c, with nu w_c / W, where
 
 to which the argument for chunks there applies as it stands. With p3 = 0 the bound is that one.
 
+*First tokens.* The payments hold for any F_i <= C_i. So a weight a of first tokens changes the end
+of a path as it does there.
+
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
-proportion to N^1.5, with N the number of requests in the system, and mu is 1 / N for those in the
-system and fades out after their completions. An ascent improves all three. Where the best paths use
-more machine time than there is, under the charges of p2 or of p3, that price rises. A request's
-share rises where it takes more steps than those with whom it shares. It is as if the steps of a
-request had to be at most those of the machine, on average over its best paths.
+proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
+in the system and fades out after their completions. An ascent improves all three. Where the best
+paths use more machine time than there is, under the charges of p2 or of p3, that price rises. A
+request's share rises where it takes more steps than those with whom it shares. It is as if the
+steps of a request had to be at most those of the machine, on average over its best paths.
 
 *What no prices mend.* Each request, and each single cell of its time, is priced by itself. So the
 best paths are mixtures: a request hurries now while prefills of others come later, or the reverse,
@@ -52,18 +55,20 @@ that over f. Shares are divided by 1 + 1e-9 times their sum.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
-from optsched.bounds.batch import PROVED_FOR
+from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
+from optsched.bounds.certificate import shares_leaf, work_leaf
 from optsched.bounds.paths import finish_online, in_system, value_at
 from optsched.bounds.paths_kernel import Shared, Use
 from optsched.bounds.shares_kernel import improve_shares, scale_to_one
 from optsched.problem.budget import Budget
+from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 _APART = [0.025, 0.06, 0.11, 0.17, 0.25, 0.34, 0.45, 0.6, 0.8, 1, 1.3, 1.6, 2, 2.4, 3]
@@ -73,10 +78,11 @@ _CELLS_PER_LATENCY = 30
 """Cells in the geometric mean of a request's latency and its time alone."""
 _MOST_IN_SYSTEM = 100.0
 """Mean number of requests in the system beyond which the bound is not tried."""
-_MOST_SHARES = 20_000_000
+_MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
+_LEAST_SCALE = 0.03
+"""The first prices are in proportion to the weight of latency, but at least this."""
 _P3 = 0.7
 """Part of the first prices that is p3."""
-_STEPS = 80
 _KEPT = 0.6
 """Part of the earlier gradients in the present one."""
 _PRICE_STEP, _SHARE_STEP = 0.8, 0.25
@@ -114,7 +120,7 @@ class Start(NamedTuple):
     least: Floats
 
 
-def start_from(tokens: Tokens, finish: Floats) -> Start:
+def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     """Return prices and shares that follow from completions (module's text, Prices used).
 
     Parameters
@@ -122,6 +128,8 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     tokens : Tokens
     finish : ndarray of float64, shape (n,)
         Completions in some schedule, in seconds from the first arrival. An estimate will do.
+    weight : float
+        The weight of first tokens.
 
     Returns
     -------
@@ -130,10 +138,11 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / _CELLS_PER_LATENCY
-    width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_SHARES)
+    width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
     cells = int(finish.max() / width) + 2
     number = in_system(arrival, finish, width, cells)
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
+    steady *= max(1 - weight, _LEAST_SCALE)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - _P3), dtype=np.float64)
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
@@ -149,7 +158,7 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
     Where there are very many requests in the system, where `optsched.bounds.busy_time` is the
     better bound, the value is the sum of chains.
@@ -166,46 +175,81 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in seconds.
     """
-    tokens = tokens_of(task.instance, task.batch_cost)
+    weight, per = task.objective.ttft_weight, scale_of(task)
+    instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
+    tokens = tokens_of(instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
-    best = float(chain.sum()) * (1 - margin(task.instance.n))
-    finish = finish_online(task.instance, task.batch_cost, chain)
+    least = float(chain.sum()) * (1 - margin(instance.n))
+    least = (1 - weight) * least + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
+    finish = finish_online(instance, task.batch_cost, chain)
     latency = finish - tokens.arrival
-    if budget.limit_s <= 0 or latency.sum() > _MOST_IN_SYSTEM * finish.max():
-        return Proof(best)
-    width, price, shared, cell, least = start_from(tokens, finish)
+    best, tree = least, work_leaf()
+    if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
+        found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
+        best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
+    return Proof(best / per, tree=tree if task.objective == TOTAL_LATENCY else None)
+
+
+def ascend(
+    tokens: Tokens, start: Start, weight: float, budget: Budget
+) -> tuple[float, dict[str, Any]]:
+    """Return the best value that an ascent on prices and shares finds, and its leaf.
+
+    Parameters
+    ----------
+    tokens : Tokens
+        Of requests in order of arrival.
+    start : Start
+        Where it begins. Changed in place.
+    weight : float
+        The weight of first tokens.
+    budget : Budget
+
+    Returns
+    -------
+    float
+        Seconds.
+    dict
+        A leaf of a certificate of total latency.
+    """
+    width, price, shared, cell, least = start
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
     kept = Use(*(np.zeros_like(one) for one in use))
     centre = np.zeros((len(cell), 2))
-    spent, stale, reached = 0.0, 0, -np.inf
-    for step in range(_STEPS):
-        if stale >= _STALE or (step > 0 and budget.left_s < 1.2 * spent):
-            break
+    spent, stale, step, reached = 0.0, 0, 0, -np.inf
+    while stale < _STALE and (step == 0 or budget.left_s > 1.2 * spent):
         before = time.perf_counter()
         for one in use:
             one[:] = 0.0
-        levels = _FIRST_LEVELS if step == 0 else _LEVELS
-        value = value_at(tokens, width, price, levels, use, shared=shared, centre=centre)
-        reached, stale = (value, 0) if value > reached else (reached, stale + 1)
+        tried = centre.copy()
+        levels = _LEVELS if step > 0 else _FIRST_LEVELS
+        value = value_at(tokens, width, price, levels, use, weight, shared, centre)
+        stale += 1
+        if value > reached:
+            reached, stale, best_price = value, 0, price.copy()
+            best = Shared(shared.price.copy(), shared.begin, shared.share.copy())
+            multipliers = tried if step > 0 else centre.copy()
         for new, old in zip(use, kept, strict=True):
             old[:] = _KEPT * old + (1 - _KEPT) * new
         slower = 1 / (1 + step / _SLOWER)
-        for p, used, floor in ((price, kept.machine, least), (shared.price, kept.shared, least)):
-            rise = np.clip(used - (1 - _KEPT ** (step + 1)), -_HIGHEST, _HIGHEST)
-            p[:] = np.maximum(p * np.exp(np.clip(_PRICE_STEP * slower * rise, -1, 1)), floor)
+        step += 1
+        for p, used in ((price, kept.machine), (shared.price, kept.shared)):
+            rise = np.clip(used - (1 - _KEPT**step), -_HIGHEST, _HIGHEST)
+            p[:] = np.maximum(p * np.exp(np.clip(_PRICE_STEP * slower * rise, -1, 1)), least)
         improve_shares(shared, kept.fixed, cell, len(price), _SHARE_STEP * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
         spent = time.perf_counter() - before
-    return Proof(max(best, reached))
+    return reached, shares_leaf(width, best_price, _LEVELS, best, multipliers, cell)
 
 
 SHARES = Bound(
     "shares",
     "prices of machine time along paths that share fixed costs; best below saturation",
     "second",
-    ("tel",),
+    ("tel", "latency_and_ttft"),
     shares,
     PROVED_FOR,
     searches=True,
     suits=unless_total_latency,
+    certifies=True,
 )

@@ -1,0 +1,215 @@
+r"""Independent check of the leaf ``shares``: prices of machine time along each request's path.
+
+Let p2, p3 >= 0 be prices, constant on cells of ``width`` ticks from the first arrival of the range
+on and 0 afterwards, and pi = p2 + p3. Batches are disjoint, so with the sum over batches of
+int_B pi at most int pi,
+
+    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
+
+Batch B has the length T, and its requests have own works w, where sum w <= T - f for the fixed cost
+f that each of them asks for by its phase (`optsched.bounds.checker_requests`). So with q2 the mean
+of p2 over B, int_B p2 = T q2 >= sum q2 w T / (T - f).
+
+*Shares.* Of each cell requests have weights, and mu_i is request i's part of their sum, so that the
+mu_i of a cell have a sum of at most 1. F has a part for the batch, one if it decodes and one if it
+prefills, so F >= f_i for each request in it and F >= sum_i mu_i f_i. So
+
+    int_B p3 >= sum_i mean of p3 (w_i + mu_i f_i) over B.
+
+*A path.* Request i prefills in [a, t] and takes its m further steps, one after another, in [t, C].
+For any nu >= 0 a step pays at least nu - int_batch g with an upper bound g on
+
+    [nu' / T - p2 w / (T - f)]_+  over all T >= f + w,    nu' = [nu - p3 (w + mu_i f)]_+ .
+
+The batches are disjoint. So the steps pay at least max(0, m nu - int_t^C g). The same holds for the
+prefill with m = 1, all its own work and its fixed cost. Any nu may be taken, and for every end the
+one that gives most.
+
+- g <= (root(nu') - root(p2 w))^2 / f, the max over all T > f, and 0 where p2 w >= nu'.
+- g <= nu' / (f + w) - p2 where p2 (f + w)^2 <= nu' w, since the best T is then at most f + w.
+
+*Later steps* have own work w + d_k, and pay pi d_k more. With nu + pi_min d_k in place of nu the
+same g will do, with pi_min the min of pi between arrival and end. So pi_min sum d_k is added.
+
+*Chunks, refills.* A chunk of own work w_c gets nu w_c / W, with W >= w_c the own work of all. Since
+f W / w_c >= f, what p3 leaves of it is at most nu' w_c / W. Where T <= f + W its rate
+(nu' w_c / (W T) - p2 w_c / (T - f)) is at most (T - f) / W (nu' / T - p2 W / (T - f)), which rises
+with T, and g covers it. A refill is a prefill of no less own work and no less fixed cost than are
+used for a step, and g falls with both. What evictions lose is left out.
+
+*Cells.* V(j) is a lower bound on what is paid up to an end in cell j, and s(j) a slope: an end
+x cells before the end of cell j costs at least V(j) + s(j) x. For a prefill V = nu - int up to the
+end of the cell, s = g, or both 0. A start of the steps in cell j' enters with
+V(j') + int_a^end(j') g less [g(j') - s(j')]_+ times the cell's length. Where steps may be free the
+cost is V(j') of the last such start, since V falls. An end in cell j costs at least
+V(j) + max(all batches alone, begin of the cell - a + min(1, s) times its length).
+
+*Integers.* Costs are in units of 2**-26 cells and g is one of 2**-26 per cell, rounded up; all
+else is rounded down. Let h be f, or w where f is 0. Multipliers are multiples of 2**-20 h below
+2**17 h, and nu' / h is one of 2**-44. Its root is rounded up and that of p2 w / h is rounded down,
+both in units of 2**-22. So g is below 2**44 and its integral over 2**15 cells below 2**59. What a
+multiplier pays is cut to 2**60, so that the sums of the loops are below 2**62.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker_busy import line_of
+from optsched.bounds.checker_parts import Budget, expect, integer, integers
+from optsched.bounds.checker_requests import Part
+
+_UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
+_CELLS = 8_000_000
+_SHARES = 40_000_000
+_PRICE = 40
+_BATCH = 2000
+"""Requests that are checked at once."""
+_FIELDS = {"relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"}
+
+
+class _Prices(NamedTuple):
+    """The prices of a leaf, and what follows from the highest ones."""
+
+    width: int
+    bits: int
+    p2: Any
+    p3: Any
+    root: Any
+    shift: int
+    highest: int
+    highest_shared: int
+
+
+def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
+    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
+    from optsched.bounds.checker_kernel import path_costs, portions
+
+    expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
+    expect(
+        set(leaf) == _FIELDS, f"shares: found other fields; expected {', '.join(sorted(_FIELDS))}"
+    )
+    budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
+    prices, n = _prices(leaf), len(part.requests)
+    levels = _list(leaf, "levels", 10**6)
+    expect(0 < len(levels) <= 64, "shares: levels: found none or more than 64; expected fewer")
+    nus = _list(leaf, "first", 1 << 80, n), _list(leaf, "later", 1 << 80, n)
+    many = _list(leaf, "cells", _WINDOW, n)
+    weight = _list(leaf, "weight", 1 << 20, sum(many))
+    expect(len(weight) <= _SHARES, f"shares: found {len(weight)} shares; expected fewer")
+    begin = np.cumsum([0, *many])
+    cell = np.array([min(a // prices.width, _CELLS) for a in part.arrival], dtype=np.int64)
+    share = portions(np.array(weight, dtype=np.int64), begin, cell, len(prices.p2))
+    budget.spend(n * 100)
+    total = 0
+    for at in range(0, n, _BATCH):
+        some = range(at, min(n, at + _BATCH))
+        rows = [(*_row(part, i, prices), begin[i], many[i]) for i in some]
+        tables = [_phases(part, i, prices, nus) for i in some]
+        found, steps = path_costs(
+            np.array(rows, dtype=np.int64), np.array(tables, dtype=np.int64),
+            np.array(levels, dtype=np.int64),
+            (prices.p2, prices.p3, prices.root, share, prices.bits), 50 * budget.left,
+        )  # fmt: skip
+        budget.spend(steps // 50 + 1)
+        total += sum(found.tolist())
+    spent = (int(prices.p2.sum()) + int(prices.p3.sum())) * prices.width
+    return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
+
+
+def _list(leaf: dict[str, Any], name: str, most: int, count: int | None = None) -> list[int]:
+    """Return a list of a leaf after checking its length and that its integers are in a range."""
+    values = integers(leaf[name], f"shares: {name}")
+    expect(
+        count is None or len(values) == count,
+        f"shares: {name}: found {len(values)} integers; expected {count}",
+    )
+    expect(
+        not values or (min(values) >= 0 and max(values) <= most),
+        f"shares: {name}: found an integer out of range; expected 0 to {most}",
+    )
+    return values
+
+
+def _prices(leaf: dict[str, Any]) -> _Prices:
+    width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
+    right = width >= 1 and 0 <= bits <= _UNIT
+    expect(right, "shares: found width or bits out of range; expected >= 1 and 0..26")
+    p2 = _list(leaf, "p2", (1 << _PRICE) - 1)
+    p3 = _list(leaf, "p3", (1 << _PRICE) - 1, len(p2))
+    expect(0 < len(p2) <= _CELLS, f"shares: found no or more than {_CELLS} cells")
+    shift = (62 - max(p2).bit_length()) // 2
+    root = [isqrt(p << 2 * shift) for p in p2]
+    one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
+    return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3))
+
+
+def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
+    """Return what `path_costs` needs of a request, but for its shares."""
+    arrival, request, width = part.arrival[i], part.requests[i], prices.width
+    first, alone, m = part.floor(request.first), part.floor(request.chain), request.steps
+    cell = arrival // width
+    left = (cell + 1) * width - arrival  # of the cell of the arrival
+    expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
+    slope = line_of(part.rates, request.prompt).work_slope
+    below = part.rates.scale * width
+    extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
+    return (
+        min(cell, _CELLS),
+        (left << _LEAD) // width,
+        -((-left << _LEAD) // width),
+        (left << _UNIT) // width,
+        max(0, -((left - first) // width)),
+        max(0, -((left - alone) // width)),
+        -((first - alone) // width),
+        (alone << _UNIT) // width,
+        min(extra, (1 << 60) // max(prices.highest, 1)),
+        m,
+        min(_WINDOW, max(32, 2 * alone // width + 8)),
+    )
+
+
+def _phases(
+    part: Part, i: int, prices: _Prices, nus: tuple[list[int], list[int]]
+) -> list[list[int]]:
+    """Return what `path_costs` needs of the prefill, and of the steps, of a request."""
+    request, rates = part.requests[i], part.rates
+    work, decode = line_of(rates, request.prompt).work, min(rates.decode, rates.refill)
+    return [
+        _phase(part, prices, request.own, rates.refill, 1, nus[0][i]),
+        _phase(part, prices, work, decode, request.steps, nus[1][i]),
+    ]
+
+
+def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: int) -> list[int]:
+    """Return a phase as `path_costs` needs it.
+
+    These are the multiplier over h in units of 2**-20, w / h in units of 2**-fine, ``fine``, by how
+    many bits mu is cut, h w / (f + w)^2 and h / (f + w) in units of 2**-30, root(w / h) on a scale
+    such that times the root of a price, without some bits, it is in units of 2**-22, those bits,
+    and the time of all batches of length h on a scale such that times nu / h it is what they pay,
+    with the bits of that scale.
+    """
+    unit, long, ticks, scale = fixed or own, fixed + own, part.ticks, part.rates.scale
+    room = 62 - prices.highest_shared.bit_length()
+    fine = min(30, max(0, room - (own // unit + 2).bit_length()))
+    taken = min((own << fine) // unit, (1 << room) - 2)
+    squared = (own << 44 + 2 * 62) // (unit << prices.bits + 2 * prices.shift)
+    root, cut = _mantissa(isqrt(squared), 62, 31)
+    if cut < 0:  # own work far beyond the fixed cost: less of the root will do
+        root, cut = (1 << 31) - 1, 0
+    time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
+    return [
+        min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1), taken, fine,
+        30 - fine if fixed else 40, (unit * own << 30) // long**2, -((-unit << 30) // long),
+        root, cut, time, wide,
+    ]  # fmt: skip
+
+
+def _mantissa(value: int, bits: int, most: int) -> tuple[int, int]:
+    """Return m and e with m < 2**most, e <= bits and m 2**-e <= value 2**-bits."""
+    cut = max(0, value.bit_length() - most)
+    return value >> cut, bits - cut
