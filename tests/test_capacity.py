@@ -11,11 +11,12 @@ import pytest
 from command_line import invoke as run, one_line_error
 
 from optsched import Instance, capacity, evaluate, simulate, write_instance
-from optsched.analysis.capacity import on_workers, scaled
+from optsched.analysis.reached import scaled
 from optsched.bounds.service import most_within
 from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
+from optsched.policies import on_workers
 from optsched.problem.errors import InputError, UsageError
 
 MODEL = "llama2-7b-a100-infermax"
@@ -83,7 +84,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
     fast = scaled(instance, 6.0)
 
     def share(spec: str, workers: int) -> float:
-        schedule = simulate(fast, on_workers(spec, workers, found.router), MODEL)
+        schedule = simulate(fast, on_workers(spec, workers, found.question.router), MODEL)
         return float(evaluate(fast, schedule, MODEL, **SLOS).metrics["slo_attainment"] or 0)
 
     for row in found.rows:
@@ -92,7 +93,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
             assert row.missed is None or share(row.policy, row.missed) < 0.99
             assert found.impossible is None or row.value > found.impossible
     assert found.rows[0].value > 1
-    assert (found.workers, found.searched) == (None, "workers")
+    assert (found.question.workers, found.searched) == ("auto", "workers")
 
 
 def test_slos_may_be_columns_and_classes() -> None:
@@ -176,6 +177,53 @@ def test_a_stop_keeps_what_is_known() -> None:
     assert found.rows[1].error == "interrupted"
     none = capacity(stream(), ["fcfs"], cost_model=MODEL, time_limit_s=1e-9, **SLOS)
     assert (none.interrupted, none.rows[0].value) == (True, None)
+
+
+def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
+    # Both policies need more than one worker at this rate. The stop comes after a simulation each.
+    stop = threading.Event()
+    tried: list[tuple[str, float]] = []
+
+    def told(spec: str, at: float, share: float) -> None:
+        tried.append((spec, at))
+        if spec == "vllm":
+            stop.set()
+
+    found = capacity(
+        stream(), ["fcfs", "vllm"], cost_model=MODEL, workers="auto", rate_scale=9.0, stop=stop,
+        progress=told, **SLOS,
+    )  # fmt: skip
+    assert found.interrupted
+    assert found.rows[0].value is not None
+    assert found.impossible is not None
+    (at,) = (value for spec, value in tried if spec == "vllm")
+    assert (found.rows[1].missed, found.rows[1].error) == (at, "interrupted")
+    data = found.to_dict()
+    assert data["workers"]["fewest"] == found.rows[0].value
+
+
+def test_each_policy_has_a_share_of_the_time_limit(monkeypatch) -> None:
+    # A simulation takes 10 s of a clock that nothing else moves. Of 65 s the first of two policies
+    # has 32.5, so 4 simulations; the second has what is left, 25 s, so 3.
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def told(spec: str, at: float, share: float) -> None:
+        now[0] += 10.0
+
+    found = capacity(stream(40), ["fcfs", "vllm"], cost_model=MODEL, time_limit_s=65.0,
+                     progress=told, slo_ttft=1.0)  # fmt: skip
+    assert [len(row.points) for row in found.rows] == [4, 3]
+
+
+def test_points_of_the_bound_for_pictures_are_computed_when_asked_for() -> None:
+    found = capacity(stream(60), ["fcfs"], cost_model=MODEL, **SLOS)
+    assert len(found.bounded) < len(found.bound_points)
+    at = [scale for scale, _ in found.bound_points]
+    assert at == sorted(at)
+    assert max(at) >= 1.3 * found.impossible
+    share = [share for _, share in found.bound_points]
+    assert share == sorted(share, reverse=True)
 
 
 def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) -> None:

@@ -157,8 +157,7 @@ def check_seconds(seed: int, count: int) -> int:
         while instance.n > 2 or int(instance.output_tokens.sum()) > 4 or instance.kv_capacity > 6:
             instance, cost = tiny_batches(generator)
         typical = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
-        slos = {name: v for name, v in slos_for(generator, typical).items() if name != "slo_gap"}
-        slos = slos or {"slo_ttft": typical}
+        slos = slos_for(generator, typical)
         chosen = choose(
             instance, method="cpsat", cost_model=cost, objective=text(slos),
             extras={"eviction_free": True},
@@ -166,7 +165,7 @@ def check_seconds(seed: int, count: int) -> int:
         found = chosen.way.run(chosen.task, SolveOptions(time_limit_s=60.0, threads=1))
         assert found.status is Status.OPTIMAL
         most, limit = most_by_search(instance, cost, slos), most_within(instance, cost, slos)
-        waits = "slo_tpot" in slos and len(set(instance.arrival.tolist())) > 1
+        waits = {"slo_tpot", "slo_gap"} & set(slos) and len(set(instance.arrival.tolist())) > 1
         case = (instance.to_dict(), dict(cost.coefficients), slos)
         assert most <= round(found.bound * instance.n) <= limit, case
         assert waits or round(found.objective * instance.n) == most, case
@@ -194,8 +193,27 @@ def test_one_is_let_go_in_seconds() -> None:
     told = {"cost_model": cost, "objective": "slo_attainment:slo_ttft=0.033", "time_limit_s": 20}
     result = solve(instance, method="cpsat", **told)
     assert (result.status.value, result.objective, result.bound) == ("optimal", 2 / 3, 2 / 3)
-    with pytest.raises(UsageError, match="found slo_attainment with slo_gap"):
-        solve(instance, method="cpsat", cost_model=cost, objective="slo_attainment:slo_gap=1")
+
+
+def test_gaps_between_tokens_are_counted_and_not_only_their_mean() -> None:
+    # 1 ms per token, 10 per batch. The first one has its tokens after 11 ms and, alone, each 11 ms
+    # later; a mean of at most 21 ms. The prefill of the second takes 20 ms: with it one of the gaps
+    # is 31 ms, after it the second is there after 11 + 2 * 11 + 30 = 63 ms, or before all after 30.
+    cost = BatchCost("plain", 1, {"token": "1", "base": "10"})
+    instance = Instance(
+        [0.0, 0.001], [1, 20], [3, 1], kv_capacity=99, time_unit="second", name="two",
+        slo_ttft=[0.02, 0.05],
+    )  # fmt: skip
+
+    def most(**slos: float) -> float | None:
+        objective = "slo_attainment:" + ",".join(f"{k}={v}" for k, v in slos.items())
+        result = solve(instance, method="cpsat", cost_model=cost, objective=objective)
+        assert result.status.value == "optimal"
+        return result.objective
+
+    assert most(slo_tpot=0.022) == 1.0  # 11 and 31 ms: a mean of 21
+    assert most(slo_gap=0.031) == 1.0
+    assert most(slo_gap=0.030) == 0.5
 
 
 def check_workers(seed: int, count: int) -> int:

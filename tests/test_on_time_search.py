@@ -105,8 +105,33 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     assert paced.value <= offline.value < found.impossible
     assert offline.attainment >= 0.95
     assert found.best == offline or offline.value == paced.value
-    with pytest.raises(UsageError, match="expected one worker"):
-        capacity(stream(40, 4.0), ["paced"], cost_model=MODEL, workers=2, search_s=2.0, **SLOS)
+    rounds = Instance([0, 1], [2, 2], [1, 1], kv_capacity=3)
+    with pytest.raises(UsageError, match="expected one in seconds"):
+        capacity(rounds, ["fcfs"], workers="auto", search_s=2.0, slo_ttft=1)
+
+
+def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
+    instance, cost = stream(240, 60.0), load_cost_model(MODEL)
+    found = serve_in_time(instance, cost, Budget(2.0), slos=SLOS, workers=3)
+    assert found is not None
+    routed = simulate(instance, "paced:workers=3,router=least-work,predictor=oracle", cost,
+                      slos=SLOS)  # fmt: skip
+    judged = evaluate(instance, routed, cost, **SLOS).metrics["slo_attainment"]
+    assert judged * instance.n < found.total <= most_within(instance, cost, SLOS, 3)
+    again = evaluate(instance, found.schedule, cost, **SLOS)
+    assert (again.metrics["slo_attainment"] * instance.n, again.workers) == (found.total, 3)
+    assert set(found.home.tolist()) == {0, 1, 2}
+
+
+def test_capacity_searches_offline_with_several_workers_and_for_the_fewest() -> None:
+    instance = stream(150, 8.0)
+    more = {"cost_model": MODEL, "attainment": 0.95, "search_s": 2.0, "tolerance": 0.1, **SLOS}
+    paced, offline = capacity(instance, ["paced"], workers=2, **more).rows
+    assert paced.value <= offline.value
+    fewest = capacity(instance, ["paced"], workers="auto", rate_scale=5.0, **more)
+    paced, offline = fewest.rows
+    assert fewest.impossible < offline.value <= paced.value
+    assert offline.attainment >= 0.95
 
 
 def test_whom_a_machine_without_batches_lets_go() -> None:

@@ -127,6 +127,7 @@ def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None
     text = " ".join(parsed(out).text.split())
     assert "Capacity within SLOs (capacity.json)" in text
     assert "workers 1 or fewer" in text
+    assert "slo_ttft 3 rounds" in text
     assert EVIL not in out.read_text(encoding="utf-8")
     found = figures.capacity_figure(capacity_of(json.loads(capacity_file(tmp_path).read_text())))
     top, bound, fcfs = found["data"]

@@ -1,13 +1,161 @@
-"""What `optsched.capacity` returns: what each policy reaches, and what is proved impossible."""
+"""What `optsched.capacity` is asked and returns: what is reached, and what is proved impossible."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from optsched.bounds.service import most_within
 from optsched.costs.cost import CostModel
 from optsched.files.results import cost_model_reference, head
+from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
+
+_DRAWN = 12
+"""So many points of the bound for each doubling of the rate are drawn."""
+_BELOW, _ABOVE = -6, 5
+"""The first and the last of them, counted from the impossible rate."""
+
+
+def scaled(instance: Instance, scale: float) -> Instance:
+    """Return an instance whose requests arrive faster by a factor, in the same pattern.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    scale : float
+        A factor > 0. Gaps between arrivals are divided by it.
+
+    Returns
+    -------
+    Instance
+
+    Raises
+    ------
+    InputError
+        The instance is in rounds, or the scale is not a number > 0.
+    """
+    if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        raise InputError(f"rate_scale: found {scale!r}; expected a number > 0")
+    if scale == 1:
+        return instance
+    if instance.in_rounds:
+        raise InputError(
+            "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
+        )
+    return replace(instance, arrival=instance.first_arrival + instance.release / scale, known=None)
+
+
+@dataclass(frozen=True)
+class Question:
+    """How much is asked of the schedules, and whether a rate or workers are searched for.
+
+    Parameters
+    ----------
+    attainment : float
+        Share of the requests that must be within all their SLOs, above 0 and at most 1.
+    workers : int or "auto"
+        Number of equal workers at every rate; ``"auto"``: the fewest are searched for.
+    router : str
+        A name in `optsched.policies.routers.ROUTERS`.
+    rate_scale : float
+        The rate at which workers are searched for.
+    tolerance : float
+        How close the ends of the search for a rate are, relative to the lower one.
+    seed : int
+
+    Raises
+    ------
+    InputError, UsageError
+        A value is out of its range.
+    """
+
+    attainment: float = 0.99
+    workers: int | str = 1
+    router: str = ROUTER
+    rate_scale: float = 1.0
+    tolerance: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        share = self.attainment
+        if not (isinstance(share, (int, float)) and 0 < share <= 1):
+            raise InputError(f"attainment: found {share!r}; expected a share > 0 and <= 1")
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance: found {self.tolerance!r}; expected a number > 0 and < 1")
+        if self.router not in ROUTERS:
+            raise InputError(f"router {self.router!r} is unknown; known are {', '.join(ROUTERS)}")
+        if not (isinstance(self.rate_scale, (int, float)) and 0 < self.rate_scale < math.inf):
+            raise InputError(f"rate_scale: found {self.rate_scale!r}; expected a number > 0")
+        if self.auto:
+            return
+        check_workers(self.workers)
+        if self.rate_scale != 1:
+            raise UsageError(
+                f"rate_scale: found {self.rate_scale:g} and a number of workers, for which the "
+                "rate is searched for; expected it with workers 'auto'"
+            )
+
+    @property
+    def auto(self) -> bool:
+        """Whether the fewest workers are searched for, and not a rate."""
+        return self.workers == "auto"
+
+    def need(self, n: int) -> int:
+        """Return the fewest requests that attain it.
+
+        Parameters
+        ----------
+        n : int
+            Number of requests.
+
+        Returns
+        -------
+        int
+        """
+        return math.ceil(self.attainment * n - 1e-9)
+
+    def at(self, instance: Instance, value: float) -> tuple[Instance, int]:
+        """Return the instance and the workers at a rate scale, or at a number of workers.
+
+        Parameters
+        ----------
+        instance : Instance
+        value : float
+            The rate scale, or the number of workers if they are searched for.
+
+        Returns
+        -------
+        instance : Instance
+        workers : int
+        """
+        if self.auto:
+            return scaled(instance, self.rate_scale), int(value)
+        return scaled(instance, value), int(self.workers)
+
+    def most(self, instance: Instance, cost: CostModel, value: float) -> int:
+        """Return how many requests can be within their SLOs at most.
+
+        Parameters
+        ----------
+        instance : Instance
+            With its SLOs as columns.
+        cost : CostModel
+        value : float
+            As of `at`.
+
+        Returns
+        -------
+        int
+        """
+        moved, workers = self.at(instance, value)
+        return most_within(moved, cost, None, workers)
 
 
 @dataclass(frozen=True)
@@ -55,23 +203,15 @@ class Capacity:
     slos : dict of str to float
         The SLOs that were given for every request. Others are columns of the instance.
     cost_model : CostModel
-    attainment : float
-        Share of the requests that must be within all their SLOs.
-    searched : {"rate_scale", "workers"}
-        What is as large, or as small, as possible.
-    workers : int or None
-        Number of workers at every rate; None where it is searched for.
-    router : str
-    rate_scale : float
-        The rate at which workers are searched for.
+    question : Question
     rows : tuple of Reach
         One for each policy, in the order given.
     impossible : float, int or None
         At this rate scale and at every larger one, or with this number of workers and fewer, no
         schedule and no router attains it. None if nothing is proved impossible.
-    bound_points : tuple of (float, float)
-        Rate scales or workers, with shares of requests that no schedule exceeds; sorted.
-    seed : int
+    bounded : dict of float to float
+        Rate scales or workers at which the bound was computed, with shares of requests that no
+        schedule exceeds.
     interrupted : bool
         Whether the work was stopped early.
     """
@@ -79,16 +219,32 @@ class Capacity:
     instance: Instance
     slos: dict[str, float]
     cost_model: CostModel
-    attainment: float
-    searched: str
-    workers: int | None
-    router: str
-    rate_scale: float
+    question: Question
     rows: tuple[Reach, ...]
     impossible: float | int | None
-    bound_points: tuple[tuple[float, float], ...] = ()
-    seed: int = 0
+    bounded: Mapping[float, float] = field(default_factory=dict)
     interrupted: bool = False
+
+    @property
+    def searched(self) -> str:
+        """``"workers"`` or ``"rate_scale"``: what is as small, or as large, as possible."""
+        return "workers" if self.question.auto else "rate_scale"
+
+    @cached_property
+    def bound_points(self) -> tuple[tuple[float, float], ...]:
+        """Rate scales or workers, with shares of requests that no schedule exceeds; sorted.
+
+        Beside those of the search, pictures have some around the impossible rate. They are
+        computed when they are asked for.
+        """
+        points = dict(self.bounded)
+        if not self.question.auto and self.impossible is not None:
+            told = with_slos(self.instance, self.slos)
+            for step in range(_BELOW, _ABOVE + 1):
+                at = self.impossible * 2 ** (step / _DRAWN)
+                if at not in points:
+                    points[at] = self.question.most(told, self.cost_model, at) / told.n
+        return tuple(sorted(points.items()))
 
     @property
     def best(self) -> Reach | None:
@@ -104,16 +260,16 @@ class Capacity:
         -------
         dict
         """
-        best, rates = self.best, self.searched == "rate_scale"
+        best, asked, rates = self.best, self.question, not self.question.auto
         value = None if best is None else best.value
         data = head("optsched-capacity", "capacity", self.instance)
         data |= {
             "cost_model": cost_model_reference(self.instance, self.cost_model),
-            "seed": self.seed,
-            "attainment": self.attainment,
+            "seed": asked.seed,
+            "attainment": asked.attainment,
             "slos": dict(self.slos),
             "searched": self.searched,
-            "router": self.router,
+            "router": asked.router,
             "policies": [
                 {
                     "policy": row.policy, self.searched: row.value, "attainment": row.attainment,
@@ -128,8 +284,8 @@ class Capacity:
             "bound_origin": None if self.impossible is None else "slo-work",
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
-            "workers": {"given": self.workers} if rates else {
-                "rate_scale": self.rate_scale, "fewest": value, "impossible": self.impossible,
+            "workers": {"given": asked.workers} if rates else {
+                "rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible,
             },
         }  # fmt: skip
         return data

@@ -59,7 +59,7 @@ def capacity(
             "--search",
             metavar="S",
             min=0.0,
-            help="Seconds for the offline search, which knows lengths and arrivals (one worker).",
+            help="Seconds for the offline search, which knows lengths and arrivals.",
         ),
     ] = 0.0,
     seed: Seed = 0,
@@ -93,7 +93,8 @@ def capacity(
             search_s=search,
             **slos,
         )
-    emit_json(found.to_dict(), json_out)
+    if json_out is not None:  # a file has more points of the bound, for pictures
+        emit_json(found.to_dict(), json_out)
     if json_out != "-":
         _show(found)
     if found.best is None and found.impossible is None:
@@ -121,14 +122,15 @@ def _show(found: Capacity) -> None:
                    text_columns=(0, 1), drop=["wall\n[s]", limit, ""])  # fmt: skip
         print()
     best = found.best
-    reached = "no policy attains it" if best is None else (
+    nobody = "no policy attains it" + (" so far" if found.interrupted else "")
+    reached = nobody if best is None else (
         f"{best.policy} attains it {_words(best, rates)} {what} {number(best.value)}"
     )  # fmt: skip
     proved = "nothing is proved impossible" if found.impossible is None else (
         f"impossible for any schedule {'from' if rates else 'with'} {what} "
         f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
     )  # fmt: skip
-    print(f"attainment {found.attainment:g}: {reached}; {proved}")
+    print(f"attainment {found.question.attainment:g}: {reached}; {proved}")
     for row in found.rows:
         if row.error is not None:
             print(f"{row.policy}: {row.error}")

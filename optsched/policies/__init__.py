@@ -39,8 +39,8 @@ from optsched.workloads.predict import check_predictor
 __all__ = [
     "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Runner", "Scheduler", "View", "Windows",
     "admit", "allows", "decode_all", "evict_until_fits", "fits", "fits_to_the_end",
-    "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "parse_spec", "policies", "policy",
-    "runner_of",
+    "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "on_workers", "parse_spec",
+    "policies", "policy", "runner_of",
 ]  # fmt: skip
 
 
@@ -188,6 +188,28 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
         return Routed(runner_of(made), values["workers"], values.get("router", DEFAULT))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def on_workers(spec: str, workers: int, router: str) -> str:
+    """Return a policy's specification for a number of workers behind a router.
+
+    Parameters
+    ----------
+    spec : str
+    workers : int
+    router : str
+        It is left out for a policy that has workers and a balancer of its own.
+
+    Returns
+    -------
+    str
+    """
+    if workers == 1:
+        return spec
+    name, texts = parse_spec(spec)
+    own = not is_file(name) and "workers" in policies()[name].parameters
+    more = f"workers={workers}" + ("" if own else f",router={router}")
+    return f"{spec}{',' if texts else ':'}{more}"
 
 
 def runner_of(made: Scheduler) -> Runner:

@@ -192,22 +192,16 @@ class Routed(Runner):
         order = np.lexsort((np.arange(instance.n), instance.release))
         if self.router.fixed:
             place = self.router.by_turn(instance, order, self.workers)
-        else:
-            weights = self.router.weights(job)
+            return run_on(self.inner, job, np.array(place), self.workers)
+        weights = self.router.weights(job)
         fleet = self.inner.begin(job, self.workers)
         if fleet is None:
-            if not self.router.fixed:
-                names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
-                raise UsageError(
-                    f"router {self.router.name!r}: found a scheduler that runs only whole "
-                    f"instances, {job.name!r}; expected router={names} with it"
-                )
-            return self._one_by_one(job, np.array(place))
-        if self.router.fixed:
-            for i in order.tolist():
-                fleet.assign(place[i], i)
-        else:
-            self._route(job, fleet, order, weights)
+            names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
+            raise UsageError(
+                f"router {self.router.name!r}: found a scheduler that runs only whole "
+                f"instances, {job.name!r}; expected router={names} with it"
+            )
+        self._route(job, fleet, order, weights)
         fleet.advance(np.inf)
         return fleet.schedule()
 
@@ -238,28 +232,6 @@ class Routed(Runner):
             count += 1
             fleet.assign(chosen, i)
 
-    def _one_by_one(self, job: Job, place: NDArray[np.int64]) -> Schedule:
-        """Run the scheduler on the requests of each worker as an instance of its own."""
-        parts: list[Part] = []
-        mode: EvictMode = "recompute"
-        for worker in range(self.workers):
-            mine = np.flatnonzero(place == worker)
-            if not mine.size:
-                parts.append(_part(None, mine, job))
-                continue
-            own = Job(
-                job.instance.subset(mine), job.problem.subset(mine), job.cost, job.seed, job.name
-            )
-            schedule = self.inner.run(own)
-            if schedule.worker is not None:
-                raise UsageError(
-                    f"router {self.router.name!r}: found a scheduler with several workers of its "
-                    f"own, {job.name!r}; expected one with one worker"
-                )
-            mode = schedule.evict_mode
-            parts.append(_part(schedule, mine, own))
-        return joined(job, mode, parts)
-
     def warm_up(self) -> None:
         """See `Runner.warm_up`."""
         self.inner.warm_up()
@@ -277,8 +249,75 @@ class Routed(Runner):
         return self.inner.switched_off(instance)
 
 
-def _part(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Part:
-    """Return the schedule of some requests as a part of the schedule of all."""
+def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
+    """Run a scheduler on several workers, with the worker of each request given.
+
+    Parameters
+    ----------
+    inner : Runner
+    job : Job
+    place : ndarray of int64, shape (n,)
+        The worker of each request.
+    workers : int
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    UsageError
+        The scheduler has several workers of its own.
+    LoopError
+        See `Fleet.schedule`.
+    """
+    fleet = inner.begin(job, workers)
+    if fleet is None:
+        return _one_by_one(inner, job, place, workers)
+    homes = place.tolist()
+    for i in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
+        fleet.assign(homes[i], i)
+    fleet.advance(np.inf)
+    return fleet.schedule()
+
+
+def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
+    """Run the scheduler on the requests of each worker as an instance of its own."""
+    parts: list[Part] = []
+    mode: EvictMode = "recompute"
+    for worker in range(workers):
+        mine = np.flatnonzero(place == worker)
+        if not mine.size:
+            parts.append(part_of(None, mine, job))
+            continue
+        own = Job(job.instance.subset(mine), job.problem.subset(mine), job.cost, job.seed, job.name)
+        schedule = inner.run(own)
+        if schedule.worker is not None:
+            raise UsageError(
+                f"policy {job.name!r}: found several workers of its own behind a router; expected "
+                "a scheduler with one worker"
+            )
+        mode = schedule.evict_mode
+        parts.append(part_of(schedule, mine, own))
+    return joined(job, mode, parts)
+
+
+def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Part:
+    """Return the schedule of some requests as a part of the schedule of all.
+
+    Parameters
+    ----------
+    schedule : Schedule or None
+        None if there are no requests.
+    mine : ndarray of int64
+        The requests.
+    job : Job
+        The job of these requests.
+
+    Returns
+    -------
+    Part
+    """
     nothing = np.empty(0, dtype=np.int64)
     if schedule is None:
         return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)

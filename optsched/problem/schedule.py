@@ -232,6 +232,27 @@ def from_batches(
     return schedule
 
 
+def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
+    """Return the worker of each request in a schedule of batches.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    n : int
+        Number of requests.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        That of its last batch; 0 without a column of workers.
+    """
+    home = np.zeros(n, dtype=np.int64)
+    if schedule.worker is not None:
+        offsets, request, *_ = check_columns(schedule)
+        home[request] = np.repeat(schedule.worker, np.diff(offsets))
+    return home
+
+
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     """Check that a schedule's columns fit together; whether it is feasible is not checked.
 

@@ -19,6 +19,11 @@ each crowd, which is a stretch of time in which requests wait.
 *Many small changes at once.* Requests that were let go are taken back, and others are let go, in
 many places of the trace in one run. Those changes are kept around which no fewer are in time.
 
+*Several workers.* A router sends those that are not let go to workers at first, by the work that
+is left. The machine without batches is then as many times as fast. Later each request has a worker,
+and the steps above are those of each worker. Who is let go belongs to no worker, and whoever is
+taken back comes to any of them. So requests move from one worker to another.
+
 Counts are the judge's.
 """
 
@@ -36,17 +41,19 @@ from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
 from optsched.policies.base import Job, Rules
+from optsched.policies.routers import Routed, run_on
 from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits, with_slos
 from optsched.problem.metrics import served_well
-from optsched.problem.schedule import Schedule
+from optsched.problem.schedule import Schedule, workers_of
 from optsched.workloads.predict import predict
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 _LUMPS: Mapping[str, Any] = {"hold": 6.0, "catch_up": 0.8, "lump": 3.0, "admission": "reserve"}
 _WAYS: tuple[Mapping[str, Any], ...] = (
@@ -56,6 +63,8 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "arrival", "hold": 4.0},
     {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
+_ROUTER = "least-work"
+"""Who sends requests to workers at first."""
 _WITHOUT_PACE = 4
 """The way for requests without a limit on the time per token: prefills first."""
 _FACTORS = (1.15, 1.2, 1.1, 1.25)
@@ -88,6 +97,8 @@ class Served(NamedTuple):
         Who was let go.
     way : int
         How the scheduler ran.
+    home : ndarray of int64, shape (n,)
+        The worker of each request.
     """
 
     schedule: Schedule
@@ -95,6 +106,7 @@ class Served(NamedTuple):
     waited: Floats
     gone: Flags
     way: int
+    home: Ints
 
     @property
     def total(self) -> int:
@@ -112,6 +124,7 @@ def serve_in_time(
     seed: int = 0,
     start: Served | None = None,
     tell: Callable[[Served], object] | None = None,
+    workers: int = 1,
 ) -> Served | None:
     """Return the schedule with the most requests within their SLOs that was found.
 
@@ -128,26 +141,29 @@ def serve_in_time(
         The search ends when so many are in time. It does not begin small changes if far fewer are.
     seed : int
     start : Served, optional
-        What was found for the same requests at another rate: who is let go at first.
+        What was found for the same requests and as many workers at another rate: who is let go at
+        first, and who is where.
     tell : callable, optional
         Called with every improvement.
+    workers : int
+        Number of equal workers.
 
     Returns
     -------
     Served or None
         None if the scheduler finds no schedule.
     """
-    search = _Search(instance, cost, slos or {}, seed, budget, tell)
+    search = _Search(instance, cost, slos or {}, seed, budget, tell, workers)
     search.enough = instance.n if enough is None else enough
     nobody = np.zeros(instance.n, dtype=bool)
     for way in search.ways if start is None else [start.way]:
-        search.serve(nobody if start is None else start.gone, way)
+        search.serve(*((nobody, way) if start is None else (start.gone, way, start.home)))
         if search.over:
             return search.best
     best = search.best
     search.relax(dict.fromkeys((search.ways[0], search.ways[0] if best is None else best.way)))
     if search.best is not None:
-        search.thin_out(search.best.gone, search.best.way)
+        search.thin_out(search.best)
     if search.best is not None and (
         enough is None or search.best.total >= enough - _HOPELESS * instance.n
     ):
@@ -166,8 +182,10 @@ class _Search:
         seed: int,
         budget: Budget,
         tell: Callable[[Served], object] | None,
+        workers: int,
     ) -> None:
         self.instance, self.cost, self.budget, self.tell = instance, cost, budget, tell
+        self.workers = workers
         self.slos = {name: value for name, value in slos.items() if value is not None}
         self.told = predict(with_slos(instance, self.slos), "oracle")
         self.limits = all_limits(self.told, None)
@@ -186,7 +204,7 @@ class _Search:
         self.size = prefill + _DECODES * self.decodes
         self.order = np.argsort(instance.release, kind="stable")
         self.place = np.empty(instance.n, dtype=np.int64)
-        self.place[self.order] = np.arange(instance.n) // _PLACE
+        self.place[self.order] = np.arange(instance.n) // (_PLACE * workers)
         self.best: Served | None = None
         self.enough = instance.n
         self.stale = 0
@@ -196,13 +214,16 @@ class _Search:
         """Whether the budget is spent, or enough are in time."""
         return self.budget.over or (self.best is not None and self.best.total >= self.enough)
 
-    def serve(self, gone: Flags, way: int) -> Served | None:
-        """Run the scheduler, and keep what is best. None if it finds no schedule."""
+    def serve(self, gone: Flags, way: int, home: Ints | None = None) -> Served | None:
+        """Run the scheduler, and keep what is best. None if it finds no schedule.
+
+        Without a worker for each request, a router chooses them.
+        """
         told = self.told
         moved = replace(told, arrival=np.where(gone, self.end, told.arrival), known=None)
         rules = replace(self.rules, **_WAYS[way])
         try:
-            schedule = rules.run(Job(moved, self.instance, self.cost, 0, "paced"))
+            schedule, home = self.run(Job(moved, self.instance, self.cost, 0, "paced"), rules, home)
         except LoopError:
             return None
         with warnings.catch_warnings():  # the caller's judgement says it once
@@ -210,13 +231,22 @@ class _Search:
             judged = evaluate(self.instance, schedule, self.cost, **self.slos)
         good = served_well(judged)
         assert good is not None
-        found = Served(schedule, good, np.asarray(judged.queuing_delay, float), gone, way)
+        found = Served(schedule, good, np.asarray(judged.queuing_delay, float), gone, way, home)
         self.stale += 1
         if self.best is None or found.total > self.best.total:
             self.best, self.stale = found, 0
             if self.tell is not None:
                 self.tell(found)
         return found
+
+    def run(self, job: Job, rules: Rules, home: Ints | None) -> tuple[Schedule, Ints]:
+        """Return a schedule, and the worker of each request in it."""
+        if self.workers == 1:
+            return rules.run(job), np.zeros(job.instance.n, dtype=np.int64)
+        if home is not None:
+            return run_on(rules, job, home, self.workers), home
+        schedule = Routed(rules, self.workers, _ROUTER).run(job)
+        return schedule, workers_of(schedule, job.instance.n)
 
     def relax(self, ways: Iterable[int]) -> None:
         """Let those go whom a machine without batches would, at a few factors of the work.
@@ -256,15 +286,17 @@ class _Search:
         rest = np.where(steps > 0, step * np.maximum(steps, 1), 0.0)
         last = np.minimum(limits["slo_latency"], first + rest)
         release, (prefill, decodes) = told.release, (self.prefill, self.decodes)
+        share = factor / self.workers
         return np.asarray(
-            let_go(release, release + first, release + last, factor * prefill, factor * decodes)
+            let_go(release, release + first, release + last, share * prefill, share * decodes)
         )
 
-    def thin_out(self, gone: Flags, way: int) -> None:
+    def thin_out(self, best: Served) -> None:
         """Let go the largest of each crowd in which somebody is late, again and again."""
         self.stale = 0
+        gone = best.gone
         while not self.over and self.stale < _PATIENCE:
-            found = self.serve(gone, way)
+            found = self.serve(gone, best.way, best.home)
             largest = [] if found is None else self.crowds(found)
             if not largest:
                 return
@@ -272,10 +304,15 @@ class _Search:
             gone[largest] = True
 
     def crowds(self, found: Served) -> list[int]:
-        """Return the largest request of each crowd in which somebody is late."""
+        """Return the largest request of each worker's crowds in which somebody is late."""
+        here = self.order[~found.gone[self.order]]
+        homes = found.home[here]
+        return [i for w in range(self.workers) for i in self.crowds_of(found, here[homes == w])]
+
+    def crowds_of(self, found: Served, here: Ints) -> list[int]:
+        """Return the largest request of each crowd of some requests in which somebody is late."""
         first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
         limit = np.where(np.isfinite(first), first, 2 * np.median(found.waited) / _WAITED)
-        here = self.order[~found.gone[self.order]]
         crowded = (found.waited > _WAITED * limit)[here] | ~found.good[here]
         # The two before those who wait may be why they do. The two behind join crowds.
         near = crowded.copy()
@@ -294,17 +331,23 @@ class _Search:
         self.stale = 0
         while not self.over and self.stale < 2 * _PATIENCE:
             first = int(self.generator.integers(4))
-            new = found.gone.copy()
+            new, home = found.gone.copy(), found.home
+            if self.workers > 1:  # whoever was let go is taken back on any worker
+                drawn = self.generator.integers(self.workers, size=len(home))
+                home = np.where(new, drawn, home)
             for place in range(first, int(self.place.max()) + 1, 4):
-                self.propose(new, found, self.order[place * _PLACE : (place + 1) * _PLACE])
-            tried = self.serve(new, found.way)
+                size = _PLACE * self.workers
+                here = self.order[place * size : (place + 1) * size]
+                for worker in range(self.workers):
+                    self.propose(new, found, here[home[here] == worker])
+            tried = self.serve(new, found.way, home)
             if tried is None:
                 return
-            # Those from a changed place up to the next changed one belong together.
-            region = np.maximum(self.place - first + 4, 0) // 4
+            # Those of a worker from a changed place up to the next one belong together.
+            region = np.maximum(self.place - first + 4, 0) // 4 * self.workers + home
             gain = np.bincount(region, tried.good.astype(float) - found.good)
             mixed = np.where(gain[region] >= 0, new, found.gone)
-            both = tried if (mixed == new).all() else self.serve(mixed, found.way)
+            both = tried if (mixed == new).all() else self.serve(mixed, found.way, home)
             if both is not None and both.total >= found.total:
                 found = both
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.markup import number
-from optsched.problem.metrics import COMPARED, TABLE
+from optsched.problem.metrics import COMPARED, TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
@@ -177,7 +177,9 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
 def _capacity(data: dict[str, Any], figures: dict[str, Any], name: str) -> dict[str, Any]:
     found = capacity_of(data)
     figures[name] = capacity_figure(found)
-    slos = ", ".join(f"{words} {number(limit)}" for words, limit in data.get("slos", {}).items())
+    unit = time_words(data.get("time_unit"))
+    given = data.get("slos", {})
+    slos = ", ".join(f"{name} {number(limit)} {unit}" for name, limit in given.items())
     lines = [
         ("attainment", f"{found.attainment:g} of the requests within all their SLOs"),
         ("SLOs", slos or "columns of the instance"),

@@ -20,8 +20,8 @@ requests processed. The numbers of batches and of prefill batches are at least t
 
 Times are integers of the cost model's unit. Without arrivals no pause helps any objective. For TPOT
 alone it is best to begin after the last arrival and not to pause, so arrivals do not matter. The
-starts are variables only if TPOT is combined with other objectives and requests arrive at different
-times. Else each batch starts as early as it may.
+starts are variables only if TPOT or gaps are combined with other objectives and requests arrive at
+different times. Else each batch starts as early as it may.
 """
 
 from __future__ import annotations
@@ -273,8 +273,9 @@ class Model:
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans, counted = set(SPANS) & wanted, COUNTED in wanted
-        if counted and any(prob.within("slo_tpot", i) is not None for i in self.requests):
-            spans |= {"slo_tpot"}  # to wait before the first token may help
+        for slo in ("slo_tpot", "slo_gap"):
+            if counted and any(prob.within(slo, i) is not None for i in self.requests):
+                spans |= {slo}  # to wait before a token may help
         origin = max(prob.arrival) if spans == wanted else 0
         apart = origin != max(prob.arrival)
         self.late = origin != 0
@@ -352,6 +353,12 @@ class Model:
                 if limit is not None:
                     most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
                     self.model.add(span <= most).only_enforce_if(~missed)
+            limit = prob.within("slo_gap", i)
+            if limit is not None:
+                most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                tokens = [self._at(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
+                for one, after in pairwise(tokens):
+                    self.model.add(after - one <= most).only_enforce_if(~missed)
 
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""

@@ -97,6 +97,8 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
     now = Requests(prob)
     first: dict[int, Fraction] = {}
     finish: dict[int, Fraction] = {}
+    last: dict[int, Fraction] = {}
+    gap = [Fraction(0)] * prob.n
     clock = Fraction(0)
     for j, batch in enumerate(plan):
         now.evict(batch.evicted)
@@ -107,6 +109,8 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
         clock = max(clock, begin) + now.length(batch.entries)
         for i in now.process(batch.entries):
             first.setdefault(i, clock)
+            gap[i] = max(gap[i], clock - last.get(i, clock))
+            last[i] = clock
             if now.done(i):
                 finish[i] = clock
     for i in range(prob.n):
@@ -114,7 +118,7 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
             raise SolverError(
                 f"infermax: found no finish of request {i} in a plan; expected all its tokens"
             )
-    return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)])
+    return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)], gap)
 
 
 def plan_of(schedule: Schedule) -> Plan:

@@ -143,10 +143,14 @@ class Batch(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of every request's first token and of its finish, in exact units."""
+    """The times of every request's first token and finish, and its largest gap, in exact units.
+
+    The gap is the largest time between two tokens in succession; 0 for a single token.
+    """
 
     first: Sequence[Fraction]
     finish: Sequence[Fraction]
+    gap: Sequence[Fraction]
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,7 +383,7 @@ class Problem:
         - slo_attainment: the number of requests that miss an SLO.
         """
         if name == COUNTED:
-            return Fraction(sum(map(self._misses, range(self.n), times.first, times.finish)))
+            return Fraction(sum(self._misses(i, times) for i in range(self.n)))
         if name in ENDS:
             return max(times.finish)
         if name in ("tel", "mean_ttft"):
@@ -398,15 +402,15 @@ class Problem:
         TPOT is a limit on the time from the first token to the last.
         """
         limit, output = float(self.slos[slo][i]), self.output[i]
-        if math.isinf(limit) or (slo == "slo_tpot" and output == 1):
+        if math.isinf(limit) or (slo in ("slo_tpot", "slo_gap") and output == 1):
             return None
         steps = output - 1 if slo == "slo_tpot" else 1
         return Fraction(limit) * steps * (1 + _SPARE) / self.exact.unit_s
 
-    def _misses(self, i: int, first: Fraction, finish: Fraction) -> bool:
-        arrival = self.exact_arrival[i]
+    def _misses(self, i: int, times: Times) -> bool:
+        first, finish, arrival = times.first[i], times.finish[i], self.exact_arrival[i]
         spans = {"slo_ttft": first - arrival, "slo_latency": finish - arrival}
-        spans["slo_tpot"] = finish - first
+        spans |= {"slo_tpot": finish - first, "slo_gap": times.gap[i]}
         limits = {slo: self.within(slo, i) for slo in spans}
         return any(limit is not None and spans[slo] > limit for slo, limit in limits.items())
 
@@ -471,12 +475,8 @@ def problem(task: Task) -> Problem:
     below = task.extras.get("below")
     if COUNTED in objectives:
         slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
-        if np.isfinite(slos["slo_gap"]).any() or below is not None:
-            other = "slo_gap" if below is None else "below"
-            raise UsageError(
-                f"objective: found {COUNTED} with {other}; infermax expected limits of TTFT, TPOT "
-                "or latency alone"
-            )
+        if below is not None:
+            raise UsageError(f"below: found it with {COUNTED}; expected a minimized objective")
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:

@@ -1,0 +1,287 @@
+"""The search for the largest rate, or the fewest workers, of policies and of all schedules."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from optsched.analysis.reached import Question, Reach
+from optsched.bounds.service import most_within
+from optsched.costs.cost import CostModel
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.on_time import Served, serve_in_time
+from optsched.policies import is_clairvoyant, make_policy, on_workers
+from optsched.policies.engine.simulate import simulate
+from optsched.policies.routers import MAX_WORKERS
+from optsched.problem.budget import Budget
+from optsched.problem.errors import LoopError, PolicyError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.metrics import served_well
+
+MAX_SCALE = 2.0**20
+"""Rate scales beyond this, or below its inverse, are not tried."""
+OFFLINE = "offline search"
+"""The name of the offline search among the rows."""
+_FINE = 0.002
+"""The search for the smallest impossible rate ends within this, relative to it."""
+_TRY = 0.3
+"""The share of the time left that the offline search spends on one rate or number of workers."""
+
+
+class CapacitySearch:
+    """Simulations and bounds at rates and numbers of workers, with what they said.
+
+    Parameters
+    ----------
+    instance : Instance
+        With its SLOs as columns.
+    cost : CostModel
+    asked : Question
+    budget : Budget
+    progress : callable, optional
+        Called as ``progress(policy, value, attainment)`` after every simulation.
+
+    Attributes
+    ----------
+    interrupted : bool
+        Whether the work was stopped early.
+    bounds : dict of float to float
+        The share of requests that no schedule exceeds, by rate scale or number of workers.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        cost: CostModel,
+        asked: Question,
+        budget: Budget,
+        progress: Callable[[str, float, float], None] | None,
+    ) -> None:
+        self.instance, self.cost, self.asked, self.budget = instance, cost, asked, budget
+        self.progress = progress
+        self.need = asked.need(instance.n)
+        self.interrupted = False
+        self.bounds: dict[float, float] = {}
+
+    def check_alone(self) -> None:
+        """Raise UsageError if too many requests cannot be within their SLOs even alone."""
+        n = self.instance.n
+        most = most_within(self.instance, self.cost, None, n + 1)
+        if most < self.need:
+            share = math.floor(1e4 * most / n) / 1e4
+            raise UsageError(
+                f"SLO: found {n - most} of {n} requests that cannot be within "
+                f"theirs even alone; expected longer limits"
+                + (f", or an attainment of at most {share:g}" if share > 0 else "")
+            )
+
+    def possible(self, value: float) -> bool:
+        """Whether the bound leaves the attainment possible."""
+        most = self.asked.most(self.instance, self.cost, value)
+        self.bounds[value] = most / self.instance.n
+        return most >= self.need
+
+    def impossible(self) -> float | int | None:
+        """Return the smallest rate, or the most workers, proved impossible; None if there is none.
+
+        When the work is stopped, it is the best one found until then.
+        """
+        return self._too_few() if self.asked.auto else self._too_fast()
+
+    def _too_fast(self) -> float | None:
+        low, high = None, 1.0
+        while self.possible(high):
+            low, high = high, 2 * high
+            if high > MAX_SCALE or self.budget.stopped:
+                return None
+        while not self.budget.stopped and (low is None or high > low * (1 + _FINE)):
+            middle = high / 2 if low is None else math.sqrt(low * high)
+            if middle < 1 / MAX_SCALE:
+                break
+            if self.possible(middle):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _too_few(self) -> int | None:
+        if self.possible(1):
+            return None
+        low, high = 1, 2
+        while not self.budget.stopped and not self.possible(high):
+            low, high = high, 2 * high
+        while not self.budget.stopped and high > low + 1:
+            middle = (low + high) // 2
+            if self.possible(middle):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
+        """Return what a policy reaches in a share of the time left, or what is known by then."""
+        made, info = make_policy(spec)
+        row = Reach(spec, clairvoyant=is_clairvoyant(made, info, self.instance))
+        found: dict[float, int] = {}
+        budget = self.budget.part(share)
+        error = None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                (self._fewest if self.asked.auto else self._largest)(
+                    lambda value: self._meets(spec, found, value, budget), impossible
+                )
+        except _StoppedError:
+            self.interrupted = True
+            error = "interrupted"
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.budget = Budget(0.0)
+            error = "interrupted"
+        except (LoopError, PolicyError) as problem:
+            error = str(problem)
+        return self._row(row, found, budget.spent_s, error)
+
+    def _row(self, row: Reach, found: dict[float, int], wall_s: float, error: str | None) -> Reach:
+        auto, n = self.asked.auto, self.instance.n
+        met = [value for value, good in found.items() if good >= self.need]
+        value = (min if auto else max)(met) if met else None
+        missed = [
+            other for other, good in found.items()
+            if good < self.need and (value is None or (other < value if auto else other > value))
+        ]  # fmt: skip
+        if value is None and error is None:
+            error = "it attains this at no value tried"
+        if value is not None and error == "interrupted":
+            error = None
+        return replace(
+            row,
+            value=int(value) if auto and value is not None else value,
+            attainment=None if value is None else found[value] / n,
+            missed=(max if auto else min)(missed) if missed else None,
+            points=tuple(sorted((at, good / n) for at, good in found.items())),
+            wall_s=wall_s,
+            error=error,
+        )
+
+    def _meets(self, spec: str, found: dict[float, int], value: float, budget: Budget) -> bool:
+        if budget.over:
+            raise _StoppedError
+        instance, workers = self.asked.at(self.instance, value)
+        model = None if instance.in_rounds else self.cost
+        schedule = simulate(
+            instance, on_workers(spec, workers, self.asked.router), model, seed=self.asked.seed
+        )
+        good = served_well(evaluate(instance, schedule, model))
+        found[value] = 0 if good is None else int(good.sum())
+        self._tell(spec, value, found[value])
+        return found[value] >= self.need
+
+    def _tell(self, name: str, value: float, good: int) -> None:
+        if self.progress is not None:
+            self.progress(name, value, good / self.instance.n)
+
+    def offline(
+        self, rows: Sequence[Reach], impossible: float | int | None, seconds: float
+    ) -> Reach:
+        """Return what the offline search reaches from there on where the best policy is."""
+        budget = Budget(min(seconds, self.budget.left_s), stop=self.budget.stop)
+        found: dict[float, int] = {}
+        known: Served | None = None
+
+        def meets(value: float) -> bool:
+            nonlocal known
+            if budget.over:
+                raise _StoppedError
+            instance, workers = self.asked.at(self.instance, value)
+            served = serve_in_time(
+                instance, self.cost, budget.part(_TRY), enough=self.need, seed=self.asked.seed,
+                start=None if self.asked.auto else known, workers=workers,
+            )  # fmt: skip
+            found[value] = 0 if served is None else served.total
+            self._tell(OFFLINE, value, found[value])
+            if found[value] < self.need:
+                return False
+            known = served
+            return True
+
+        values = [row.value for row in rows if row.value is not None]
+        try:
+            if self.asked.auto:
+                self._fewer(meets, min(values, default=None), impossible)
+            else:
+                self._faster(meets, max(values, default=None), impossible)
+        except _StoppedError:
+            pass  # its time is up
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return self._row(Reach(OFFLINE, clairvoyant=True), found, budget.spent_s, None)
+
+    def _faster(
+        self, meets: Callable[[float], bool], low: float | None, impossible: float | None
+    ) -> None:
+        """Try larger rates than the largest that is known, and smaller ones than what is missed."""
+        high = math.inf if impossible is None else float(impossible)
+        scale, best = low or min(1.0, high / 2), None
+        while scale > 1 / MAX_SCALE and high > scale * (1 + self.asked.tolerance):
+            if meets(scale):
+                best = scale
+            else:
+                high = scale
+            known = best or min(scale, high / 4)
+            scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
+
+    def _fewer(
+        self, meets: Callable[[float], bool], known: float | None, impossible: float | None
+    ) -> None:
+        """Try one worker less than is known to do, again and again; without any, more of them."""
+        low = int(impossible or 0)  # too few
+        count = low + 1 if known is None else int(known)
+        while not meets(count):
+            if known is not None or count >= MAX_WORKERS:
+                return
+            count += max(1, (count - low) // 2)
+        while count - 1 > low and meets(count - 1):
+            count -= 1
+
+    def _largest(self, meets: Callable[[float], bool], impossible: float | None) -> None:
+        high = impossible
+        low = 1.0 if high is None else high / 1.25
+        while not meets(low):
+            low, high = low / 1.5, low
+            if low < 1 / MAX_SCALE:
+                return
+        while high is None:
+            if low > MAX_SCALE:
+                return
+            if meets(2 * low):
+                low *= 2
+            else:
+                high = 2 * low
+        while high > low * (1 + self.asked.tolerance):
+            middle = math.sqrt(low * high)
+            if meets(middle):
+                low = middle
+            else:
+                high = middle
+
+    def _fewest(self, meets: Callable[[float], bool], impossible: float | None) -> None:
+        low = int(impossible or 0)  # too few
+        high = low + 1
+        most = min(MAX_WORKERS, max(self.instance.n, high))
+        while not meets(high):
+            if high == most:
+                return
+            low, high = high, min(most, high + max(1, high // 2))
+        while high > low + 1:
+            middle = (low + high) // 2
+            if meets(middle):
+                high = middle
+            else:
+                low = middle
+
+
+class _StoppedError(Exception):
+    """The time is up, or the work was stopped."""
