@@ -354,6 +354,17 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
     assert rejected > 40 * chains
 
 
+def test_a_node_with_more_states_than_arrays_hold_is_checked() -> None:
+    # M = 854 holds two of 13 requests of 300 to 427 tokens. After two placements 128 x 129 / 2 =
+    # 8,256 multisets of two are met, and the arrays of a level have room for 8,192 nodes at first.
+    instance = Instance([0] * 13, [299] * 13, [128] * 13, kv_capacity=854)
+    level = {"floors": [300] * 13, "counters": [], "multipliers": [0] * 13}
+    period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": [level]}
+    leaf = {"relaxation": "ramp", "periods": [period]}
+    # Two at a time: 13 x 128 + 11 x 128 + ... + 1 x 128 is the sum of completions.
+    assert check_ramp(columns_of(instance), leaf) == 49 * 128
+
+
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
     # Thirteen requests of one round each fit together: the optimum is 13 x 1 at any capacity. A
     # multiset is kept as class x (capacity + 1) + tokens, which 32 bits do not hold here.

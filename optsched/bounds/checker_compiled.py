@@ -36,7 +36,7 @@ MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
 _NEVER = 2**62  # the cost of a node that no path reaches
 _ROUND, _JOIN, _END, _PLACE = 0, 1, 2, 3
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
-_NODES, _ARCS, _LABELS = 0, 1, 2  # of the counts of a level
+_NODES, _ARCS, _LABELS, _KEPT = 0, 1, 2, 3  # of the counts of a level
 
 
 class Graph(NamedTuple):
@@ -212,10 +212,15 @@ def _full(more: int, labels: Labels, t: States, f: Fine, count: Any) -> bool:
 
 @njit
 def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
-    """Make the nodes of v and of later nodes; return the first one for which room is short."""
+    """Make the nodes of v and of later nodes; return the first one for which room is short.
+
+    Its nodes and arcs are counted, but made again by the next call.
+    """
     labels, p, t, f = work
+    count[_NODES], count[_ARCS] = f.first[v], count[_KEPT]
     while v < graph.loop.shape[0]:
         begin, first_arc = count[_NODES], count[_ARCS]
+        count[_KEPT] = first_arc
         if v == 0:
             _node(0, 0, f, count)
             f.here[0] = 0
@@ -235,7 +240,6 @@ def _product(v: int, graph: Graph, work: Any, count: Any) -> int:
             x += 1
             short = _full(count[_NODES] - begin, labels, t, f, count)
         if short:
-            count[_NODES], count[_ARCS] = begin, first_arc
             return v
         if graph.loop[v] >= 0:
             _follow_loop(v, graph.loop[v], begin, first_arc, work, count)
@@ -341,7 +345,7 @@ class Compiled:
         self.labels = Labels(
             what, rounds, np.zeros(room, np.uint64), np.full(16 * MARGIN, -1, np.int32)
         )
-        self.count = np.array([0, 0, len(fixed)])
+        self.count = np.array([0, 0, len(fixed), 0])
         self.fixed = len(fixed)
         number, place = {}, {pair: at for at, pair in enumerate(fixed)}
         for at, label in enumerate(base.labels):
@@ -381,8 +385,7 @@ class Compiled:
             np.empty(rows, np.int64), np.empty(rows, np.int32),
             *(np.empty(4 * rows, np.int32) for _ in range(3)),
         )  # fmt: skip
-        self.count[:2] = 0
-        v = 0
+        self.count[_KEPT] = v = 0
         while True:
             v = _product(v, graph, (self.labels, prices, tracker, fine), self.count)
             if v == len(graph.loop):
@@ -398,7 +401,7 @@ class Compiled:
 
     def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine]:
         """Return wider arrays, unless a level is too large."""
-        (nodes, arcs, labels), states = self.count.tolist(), int(tracker.count[0])
+        (nodes, arcs, labels, _), states = self.count.tolist(), int(tracker.count[0])
         cells = states * (tracker.after.shape[1] + tracker.items.shape[1] + 8)
         for found, most, what in (
             (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells")
