@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.optimize.formulations.base import Answer, Formulation, Method, Task, demands
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.rounds.horizon import (
@@ -27,6 +28,7 @@ from optsched.optimize.formulations.rounds.integer_program import (
 )
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
+from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.instance import Instance
 
@@ -73,6 +75,8 @@ def solve_by_highs(
     """
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
+    if task.workers > 1:
+        return solve_on_workers(task, options)
     begin = time.perf_counter()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog)
@@ -145,6 +149,8 @@ def _choose(task: Task) -> str:
     that, the dual and the large-neighbourhood search are (`docs/lab/trace-scale.md`). Only CP-SAT
     and HiGHS honour limits on batches.
     """
+    if task.workers > 1:
+        return "highs"
     data = round_data(task.instance)
     if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
         if _suits_ramp(task.instance):
@@ -183,7 +189,11 @@ FORMULATION = Formulation(
     default_objective="tel",
     methods={
         "highs": Method(
-            "time-indexed integer program by HiGHS, as arrays", solve_by_highs, COUNTS, SWITCHES
+            "time-indexed integer program by HiGHS, as arrays",
+            solve_by_highs,
+            COUNTS,
+            SWITCHES,
+            features=ANY_INSTANCE | WORKERS,
         ),
         "cpsat": Method(
             "staircase cumulative with pair separation by CP-SAT",
