@@ -203,6 +203,37 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
     assert sign * found.metrics[metric] >= sign * bound
 
 
+def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
+    generator, equal = np.random.default_rng(12), 0
+    for _ in range(12):
+        n = int(generator.integers(2, 7))
+        instance = Instance(
+            generator.integers(0, 4, n), generator.integers(1, 4, n), generator.integers(1, 5, n),
+            kv_capacity=8,
+        )  # fmt: skip
+        best = split_in_two(instance, lambda part: float(brute_force.brute_force(part, "tel")[0]))
+        found = solve(instance, workers=2, method="lns", time_limit_s=0.05)
+        assert evaluate(instance, found.schedule).metrics["tel"] == found.objective >= best
+        equal += found.objective == best
+    assert equal >= 10
+
+
+def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
+    generator = np.random.default_rng(3)
+    n = 400
+    instance = Instance(
+        np.sort(generator.integers(0, 60, n)), generator.integers(1, 60, n),
+        generator.integers(1, 40, n), kv_capacity=300,
+    )  # fmt: skip
+    routed = [
+        evaluate(instance, simulate(instance, spec)).metrics["tel"]
+        for spec in behind_routers(("mc-sf", "fcfs", "least-work"), 3)
+    ]
+    found = solve(instance, workers=3, time_limit_s=2.0)
+    assert (found.method, found.evaluation.workers) == ("lns", 3)
+    assert found.bound <= found.objective < min(routed)
+
+
 def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     # M = 3 holds one request at a time: three take 1, 2 and 3 rounds, or 1, 1 and 2 on two workers.
     monkeypatch.chdir(tmp_path)

@@ -30,6 +30,8 @@ from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
+_ROUTED = 0.3
+"""The share of the time for policies behind routers, where there are several workers."""
 _POLICY_REQUESTS = 20_000
 
 
@@ -185,8 +187,9 @@ def starting_point(
         return None
     goal = task.objective[0]
     best: Start | None = None
+    part = budget.part(1.0 if task.workers == 1 else _ROUTED)
     for make in _makers(task, seed):
-        if best is not None and budget.over:
+        if best is not None and part.over:
             break
         try:
             start = in_terms_of(exact, make())

@@ -44,6 +44,7 @@ _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
 _CPSAT_PROVES = 10
+_HIGHS_ON_WORKERS = 12
 RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
 """The max requests and KV tokens for which the ramp relaxation has few enough states."""
 _SEARCH_ROUNDS = 1 << 27
@@ -149,9 +150,10 @@ def _choose(task: Task) -> str:
     that, the dual and the large-neighbourhood search are (`docs/lab/trace-scale.md`). Only CP-SAT
     and HiGHS honour limits on batches.
     """
-    if task.workers > 1:
-        return "highs"
     data = round_data(task.instance)
+    if task.workers > 1:
+        small = task.instance.n <= _HIGHS_ON_WORKERS or task.names != ("tel",)
+        return "highs" if small or demands(task.instance) & SWITCHES else "lns"
     if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
         if _suits_ramp(task.instance):
             return "ramp"
