@@ -14,9 +14,8 @@ from test_service_bound import most_by_search, slos_for
 from optsched import BatchCost, Instance, Limits, evaluate, solve
 from optsched.bounds.service import most_within
 from optsched.optimize.exact import choose
-from optsched.optimize.formulations.rounds.workers import most_on_workers
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import UsageError
 
 METHODS = ("highs", "cpsat", "pulp")
 
@@ -214,43 +213,3 @@ def test_gaps_between_tokens_are_counted_and_not_only_their_mean() -> None:
     assert most(slo_tpot=0.022) == 1.0  # 11 and 31 ms: a mean of 21
     assert most(slo_gap=0.031) == 1.0
     assert most(slo_gap=0.030) == 0.5
-
-
-def check_workers(seed: int, count: int) -> int:
-    """Compare two workers with the best way to split the requests, each worker by itself."""
-    generator, gained = np.random.default_rng(seed), 0
-    for _ in range(count):
-        instance, slos = tiny(generator), slos_of(generator)
-        best, everybody = 0, np.arange(instance.n)
-        for bits in range(2 ** (instance.n - 1)):
-            one = (bits >> everybody) & 1 == 1
-            parts = [instance.subset(everybody[who]) for who in (one, ~one) if who.any()]
-            best = max(best, sum(by_brute_force(part, slos) for part in parts))
-        found, limit, schedule = most_on_workers(instance, slos, 2)
-        judged = evaluate(instance, schedule, **slos)
-        assert found == limit == best <= most_within(instance, None, slos, 2), instance.to_dict()
-        assert round(judged.metrics["slo_attainment"] * instance.n) == best
-        gained += best > by_brute_force(instance, slos)
-    return gained
-
-
-def test_two_workers_serve_as_many_as_the_best_split() -> None:
-    assert check_workers(5, 25) > 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30, 34))
-def test_two_workers_on_two_thousand(seed: int) -> None:
-    check_workers(seed, 500)
-
-
-def test_one_worker_is_as_before_and_more_are_never_worse() -> None:
-    generator = np.random.default_rng(9)
-    for _ in range(10):
-        instance = tiny(generator)
-        slos = {"slo_ttft": float(generator.integers(1, 4))}
-        counts = [most_on_workers(instance, slos, workers)[0] for workers in (1, 2, 3)]
-        assert counts[0] == by_method(instance, slos, "cpsat")[0]
-        assert counts == sorted(counts)
-    with pytest.raises(InputError, match="workers: found 0"):
-        most_on_workers(instance, slos, 0)

@@ -27,7 +27,8 @@ OFFLINE = "offline search"
 _FINE = 0.002
 """The search for the smallest impossible rate ends within this, relative to it."""
 _TRY = 0.3
-"""The share of the time left that the offline search spends on one rate or number of workers."""
+"""The share of the time left that the offline search spends on one rate. A number of workers has
+all of it, since the first that is missed ends the search."""
 
 
 class CapacitySearch:
@@ -197,7 +198,7 @@ class CapacitySearch:
                 raise _StoppedError
             instance, workers = self.asked.at(self.instance, value)
             served = serve_in_time(
-                instance, self.cost, budget.part(_TRY), enough=self.need, seed=self.asked.seed,
+                instance, self.cost, budget.part(1.0 if self.asked.auto else _TRY), enough=self.need, seed=self.asked.seed,
                 start=None if self.asked.auto else known, workers=workers,
             )  # fmt: skip
             found[value] = 0 if served is None else served.total

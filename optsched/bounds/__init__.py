@@ -18,7 +18,7 @@ from optsched.bounds.base import REGISTRY, Bound, BoundTask, Proof, features_of
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
 __all__ = [
@@ -86,6 +86,11 @@ def raise_bound(
 
     Under a tabulated cost model each bound runs once for every minorant.
 
+    In rounds, several workers are replaced by one with the room of all: N times the KV capacity and
+    the limits, and batches that hold both phases. What the workers process in a round is one batch
+    of it, so every schedule on them is one on it, with the same times. Proofs come without
+    certificates and schedules then, since these are of another instance.
+
     Parameters
     ----------
     task : BoundTask
@@ -103,6 +108,12 @@ def raise_bound(
     UsageError
         As `usable`.
     """
+    if task.workers > 1 and task.instance.in_rounds:
+        task, given = _on_one(task), take
+
+        def take(name: str, proof: Proof) -> None:
+            given(name, Proof(proof.value))
+
     queue = usable(task, method)
     if method == "auto":
         queue = [bound for bound in queue if not bound.searches or bound.suits(task)]
@@ -119,6 +130,17 @@ def raise_bound(
         take(bound.name, bound.function(question, budget.part(share)))
 
 
+def _on_one(task: BoundTask) -> BoundTask:
+    """Return the task of one machine with the room of all workers of an instance in rounds."""
+    instance, times = task.instance, task.workers
+    limits = {name: times * value for name, value in instance.limits.as_dict().items()}
+    merged = replace(
+        instance, kv_capacity=times * instance.kv_capacity, limits=Limits(**limits),
+        hybrid_batching=None, known=None,
+    )  # fmt: skip
+    return replace(task, instance=merged, workers=1, known=None)
+
+
 def lower_bound(
     instance: Instance,
     *,
@@ -128,6 +150,7 @@ def lower_bound(
     time_limit_s: float = 0.0,
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
+    workers: int = 1,
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
@@ -151,6 +174,8 @@ def lower_bound(
         Called as ``progress(name, value)`` with every bound that is better than those before.
     stop : threading.Event, optional
         When set, no further bound starts.
+    workers : int
+        Number of equal workers; each request is on one of them.
 
     Returns
     -------
@@ -175,7 +200,7 @@ def lower_bound(
                 progress(name, proof.value)
 
     goal = parse_objective(objective)
-    task = BoundTask(instance, cost_model or UnitCost(), goal)
+    task = BoundTask(instance, cost_model or UnitCost(), goal, workers=workers)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

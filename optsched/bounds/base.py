@@ -33,6 +33,8 @@ class BoundTask:
         A schedule of the instance, for bounds that can start from one.
     seed : int
         Seed of everything that is random.
+    workers : int
+        Number of equal workers. Each request is on one of them.
     """
 
     instance: Instance
@@ -40,6 +42,7 @@ class BoundTask:
     objective: Objective = TOTAL_LATENCY
     known: Schedule | None = None
     seed: int = 0
+    workers: int = 1
 
     @property
     def batch_cost(self) -> BatchCost:
@@ -146,7 +149,7 @@ class Bound:
         list of str
             Sorted by name; empty if the bound is proved for all.
         """
-        needed = features_of(task.instance, task.cost_model) - MINORANTS
+        needed = features_of(task.instance, task.cost_model, task.workers) - MINORANTS
         return sorted(needed - self.features)
 
     def applies(self, task: BoundTask) -> bool:
@@ -182,6 +185,10 @@ away and gives none. A schedule that fits with blocks fits without them, and tak
 a bound for every schedule without blocks holds with them, and a bound that uses no schedule of its
 own allows for this feature. A method that finds schedules must count blocks itself."""
 
+WORKERS = frozenset({"workers"})
+"""The feature of several workers. In rounds no bound needs it: `optsched.bounds.raise_bound` asks
+for one machine with the room of all of them."""
+
 MINORANTS = frozenset({"cost.table"})
 """The feature of a tabulated cost model. Bounds run under its minorants, which are linear
 (`optsched.costs.table` says why that is right), so every bound on the times of tokens allows for
@@ -197,26 +204,31 @@ _NO_SCHEDULE = {
 """Fields that rule no schedule out. A bound on an objective that depends on SLOs reads them."""
 
 
-def features_of(instance: Instance, cost_model: CostModel | None = None) -> frozenset[str]:
+def features_of(
+    instance: Instance, cost_model: CostModel | None = None, workers: int = 1
+) -> frozenset[str]:
     """Return the features of an instance and its cost model that a proof must allow for.
 
     Parameters
     ----------
     instance : Instance
     cost_model : UnitCost or BatchCost, optional
+    workers : int
 
     Returns
     -------
     frozenset of str
-        ``arrivals`` if requests arrive at different times, ``evictions`` always, since no
-        instance forbids them, ``chunked_prefill`` if prefills may be split,
-        ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
+        ``workers`` if there are several, ``arrivals`` if requests arrive at different times,
+        ``evictions`` always, since no instance forbids them, ``chunked_prefill`` if prefills may be
+        split, ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
         limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
         0. A tabulated one has ``cost.table`` and the coefficients of its minorants. A later version
         of `Instance` may have further fields; each that differs from its default is a feature of
         its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *instance.limits.as_dict()}
+    if workers > 1:
+        found |= WORKERS
     if (instance.arrival != instance.arrival[0]).any():
         found.add("arrivals")
     if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):

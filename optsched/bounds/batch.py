@@ -15,25 +15,27 @@ most its full coefficient, and is empty where the batch lacks the phase.
 
 A batch of length T thus has room for at most T of own work and shares of its requests, and a
 schedule is a single preemptive machine on which request i has received at least w_i by its
-completion. Work lost to evictions only adds to it.
+completion. Work lost to evictions only adds to it. N workers together are such a machine of N times
+the speed: whatever they do at the same time, it does one after another, as fast.
 
 Notes
 -----
 Times are counted from the first arrival in whole picoseconds. Lengths and arrivals are rounded
 down, so sums are exact in integers of any size. The float64 arithmetic behind a request's length is
-covered by a relative margin of 1e-9. The bounds hold for one worker and both eviction modes, with
-and without chunking as the instance allows.
+covered by a relative margin of 1e-9. The bounds hold for both eviction modes, with and without
+chunking as the instance allows; certificates are for one worker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import add
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
@@ -227,6 +229,10 @@ def _on_one_machine(
     return total / _TICKS
 
 
+def _leaf(task: BoundTask) -> dict[str, Any] | None:
+    return work_leaf() if task.workers == 1 else None
+
+
 def scale_of(task: BoundTask) -> int:
     """Return by how much a sum over requests is larger than the task's objective.
 
@@ -260,9 +266,10 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
         A value in seconds.
     """
     weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
-    total = max(_on_one_machine(task.instance, work.total, work.chain), float(work.chain.sum()))
+    length = work.total / task.workers
+    total = max(_on_one_machine(task.instance, length, work.chain), float(work.chain.sum()))
     if task.objective == TOTAL_LATENCY:
-        return Proof(total, tree=work_leaf())
+        return Proof(total, tree=_leaf(task))
     if weight > 0:
         firsts = work_ttft(task, budget).value * task.instance.n
         total = (1 - weight) * total + weight * firsts
@@ -285,9 +292,9 @@ def work_ttft(task: BoundTask, budget: Budget) -> Proof:
         A value in seconds.
     """
     work = unavoidable_work(task.instance, task.batch_cost)
-    total = _on_one_machine(task.instance, work.prefill, work.first)
+    total = _on_one_machine(task.instance, work.prefill / task.workers, work.first)
     value = max(total, float(work.first.sum())) / task.instance.n
-    return Proof(value, tree=work_leaf())
+    return Proof(value, tree=_leaf(task))
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
@@ -312,21 +319,21 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     work = unavoidable_work(instance, task.batch_cost)
     order = np.argsort(instance.arrival, kind="stable")
     arrival = instance.release
-    remaining = np.cumsum(work.total[order][::-1])[::-1]
+    remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
     latest = max(busy, float((arrival + work.chain).max()))
-    return Proof(latest + float(instance.first_arrival), tree=work_leaf())
+    return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
 
 
 WORK_TEL = Bound(
     "work", "unavoidable GPU work on one preemptive machine", "second",
-    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR, certifies=True,
+    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR | WORKERS, certifies=True,
 )  # fmt: skip
 WORK_TTFT = Bound(
     "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
-    PROVED_FOR, certifies=True,
+    PROVED_FOR | WORKERS, certifies=True,
 )  # fmt: skip
 WORK_MAKESPAN = Bound(
     "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan, PROVED_FOR, certifies=True,
+    work_makespan, PROVED_FOR | WORKERS, certifies=True,
 )  # fmt: skip

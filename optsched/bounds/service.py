@@ -53,6 +53,7 @@ from optsched.bounds.base import (
     ANY_INSTANCE,
     MINORANTS,
     WHOLE_BLOCKS,
+    WORKERS,
     Bound,
     BoundTask,
     Proof,
@@ -231,10 +232,11 @@ def within_share(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A share that no schedule on one worker exceeds.
+        A share that no schedule exceeds.
     """
     given = dict(task.objective.parameters)
-    return Proof(most_within(task.instance, task.cost_model, given) / task.instance.n)
+    most = most_within(task.instance, task.cost_model, given, task.workers)
+    return Proof(most / task.instance.n)
 
 
 def within_rate(task: BoundTask, budget: Budget) -> Proof:
@@ -251,10 +253,11 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A number of requests per unit of time that no schedule on one worker exceeds.
+        A number of requests per unit of time that no schedule exceeds.
     """
     instance = task.instance
-    most = most_within(instance, task.cost_model, dict(task.objective.parameters))
+    given = dict(task.objective.parameters)
+    most = most_within(instance, task.cost_model, given, task.workers)
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
@@ -263,7 +266,7 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
 
 WITHIN_SHARE = Bound(
     "slo-work", "work of prefills and of requests in the windows of their SLOs", "second",
-    ("slo_attainment",), within_share, PROVED_FOR,
+    ("slo_attainment",), within_share, PROVED_FOR | WORKERS,
 )  # fmt: skip
 WITHIN_SHARE_ROUNDS = Bound(
     "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
@@ -271,7 +274,7 @@ WITHIN_SHARE_ROUNDS = Bound(
 )  # fmt: skip
 WITHIN_RATE = Bound(
     "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",
-    ("slo_goodput",), within_rate, PROVED_FOR,
+    ("slo_goodput",), within_rate, PROVED_FOR | WORKERS,
 )  # fmt: skip
 WITHIN_RATE_ROUNDS = Bound(
     "slo-volume-rate", "requests that slo-volume allows, over the shortest span", "round",

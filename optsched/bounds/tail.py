@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
 from optsched.problem.budget import Budget
@@ -38,7 +38,7 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     Returns
     -------
     Proof
-        A value in the instance's time unit, for schedules on one worker.
+        A value in the instance's time unit.
     """
     share, column = task.objective.name[1:].split("_")
     h = (task.instance.n - 1) * int(share) / 100
@@ -60,7 +60,8 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
     instance = task.instance
 
     def few(limit: float) -> bool:
-        return most_within(instance, task.cost_model, {slo: limit}, columns=False) <= k
+        slos, workers = {slo: limit}, task.workers
+        return most_within(instance, task.cost_model, slos, workers, columns=False) <= k
 
     whole = instance.in_rounds
     low, high = 0.0, 1.0
@@ -79,7 +80,7 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
 
 TAIL = Bound(
     "tail-work", "how many requests slo-work allows to be that quick", "second", _METRICS,
-    percentile, PROVED_FOR, searches=True,
+    percentile, PROVED_FOR | WORKERS, searches=True,
 )  # fmt: skip
 TAIL_ROUNDS = Bound(
     "tail-volume", "how many requests slo-volume allows to be that quick", "round", _METRICS,

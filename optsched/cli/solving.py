@@ -81,6 +81,9 @@ def solve(
         ),
     ] = None,
     slos: Slos = NO_SLOS,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Equal workers. Who runs where is searched for, too.")
+    ] = 1,
     pulp_solver: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Another solver of PuLP for the method pulp-bigm."),
@@ -160,6 +163,7 @@ def solve(
                 method=method,
                 cost_model=cost,
                 objective=goals,
+                workers=workers,
                 time_limit_s=time_limit,
                 mip_rel_gap=mip_rel_gap,
                 threads=threads,

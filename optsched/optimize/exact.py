@@ -21,14 +21,17 @@ from optsched.optimize.formulations import (
 )
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
+from optsched.policies import behind_routers
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, SolverError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives, service_limits
-from optsched.problem.schedule import Schedule, from_starts
+from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
+_ROUTED = 0.3
+"""The share of the time for policies behind routers, where there are several workers."""
 _POLICY_REQUESTS = 20_000
 
 
@@ -68,6 +71,7 @@ def choose(
     cost_model: CostModel | str | Path | None = None,
     objective: str | Objective | Sequence[str | Objective] | None = None,
     extras: Mapping[str, Any] | None = None,
+    workers: int = 1,
 ) -> Exact:
     """Return the formulation and the method for a task.
 
@@ -84,6 +88,8 @@ def choose(
         The most important first. Default: the formulation's.
     extras : mapping of str to object, optional
         Options that only some formulations have.
+    workers : int
+        Number of equal workers.
 
     Returns
     -------
@@ -100,7 +106,7 @@ def choose(
     known = sorted({name for way in model.methods.values() for name in way.objectives})
     goals = model.default_objective if objective is None else objective
     objectives = parse_objectives(goals, known, f"formulation {model.name}")
-    task = Task(instance, cost, objectives, extras or {})
+    task = Task(instance, cost, objectives, extras or {}, workers)
     name = automatic(model, task) if method == "auto" else method
     return Exact(model, name, check_method(model, name, task), task)
 
@@ -181,8 +187,9 @@ def starting_point(
         return None
     goal = task.objective[0]
     best: Start | None = None
+    part = budget.part(1.0 if task.workers == 1 else _ROUTED)
     for make in _makers(task, seed):
-        if best is not None and budget.over:
+        if best is not None and part.over:
             break
         try:
             start = in_terms_of(exact, make())
@@ -203,9 +210,9 @@ def _makers(task: Task, seed: int) -> list[Callable[[], Schedule]]:
     if quick_to_simulate(task.instance):
         makers += [
             lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-            for spec in _STARTERS
+            for spec in behind_routers(_STARTERS, task.workers)
         ]
-    if task.instance.in_rounds:
+    if task.instance.in_rounds and task.workers == 1:
         makers.append(lambda: serial_schedule(task.instance))
     return makers
 
@@ -233,15 +240,21 @@ def in_terms_of(
     """
     instance = exact.task.instance
     judged = _judge(exact.task, schedule) if evaluation is None else evaluation
+    if judged.workers > exact.task.workers:
+        return None
     if exact.model.time_unit != "round":
         # If chunked_prefill is absent, models take it as off, while schedulers may choose.
         split = judged.split_prefill and instance.chunked_prefill is not True
         return None if split else Start(schedule, judged)
     if schedule.kind == "starts":
         return Start(schedule, judged)
-    starts = from_starts(judged.finish - instance.output_tokens, instance)
+    begin = judged.finish - instance.output_tokens
+    if judged.workers == 1:
+        runs = from_starts(begin, instance)
+    else:
+        runs = runs_on(instance, begin, workers_of(schedule, instance.n))
     try:
-        return Start(starts, _judge(exact.task, starts))
+        return Start(runs, _judge(exact.task, runs))
     except ViolationError:
         return None
 

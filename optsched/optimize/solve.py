@@ -167,6 +167,7 @@ def solve(
     method: str = "auto",
     cost_model: CostModel | str | Path | None = None,
     objective: str | Objective | Sequence[str | Objective] | None = None,
+    workers: int = 1,
     time_limit_s: float | None = 60.0,
     mip_rel_gap: float = 0.0,
     threads: int | None = None,
@@ -195,6 +196,9 @@ def solve(
     objective : str, Objective or sequence of these, optional
         Metrics, the most important first. A string may hold several, separated by commas. Default:
         the formulation's.
+    workers : int
+        Number of equal workers, each with the instance's KV capacity and limits. Which request runs
+        where is part of the schedule.
     time_limit_s : float or None
         Wall-clock seconds for all of the work, including schedules to start from and quick bounds.
         None is no limit.
@@ -234,8 +238,9 @@ def solve(
     """
     budget = Budget(time_limit_s, stop=stop)
     exact = choose(
-        instance, formulation, method, cost_model=cost_model, objective=objective, extras=extras
-    )
+        instance, formulation, method, cost_model=cost_model, objective=objective, extras=extras,
+        workers=workers,
+    )  # fmt: skip
     options = SolveOptions(
         time_limit_s=time_limit_s, mip_rel_gap=mip_rel_gap, threads=threads, seed=seed,
         log_path=log, stop=stop,

@@ -44,7 +44,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
-    question = BoundTask(task.instance, task.cost_model, interval.goal, known, seed)
+    question = BoundTask(task.instance, task.cost_model, interval.goal, known, seed, task.workers)
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     def take(name: str, proof: Proof) -> None:

@@ -10,7 +10,7 @@ A file of this package defines policies with `policy`; nothing else needs editin
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -38,11 +38,13 @@ from optsched.workloads.predict import check_predictor
 
 __all__ = [
     "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Runner", "Scheduler", "View", "Windows",
-    "admit", "allows", "decode_all", "evict_until_fits", "fits", "fits_to_the_end",
-    "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "on_workers", "parse_spec",
-    "policies", "policy", "runner_of",
+    "admit", "allows", "behind_routers", "decode_all", "evict_until_fits", "fits",
+    "fits_to_the_end", "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "on_workers",
+    "parse_spec", "policies", "policy", "runner_of",
 ]  # fmt: skip
 
+
+_ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
 Make = TypeVar("Make", bound=Callable[..., Scheduler])
 
@@ -210,6 +212,27 @@ def on_workers(spec: str, workers: int, router: str) -> str:
     own = not is_file(name) and "workers" in policies()[name].parameters
     more = f"workers={workers}" + ("" if own else f",router={router}")
     return f"{spec}{',' if texts else ':'}{more}"
+
+
+def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
+    """Return policies on several workers behind each of the usual routers, which know all lengths.
+
+    Parameters
+    ----------
+    specs : sequence of str
+    workers : int
+
+    Returns
+    -------
+    list of str
+        The same ones for one worker.
+    """
+    if workers == 1:
+        return list(specs)
+    return [
+        on_workers(spec, workers, router) + ",predictor=oracle"
+        for router in _ROUTERS for spec in specs
+    ]  # fmt: skip
 
 
 def runner_of(made: Scheduler) -> Runner:

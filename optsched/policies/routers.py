@@ -10,6 +10,7 @@ request stays on its worker.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -323,7 +324,10 @@ def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Par
         return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)
     from optsched.judge.evaluate import evaluate
 
-    start = evaluate(job.problem, schedule, None if job.problem.in_rounds else job.cost).batch_start
+    with warnings.catch_warnings():  # the judgement of the whole says it once
+        warnings.simplefilter("ignore")
+        model = None if job.problem.in_rounds else job.cost
+        start = evaluate(job.problem, schedule, model).batch_start
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     return Part(
         start.astype(np.float64), offsets[1:], mine[request], tokens,

@@ -232,6 +232,35 @@ def from_batches(
     return schedule
 
 
+def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedule:
+    """Return the schedule of uninterrupted runs that start at given rounds on given workers.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds.
+    starts : array_like of int, shape (n,)
+        Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
+    workers : array_like of int, shape (n,)
+
+    Returns
+    -------
+    Schedule
+    """
+    outputs, begin, place = instance.output_tokens, np.asarray(starts), np.asarray(workers)
+    request = np.repeat(np.arange(instance.n), outputs)
+    step = np.arange(len(request)) - np.repeat(np.cumsum(outputs) - outputs, outputs)
+    tokens = np.where(step == 0, instance.prompt_tokens[request], 1)
+    time, worker = begin[request] + step, place[request]
+    order = np.lexsort((request, worker, time))
+    time, worker = time[order], worker[order]
+    first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
+    return from_batches(
+        np.append(first, len(order)), request[order], tokens[order], instance=instance,
+        start=time[first], worker=worker[first], evict_mode="restart",
+    )  # fmt: skip
+
+
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
     """Return the worker of each request in a schedule of batches.
 

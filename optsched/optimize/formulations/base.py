@@ -10,6 +10,7 @@ from typing import Any
 from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
 from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.policies.routers import check_workers
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.objective import Objective, parse_objectives
@@ -29,14 +30,18 @@ class Task:
         `optsched.problem.objective.parse_objectives`.
     extras : mapping of str to object
         Options that only some formulations have, by name (for example ``eviction_free``).
+    workers : int
+        Number of equal workers. Each request is on one of them.
     """
 
     instance: Instance
     cost_model: CostModel = field(default_factory=UnitCost)
     objective: tuple[Objective, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 1
 
     def __post_init__(self) -> None:
+        check_workers(self.workers)
         if self.objective:
             object.__setattr__(self, "objective", parse_objectives(self.objective))
         for goal in self.objective:
@@ -241,6 +246,7 @@ def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
         lacks.append("several objectives")
     wanted = demands(task.instance) & formulation.switches
     lacks += sorted(wanted - method.switches)
-    lacks += sorted(features_of(task.instance, task.cost_model) - method.features)
+    needed = features_of(task.instance, task.cost_model, task.workers)
+    lacks += sorted(needed - method.features)
     given = {key for key, value in task.extras.items() if value not in (None, False)}
     return lacks + sorted(given - method.extras)

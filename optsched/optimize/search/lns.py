@@ -6,6 +6,9 @@ start, by KV volume, by noisy completion or at random. The step is kept if the t
 not rise by more than an exponential random number. The mean of that number, the *heat*, falls as
 the search goes on (threshold annealing). Kinds of steps are chosen by their gain per work.
 
+With several workers the rounds of one stand behind those of another on one axis, of which each has
+``length`` rounds. A request is put back where it starts the earliest on any of them.
+
 The search is deterministic from the seed if steps are limited and time is not.
 """
 
@@ -63,12 +66,13 @@ _OUT = record(
 
 
 class _Machine(NamedTuple):
-    """The requests as records, the KV in use in every round, and the starts."""
+    """The requests as records, the KV in use in every round, and the starts on the axis."""
 
     requests: Any
     capacity: int
     use: Ints
     starts: Ints
+    length: int
 
 
 @njit(nogil=True, inline="always")
@@ -147,7 +151,7 @@ def _sort(out, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignore[no-untyped-def]
+def _put_back(requests, capacity, use, starts, length, out, size, limit):  # type: ignore[no-untyped-def]
     """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
     The search for starts begins at the first start that was removed. Earlier starts are seldom
@@ -158,10 +162,10 @@ def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignor
     done, spent, work : int
         How many requests are back, the sum of their starts, and the rounds looked at.
     """
-    end = len(use) - 1
-    since = out[0].start
+    end = length - 1
+    since = out[0].start % length
     for j in range(1, size):
-        since = min(since, out[j].start)
+        since = min(since, out[j].start % length)
     coming = 0  # the min sum of the starts of the requests to come
     for j in range(size):
         coming += max(requests[out[j].request].arrival, since)
@@ -174,13 +178,19 @@ def _put_back(requests, capacity, use, starts, out, size, limit):  # type: ignor
         last = min(limit - spent - coming, r.deadline - output, end - output)
         if last < low:
             return j, spent, work
-        k = earliest(use, capacity, base, output, low, last)
-        work += (k if k >= 0 else last) - low + output
-        if k < 0 or k > last:
+        found = -1
+        for first in range(0, len(use), length):
+            k = earliest(use, capacity, base, output, first + low, first + last)
+            work += (k - first if k >= 0 else last) - low + output
+            if k >= 0 and k <= first + last:
+                found, last = k, k - first - 1
+                if last < low:
+                    break
+        if found < 0:
             return j, spent, work
-        put(use, base, output, k, 1)
-        starts[i] = k
-        spent += k
+        put(use, base, output, found, 1)
+        starts[i] = found
+        spent += found % length
     return size, spent, work
 
 
@@ -201,7 +211,7 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
     steps : int
     heat : float
     """
-    requests, capacity, use, starts = machine
+    requests, capacity, use, starts, length = machine
     out = np.zeros(_MOST, _OUT)
     marked = np.zeros(len(starts), np.bool_)
     fallen = 0
@@ -215,14 +225,14 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
             base, output = r.base, r.output
             put(use, base, output, start, -1)
             out[j].start = start
-            out[j].key = _key(kind, r, start, state)
-            cost += start
+            out[j].key = _key(kind, r, start % length, state)
+            cost += start % length
             work += 2 * r.output + 20
         _sort(out, size)
         limit = cost
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
-        done, spent, looked = _put_back(requests, capacity, use, starts, out, size, limit)
+        done, spent, looked = _put_back(requests, capacity, use, starts, length, out, size, limit)
         kind.work += work + looked
         if done == size:
             fallen += cost - spent
@@ -250,43 +260,51 @@ class Search:
     starts : ndarray of int64, shape (n,)
         A feasible schedule with the gaps cut out. It is copied.
     seed : int
+    homes : ndarray of int64, shape (n,), optional
+        The worker of each request. Default: one worker.
+    workers : int
 
     Attributes
     ----------
-    starts, best : ndarray of int64, shape (n,)
-        The present schedule, and the best one seen between two chunks.
+    starts : ndarray of int64, shape (n,)
+        The present schedule, on the axis.
+    best, homes : ndarray of int64, shape (n,)
+        The starts and the workers of the best schedule seen between two chunks.
     value, best_value : int
         Their total latencies, in rounds.
     steps : int
         Steps made.
     """
 
-    def __init__(self, room: Room, starts: Ints, *, seed: int) -> None:
+    def __init__(
+        self, room: Room, starts: Ints, *, seed: int, homes: Ints | None = None, workers: int = 1
+    ) -> None:
         self.room = room
-        self.starts = starts.astype(np.int64)
-        self.best = self.starts.copy()
+        self.best = starts.astype(np.int64)
+        self.homes = np.zeros_like(self.best) if homes is None else homes.copy()
         self.value = self.best_value = room.tel(starts)
         self.steps = 0
         # SplitMix64's constant spreads small seeds over all bits. The state must not be 0.
         state = ((seed + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
         self._state = np.array([state], dtype=np.uint64)
         longest = int(room.output.max())
-        end = int((self.starts + room.output).max()) + 2 * longest + 1
-        self._use = np.zeros(end + 1, dtype=np.int64)
+        self._length = int((starts + room.output).max()) + 2 * longest + 2
+        self.starts = self.best + self._length * self.homes
+        self._use = np.zeros(workers * self._length, dtype=np.int64)
         fill(room.output, room.base, self._use, self.starts)
         requests = np.zeros(len(starts), dtype=_REQUEST)
         for name in ("arrival", "output", "base", "deadline"):
             requests[name] = getattr(room, name)
         requests["volume"] = room.model.instance.volume
-        self._machine = _Machine(requests, room.capacity, self._use, self.starts)
+        self._machine = _Machine(requests, room.capacity, self._use, self.starts, self._length)
         self._kinds = np.array(_KINDS, dtype=_KIND)
 
     def run(self, steps: int, heat: float) -> int:
         """Make at most `CHUNK` steps at one heat. Return by how much the value fell."""
         room = self.room
-        before = self.value
-        order = np.argsort(self.starts, kind="stable")
-        late = np.flatnonzero((self.starts > room.arrival)[order])
+        before, starts = self.value, self.starts % self._length
+        order = np.argsort(starts, kind="stable")
+        late = np.flatnonzero((starts > room.arrival)[order])
         steps = min(steps, CHUNK)
         self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
         self.steps += steps
@@ -302,16 +320,18 @@ class Search:
         """Move every request to its earliest feasible start, in order of start."""
         room = self.room
         if order is None:
-            order = np.argsort(self.starts, kind="stable")
+            order = np.argsort(self.starts % self._length, kind="stable")
+        arrival = room.arrival + self.starts // self._length * self._length
         self.value -= compact(
-            room.arrival, room.output, room.base, room.capacity, self._use, self.starts, order
+            arrival, room.output, room.base, room.capacity, self._use, self.starts, order
         )
         self._keep()
 
     def _keep(self) -> None:
         if self.value < self.best_value:
             self.best_value = self.value
-            self.best[:] = self.starts
+            self.best[:] = self.starts % self._length
+            self.homes[:] = self.starts // self._length
 
 
 def heat_at(share: float, scale: float) -> float:

@@ -1,256 +1,38 @@
 """Search for schedules in seconds that are better than every online policy's, at trace scale.
 
-One compiled rule with free parameters (`optsched.optimize.search.rule`) runs over the whole
-instance, some 10,000 times faster than the requests arrive. The search varies its parameters. It
-first tries a fixed list that has done well, then random changes to the best. The parameters are
-three brakes and an order. The order is by own work (`optsched.policies.runner.own_work`), plus a
-share of the work of the decode steps; single requests may have a random factor.
-
-Where nobody is in the system, what comes later does not depend on what was before. So each stretch
-between such moments keeps the parameters that are best for it, and one run tries a change for every
-stretch.
-
-`optsched.evaluate` judges every schedule. The schedules of a few policies, or the given ones, are
-candidates too, so the result is never worse than they are.
+For total latency it is `optsched.optimize.search.rule_search`, with several workers
+`optsched.optimize.search.on_workers`, and for requests within SLOs
+`optsched.optimize.search.on_time`. `optsched.evaluate` judges every schedule. The schedules of a
+few policies, or the given ones, are candidates too, so the result is never worse than they are.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.bounds.tail import TAIL
 from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.optimize.search.on_time import serve_in_time
-from optsched.optimize.search.rule import Server
+from optsched.optimize.search.on_workers import OnWorkers
+from optsched.optimize.search.rule_search import Best, RuleSearch
+from optsched.policies import behind_routers, on_workers
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
-from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError, ViolationError
+from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import (
-    TOTAL_LATENCY,
-    Objective,
-    parse_objective,
-    service_limits,
-)
-from optsched.problem.schedule import Schedule, from_batches
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
+from optsched.problem.schedule import Schedule
 
-Floats = NDArray[np.float64]
-
-_FREE = 1e18
-_STARTS: tuple[tuple[float, ...], ...] = (
-    # q, r, c, d, p, weight of the decode steps' work
-    (1.0, 0.0, _FREE, 0.0, 0.0, 0.0),
-    (1.0, 0.0, _FREE, 0.0, 0.6, 0.0),
-    (0.0, 0.4, _FREE, 0.0, 0.6, 0.0),
-    (6.0, 0.0, _FREE, 0.0, 0.0, 0.0),
-    (1.0, 0.0, _FREE, 0.0, 1.3, 0.0),
-    (0.0, 0.5, 1.3, 4.5, 0.6, 0.0),
-    (8.0, 0.0, _FREE, 0.0, 0.3, 0.0),
-    (0.0, 0.4, _FREE, 0.0, 0.0, 0.0),
-    (0.0, 0.3, 2.0, 2.0, 0.0, 0.0),
-    (0.0, 0.5, 2.0, 8.0, 0.3, 0.0),
-    (0.0, 0.7, _FREE, 0.0, 0.6, 0.0),
-)
-_OFFER_EVERY = 20
-"""Of so many candidates, one is judged where stretches are chosen one by one."""
-_PATIENCE = 400
-"""The search ends after so many candidates in a row without an improvement."""
+_ROUTED = 0.3
+"""The share of the time for policies behind routers, where there are several workers."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
 """The search for a percentile ends within this, and spends this share of its time on a value."""
 POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
-
-
-class _Best:
-    """The best schedule so far.
-
-    Parameters
-    ----------
-    instance, cost, objective, admit
-        As of `improve`.
-    budget : Budget
-        Its callback receives every improvement.
-    """
-
-    def __init__(
-        self,
-        instance: Instance,
-        cost: CostModel,
-        objective: Objective,
-        admit: Callable[[Evaluation], bool] | None,
-        budget: Budget,
-    ) -> None:
-        self.instance, self.cost, self.objective, self.admit = instance, cost, objective, admit
-        self.schedule: Schedule | None = None
-        self.value, self.origin = objective.signed(np.inf), ""
-        self._budget = budget
-
-    def offer(self, schedule: Schedule, origin: str) -> bool:
-        """Keep a schedule if it is admitted and better. Return whether it was kept."""
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            limits = service_limits([self.objective])
-            evaluation = evaluate(self.instance, schedule, self.cost, **limits)
-        if self.admit is not None and not self.admit(evaluation):
-            return False
-        value = self.objective.of(evaluation)
-        if value is None or not self.objective.better(value, self.value):
-            return False
-        self.schedule, self.value, self.origin = schedule, float(value), origin
-        self._budget.tell(incumbent=self.value)
-        return True
-
-
-class _Candidate(NamedTuple):
-    """Parameters of the rule, and the completions that they lead to.
-
-    Attributes
-    ----------
-    parameters : ndarray of float64, shape (6, n)
-        q, r, c, d, p and the weight of the decode steps' work, for each request.
-    factors : ndarray of float64, shape (n,)
-    finish : ndarray of float64, shape (n,)
-        In seconds, and infinite before a run.
-    """
-
-    parameters: Floats
-    factors: Floats
-    finish: Floats
-
-
-class _Search:
-    """The search: it runs the rule with the parameters of one candidate after another.
-
-    Columns are in order of arrival.
-    """
-
-    def __init__(self, best: _Best, seed: int) -> None:
-        instance, cost = best.instance, best.cost
-        self._best = best
-        self._order = np.lexsort((np.arange(instance.n), instance.release))
-        self._back = np.argsort(self._order)
-        prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
-        self._arrival = instance.release[self._order]
-        self._work = own_work(prompt, output, cost)
-        self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
-        self._server = Server(instance, cost, self._order)
-        # Without hybrid batches a schedule may be refused, so each is judged.
-        self._by_stretches = instance.hybrid_batching is not False and (
-            best.objective == TOTAL_LATENCY and best.admit is None
-        )
-        self._generator = np.random.default_rng(seed)
-        self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
-        self._chosen = self._start(_STARTS[0])
-
-    def run(self, budget: Budget) -> None:
-        """Try at least one candidate, until the budget is spent or many bring no improvement."""
-        attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
-        tried = stale = 0
-        while tried == 0 or (stale < _PATIENCE and not budget.over):
-            candidate = self._start(_STARTS[tried]) if tried < len(_STARTS) else self._changed()
-            stale = 0 if attempt(candidate) else stale + 1
-            tried += 1
-            if self._by_stretches and tried % _OFFER_EVERY == 1:
-                self._attempt(self._chosen)
-        self._attempt(self._chosen)
-
-    def _serve(self, candidate: _Candidate, enough: float) -> bool:
-        """Run the rule with a candidate's parameters. Return whether it served all requests."""
-        n = len(self._arrival)
-        key = (self._work + candidate.parameters[5] * self._decode_work) * candidate.factors
-        rank = np.empty(n, dtype=np.int64)
-        rank[self._order[np.lexsort((np.arange(n), key))]] = np.arange(n)
-        brakes = candidate.parameters[:5, self._back]
-        return bool(np.isfinite(self._server.run(rank, brakes, enough)))
-
-    def _attempt_by_stretches(self, candidate: _Candidate) -> bool:
-        """Run a candidate, and keep it for the stretches in which its sum of latencies is less."""
-        chosen = self._chosen
-        # If all is one stretch, the sum of completions ends a run that is worse.
-        one = len(self._first) == 1
-        if not self._serve(candidate, float(chosen.finish.sum()) * (1 + 1e-12) if one else np.inf):
-            return False
-        found = candidate._replace(finish=self._server.finish[self._order])
-        first = self._stretches(np.maximum(chosen.finish, found.finish))
-        better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
-        if not better.any():
-            return False
-        pick = np.repeat(better, np.diff(np.append(first, len(found.finish))))
-        both = zip(found, chosen, strict=True)
-        self._chosen = _Candidate(*(np.where(pick, new, old) for new, old in both))
-        self._first = self._stretches(self._chosen.finish)
-        return True
-
-    def _stretches(self, finish: Floats) -> NDArray[np.int64]:
-        """Return the requests that find nobody in the system."""
-        latest = np.maximum.accumulate(finish)
-        return np.append(0, 1 + np.flatnonzero(latest[:-1] <= self._arrival[1:]))
-
-    def _attempt(self, candidate: _Candidate) -> bool:
-        """Run a candidate and have it judged. Return whether it is the best so far."""
-        best = self._best
-        if self._by_stretches and not candidate.finish.sum() - self._arrival.sum() < best.value:
-            return False
-        if not self._serve(candidate, np.inf):
-            return False
-        schedule = from_batches(
-            *self._server.columns(), instance=best.instance, evict_mode="recompute",
-            cost_model_sha256=best.cost.sha256,
-        )  # fmt: skip
-        try:
-            better = best.offer(schedule, "search")
-        except ViolationError:  # without hybrid batches, KV of those that stand still can overflow
-            return False
-        if better:
-            self._chosen = candidate
-        return better
-
-    def _start(self, parameters: Sequence[float]) -> _Candidate:
-        """Return a candidate with the same parameters for all."""
-        n = len(self._arrival)
-        columns = np.tile(np.array(parameters)[:, None], n)
-        return _Candidate(columns, np.ones(n), np.full(n, np.inf))
-
-    def _changed(self) -> _Candidate:
-        """Return the best candidate so far with a random change for each stretch."""
-        generator, chosen, n = self._generator, self._chosen, len(self._arrival)
-        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-        m = len(self._first)
-        size = np.diff(np.append(self._first, n))
-
-        def spread(values: NDArray[Any]) -> NDArray[Any]:
-            return np.repeat(values, size)
-
-        # In a stretch the change is to all requests, or to a window of arrivals.
-        width = generator.integers(1, np.maximum(2, size // 10 + 2))
-        at = self._first + (generator.random(m) * size).astype(np.int64)
-        near = np.abs(np.arange(n) - spread(at)) <= spread(width)
-        kind = generator.random(m)
-        here = near | spread(generator.random(m) < 0.5)
-        again = here & spread(kind < 0.2)
-        start = spread(generator.integers(len(_STARTS), size=m))
-        parameters[:, again] = np.array(_STARTS).T[:, start[again]]
-        row = spread(generator.integers(6, size=m))
-        scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
-        for k in range(6):
-            of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
-            if k < 5:
-                parameters[k, of] *= scale[of]
-                parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
-            else:
-                parameters[k, of] += more[of] - 0.15
-        moved = near & spread(kind >= 0.6)
-        moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
-        factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
-        return _Candidate(parameters, factors, chosen.finish)
 
 
 def improve(
@@ -263,6 +45,7 @@ def improve(
     policies: Sequence[str] = POLICIES,
     objective: str | Objective = TOTAL_LATENCY,
     admit: Callable[[Evaluation], bool] | None = None,
+    workers: int = 1,
 ) -> tuple[Schedule, str]:
     """Return the best schedule found within the time, and its origin.
 
@@ -285,6 +68,9 @@ def improve(
         objective is searched for.
     admit : callable, optional
         ``admit(evaluation)`` says whether a schedule counts. Default: all count.
+    workers : int
+        Number of equal workers. With several, policies run behind each router as long as a share of
+        the time is left, and requests move from one worker to another.
 
     Returns
     -------
@@ -305,23 +91,21 @@ def improve(
         )
     budget = Budget(_DEFAULT_S) if budget is None else budget
     goal = parse_objective(objective)
-    best = _Best(instance, cost_for(instance, cost_model), goal, admit, budget)
+    best = Best(instance, cost_for(instance, cost_model), goal, admit, budget)
     for schedule in known:
         best.offer(schedule, "known")
-    for policy in policies:
-        try:
-            best.offer(simulate(instance, policy, best.cost, seed=seed), policy)
-        except OptschedError:
-            continue  # the policy splits no prefill, or does not end
+    _start_from(best, behind_routers(policies, workers), budget, seed, workers)
     if goal.name == "slo_attainment":
         serve_in_time(
             instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
-            tell=lambda found: best.offer(found.schedule, "search"),
+            tell=lambda found: best.offer(found.schedule, "search"), workers=workers,
         )  # fmt: skip
     elif goal.name in TAIL.objectives:
-        _shorten_tail(best, budget, seed)
+        _shorten_tail(best, budget, seed, workers)
+    elif workers > 1:
+        OnWorkers(best, workers, seed).run(budget)
     else:
-        _Search(best, seed).run(budget)
+        RuleSearch(best, seed).run(budget)
     if best.schedule is None:
         raise NoIncumbentError(
             "search: found no schedule by any policy; expected one (chunked prefill may be needed)"
@@ -329,7 +113,21 @@ def improve(
     return best.schedule, best.origin
 
 
-def _shorten_tail(best: _Best, budget: Budget, seed: int) -> None:
+def _start_from(
+    best: Best, policies: Sequence[str], budget: Budget, seed: int, workers: int
+) -> None:
+    """Offer the schedules of policies. On several workers they have a share of the time."""
+    part = budget.part(_ROUTED)
+    for policy in policies:
+        if workers > 1 and best.schedule is not None and part.over:
+            return
+        try:
+            best.offer(simulate(best.instance, policy, best.cost, seed=seed), policy)
+        except OptschedError:
+            continue  # the policy splits no prefill, or does not end
+
+
+def _shorten_tail(best: Best, budget: Budget, seed: int, workers: int) -> None:
     """Look for schedules in which as many requests are quick as a percentile needs.
 
     If so many are within a time, the percentile is at most this time. Bisection starts below the
@@ -339,13 +137,14 @@ def _shorten_tail(best: _Best, budget: Budget, seed: int) -> None:
     share, column = best.objective.name[1:].split("_")
     enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)  # interpolated between two
     if best.schedule is None:
-        best.offer(simulate(instance, "fcfs", best.cost, seed=seed), "fcfs")
+        first = on_workers("fcfs", workers, "least-requests")
+        best.offer(simulate(instance, first, best.cost, seed=seed), first)
     low, high, start = 0.0, best.value, None
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
         found = serve_in_time(
             instance, best.cost, budget.part(_TAIL_SHARE), slos={f"slo_{column}": limit},
-            enough=enough, seed=seed, start=start,
+            enough=enough, seed=seed, start=start, workers=workers,
             tell=lambda one: best.offer(one.schedule, "search"),
         )  # fmt: skip
         high = min(high, best.value)

@@ -11,8 +11,22 @@ from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 
+_LATEST = 4096
+"""Of a longer stretch, only so many of the latest requests may be let go. So the time of a pass
+grows with the number of requests, and not with its square."""
 _LATE = 1e-9
 """A job is late if it ends later than this after its deadline, in seconds."""
+
+
+@njit
+def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -> int:
+    """Note that the machine takes up a job of a deadline. Return how many deadlines are kept."""
+    if m > 0 and np.isnan(after[m - 1]):
+        after[m - 1] = clock
+    while m > 0 and of[m - 1] <= deadline:
+        m -= 1
+    of[m], after[m] = deadline, np.nan
+    return m + 1
 
 
 @njit
@@ -26,16 +40,17 @@ def _pass(
     """
     n, jobs = len(gone), len(release)
     rest = work.copy()
-    begun = np.empty(4 * jobs + 4)  # when the machine took up a job of another deadline
-    of = np.empty(4 * jobs + 4)  # this deadline
+    # Deadlines that the machine worked for, in order of time, without those before a later one, and
+    # when it took up the job that came after them.
+    of, after = np.empty(2 * jobs + 2), np.empty(2 * jobs + 2)
+    latest = np.nan  # the deadline that it works for
     heap = [(0.0, np.int64(0))]
     heap.pop()
     clock, k, m, count = 0.0, 0, 0, 0
     while k < jobs or len(heap) > 0:
         if len(heap) == 0 and release[order[k]] > clock:
-            if m < len(of):
-                begun[m], of[m] = clock, np.inf
-                m += 1
+            m = _took_up(of, after, m, np.inf, clock)
+            latest = np.inf
             clock = release[order[k]]
         while k < jobs and release[order[k]] <= clock:
             j = order[k]
@@ -50,9 +65,9 @@ def _pass(
             continue
         until = release[order[k]] if k < jobs else np.inf
         run = min(rest[j], until - clock)
-        if (m == 0 or of[m - 1] != deadline) and m < len(of):
-            begun[m], of[m] = clock, deadline
-            m += 1
+        if latest != deadline:
+            m = _took_up(of, after, m, deadline, clock)
+            latest = deadline
         clock += run
         rest[j] -= run
         if clock <= deadline + _LATE:
@@ -60,18 +75,19 @@ def _pass(
                 heapq.heappop(heap)
             continue
         since = 0.0
-        for q in range(m - 1, -1, -1):
-            if of[q] > deadline:
-                since = begun[q + 1] if q + 1 < m else clock
-                break
+        if m > 1:  # the last of them is the deadline, those before it are later
+            since = after[m - 2]
         largest, most = int(j % n), 0.0
-        for i in range(n):
-            if gone[i] or release[i] < since - _LATE:
+        for p in range(k - 1, max(-1, k - 1 - 2 * _LATEST), -1):
+            i = order[p]
+            if release[i] < since - _LATE:
+                break
+            if i >= n or gone[i]:
                 continue
             size = work[i] if due[i] <= deadline else 0.0
             size += work[n + i] if due[n + i] <= deadline else 0.0
-            if size > most:
-                largest, most = i, size
+            if size > most or (size == most and i < largest):
+                largest, most = int(i), size
         gone[largest] = True
         count += 1
         done = work[largest] - rest[largest] + work[n + largest] - rest[n + largest]

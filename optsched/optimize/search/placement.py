@@ -132,6 +132,24 @@ def place_in_order(order, arrival, output, base, capacity, since, use, starts): 
 
 
 @njit(nogil=True)
+def place_on_workers(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
+    """Fill in each request's earliest feasible start on any worker, and this worker.
+
+    ``use`` has a row for each worker.
+    """
+    top = 0
+    for i in order:
+        starts[i] = max(top, arrival[i])  # there everything placed has ended
+        for w in range(len(use)):
+            last = starts[i] - 1 if w > 0 else starts[i]
+            k = earliest(use[w], capacity, base[i], output[i], arrival[i], last)
+            if arrival[i] <= k <= last:
+                starts[i], homes[i] = k, w
+        put(use[homes[i]], base[i], output[i], starts[i], 1)
+        top = max(top, starts[i] + output[i])
+
+
+@njit(nogil=True)
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
     """Move every request in turn to its earliest feasible start. Return the rounds gained."""
     gain = 0

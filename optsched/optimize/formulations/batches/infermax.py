@@ -6,6 +6,7 @@
 - `cpsat` does everything else. Only it has arrivals, max TPOT and several objectives.
 - `flow-highs` and `flow-cpsat` solve an independent model of the same optimum, to check A*.
 - `pulp-bigm` is the program of the paper, to be read and exported.
+- `split` solves every set of requests on one worker, for several workers.
 - `search` finds a schedule and a bound for instances that are too large for the others.
 """
 
@@ -17,6 +18,8 @@ from optsched.optimize.formulations.base import Formulation, Task
 from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.batches.problem import SWITCHES
 
+_SPLIT = 6
+"""The max requests whose sets are all solved on one worker, if there are several workers."""
 _EXACT = 100_000
 """The max (requests x output tokens) for which exact methods do better than the offline search."""
 
@@ -28,6 +31,8 @@ def _choose(task: Task) -> str:
     objective.
     """
     instance = task.instance
+    if task.workers > 1:
+        return "split" if instance.n <= _SPLIT else "search"
     large = instance.n * int(instance.output_tokens.sum()) > _EXACT
     if large and len(task.names) == 1 and task.names[0] in SEARCHED:
         return "search"

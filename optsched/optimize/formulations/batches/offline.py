@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import version
 
-from optsched.bounds.base import ANY_INSTANCE, MINORANTS
+from optsched.bounds.base import ANY_INSTANCE, MINORANTS, WORKERS
 from optsched.bounds.tail import TAIL
 from optsched.costs.batch import COEFFICIENTS
 from optsched.judge.evaluate import Evaluation, evaluate
@@ -65,7 +65,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     def search(budget: Budget) -> Answer:
         limit = options.time_limit_s
         bound, origin = lower_bound(
-            task.instance, cost_model=cost, objective=goal, stop=budget.stop,
+            task.instance, cost_model=cost, objective=goal, stop=budget.stop, workers=task.workers,
             time_limit_s=_PATIENT_S if limit is None else _BOUND_SHARE * limit,
         )  # fmt: skip
         bound_s = budget.spent_s
@@ -76,7 +76,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
         try:
             schedule, found_by = improve(
                 task.instance, cost, budget.part(1.0, report), objective=goal,
-                admit=inside, seed=options.seed,
+                admit=inside, seed=options.seed, workers=task.workers,
                 known=[] if options.warm_start is None else [options.warm_start],
             )  # fmt: skip
         except NoIncumbentError as error:
@@ -110,7 +110,7 @@ METHODS = {
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
             # The judge prices the schedules.
-            features=ANY_INSTANCE | MINORANTS | {f"cost.{name}" for name in COEFFICIENTS},
+            features=ANY_INSTANCE | MINORANTS | WORKERS | {f"cost.{name}" for name in COEFFICIENTS},
         )
     }
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.optimize.formulations.base import Answer, Formulation, Method, Task, demands
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.rounds.horizon import (
@@ -27,6 +28,7 @@ from optsched.optimize.formulations.rounds.integer_program import (
 )
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
+from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.instance import Instance
 
@@ -42,6 +44,7 @@ _CPSAT_INTERVALS = 20_000
 _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
 _CPSAT_PROVES = 10
+_HIGHS_ON_WORKERS = 12
 RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
 """The max requests and KV tokens for which the ramp relaxation has few enough states."""
 _SEARCH_ROUNDS = 1 << 27
@@ -73,6 +76,8 @@ def solve_by_highs(
     """
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
+    if task.workers > 1:
+        return solve_on_workers(task, options)
     begin = time.perf_counter()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog)
@@ -146,6 +151,9 @@ def _choose(task: Task) -> str:
     and HiGHS honour limits on batches.
     """
     data = round_data(task.instance)
+    if task.workers > 1:
+        small = task.instance.n <= _HIGHS_ON_WORKERS or task.names != ("tel",)
+        return "highs" if small or demands(task.instance) & SWITCHES else "lns"
     if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
         if _suits_ramp(task.instance):
             return "ramp"
@@ -183,7 +191,11 @@ FORMULATION = Formulation(
     default_objective="tel",
     methods={
         "highs": Method(
-            "time-indexed integer program by HiGHS, as arrays", solve_by_highs, COUNTS, SWITCHES
+            "time-indexed integer program by HiGHS, as arrays",
+            solve_by_highs,
+            COUNTS,
+            SWITCHES,
+            features=ANY_INSTANCE | WORKERS,
         ),
         "cpsat": Method(
             "staircase cumulative with pair separation by CP-SAT",

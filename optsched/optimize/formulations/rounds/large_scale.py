@@ -7,10 +7,21 @@ The Lagrangian dual gives the bound, and a large-neighbourhood search the schedu
 from __future__ import annotations
 
 import sys
+import time
 from importlib.metadata import version
 
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.solvers.base import SolveOptions, Status, run_search
+from optsched.problem.budget import Budget
+from optsched.problem.schedule import runs_on
+
+Ints = NDArray[np.int64]
+STEPS, STEPS_PER_REQUEST = 20_000, 8_000
+"""The steps of the search on several workers if there is no time limit."""
 
 
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
@@ -33,6 +44,8 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     UsageError
         The time axis is too long for an array of rounds, or the instance has limits on batches.
     """
+    if task.workers > 1:
+        return _on_workers(task, options)
     from optsched.optimize.search.anytime import explore
     from optsched.optimize.search.placement import room_of
 
@@ -62,12 +75,53 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     )
 
 
+def _on_workers(task: Task, options: SolveOptions) -> Answer:
+    """Return the best schedule that the search finds on several workers, without a bound."""
+    from optsched.optimize.search.lns import CHUNK, Search, heat_at
+    from optsched.optimize.search.placement import orders, place_on_workers, room_of
+
+    room, n, workers = room_of(task.instance), task.instance.n, task.workers
+    most = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
+
+    def placed(order: Ints) -> tuple[Ints, Ints]:
+        starts, homes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        end = int(room.deadline.max()) + int(room.output.max()) + 2
+        use = np.zeros((workers, end), dtype=np.int64)
+        place_on_workers(
+            order, room.arrival, room.output, room.base, room.capacity, use, starts, homes
+        )
+        return starts, homes
+
+    def search(budget: Budget) -> Search:
+        starts, homes = min(map(placed, orders(room)), key=lambda found: room.tel(found[0]))
+        found = Search(room, starts, seed=options.seed, homes=homes, workers=workers)
+        scale = float(room.output.mean())
+        found.compact()
+        while not budget.over and found.steps < most:
+            share = max(found.steps / most, budget.spent_s / budget.limit_s)
+            found.run(min(CHUNK, most - found.steps), heat_at(min(share, 1.0), scale))
+            budget.tell(incumbent=float(found.best_value))
+        return found
+
+    begin = time.perf_counter()
+    found = run_search(options, search)
+    return Answer(
+        Status.FEASIBLE,
+        runs_on(task.instance, room.real(found.best), found.homes),
+        objective=found.best_value,
+        native_status=f"{found.steps} steps",
+        solve_s=time.perf_counter() - begin,
+        versions={"numba": version("numba")},
+    )
+
+
 METHODS = {
     "hindsight": {
         "lns": Method(
             "Lagrangian dual and large-neighbourhood search, at any scale",
             solve_by_lns,
             ("tel",),
+            features=ANY_INSTANCE | WORKERS,
         )
     }
 }

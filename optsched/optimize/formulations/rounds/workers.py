@@ -1,4 +1,4 @@
-"""The most requests within their SLOs on several equal workers: who runs where, and when.
+"""The hindsight program on several equal workers: who runs where, and when.
 
 The integer program of one worker (`optsched.optimize.formulations.rounds.integer_program`) is
 repeated for each worker, with one row "once" per request over all of them. Last starts are those of
@@ -7,86 +7,81 @@ one worker: what runs on a worker takes no more rounds than all requests togethe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.formulations.base import Task
-from optsched.optimize.formulations.rounds.integer_program import linear_model, program_of
-from optsched.optimize.solvers.base import LinearModel, SolveOptions
-from optsched.policies.routers import check_workers
-from optsched.problem.errors import SolverError
-from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective
-from optsched.problem.schedule import Schedule, from_batches
+from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.formulations.rounds.integer_program import (
+    linear_model,
+    program,
+    program_of,
+)
+from optsched.optimize.formulations.rounds.on_time import as_shares, in_shares
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
+from optsched.problem.schedule import Schedule, runs_on
 
-Ints = NDArray[np.int64]
 
-
-def most_on_workers(
-    instance: Instance,
-    slos: Mapping[str, float] | None = None,
-    workers: int = 2,
-    options: SolveOptions | None = None,
-) -> tuple[int, int, Schedule]:
-    """Return the most requests within their SLOs on several workers, by HiGHS.
+def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
+    """Solve the hindsight program on several workers, by HiGHS.
 
     Parameters
     ----------
-    instance : Instance
+    task : Task
         In rounds. Each request runs without a pause on one worker, whichever the router.
-    slos : mapping of str to float, optional
-        SLOs of every request, in place of the instance's columns of these names.
-    workers : int
-    options : SolveOptions, optional
+    options : SolveOptions
 
     Returns
     -------
-    count : int
-        Requests within their SLOs in the schedule, not counting those that are left to the end.
-    bound : int
-        No schedule has more. It is the count unless a limit ended the work.
-    schedule : Schedule
-        Who is left runs on worker 0 after all others.
+    Answer
+        Requests that are not within their SLOs, if these are counted, run on worker 0 after all
+        others.
 
     Raises
     ------
     UsageError, InfeasibleError
-        See `program_of`; there is no SLO.
-    InputError
-        The number of workers is out of range.
-    SolverError
-        HiGHS found nothing.
+        See `program_of`.
     """
-    from optsched.optimize.solvers.highs import solve_linear_model
+    from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
-    workers = check_workers(workers)
-    goal = Objective("slo_attainment", tuple((slos or {}).items()))
-    prog = program_of(Task(instance, objective=(goal,)))
-    able = prog.last >= prog.data.arrival
+    begun = time.perf_counter()
+    instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
+    # On one worker fewer last starts are of use, since others take up its time.
+    prog = program_of(task) if counted else program(instance, windows=False)
+    if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
+        raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
+    else:
+        model = _repeated(linear_model(prog), instance.n, task.workers)
+        built_s = time.perf_counter() - begun
+        told = in_shares(options, instance.n) if counted else options
+        raw = solve_linear_model(model, told.after(built_s))
+        raw = replace(raw, build_s=built_s + raw.build_s)
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
-    bound = 0
-    if able.any():
-        model = _repeated(linear_model(prog), instance.n, workers)
-        raw = solve_linear_model(model, options or SolveOptions())
-        if raw.values is None or raw.bound is None:
-            raise SolverError(f"solver: found {raw.native_status}; expected an incumbent")
-        bound = int(np.floor(1e-6 - raw.bound))
+    if raw.values is not None:
         before = prog.columns_before
-        for worker, values in enumerate(raw.values.reshape(workers, -1)):
+        for worker, values in enumerate(raw.values.reshape(task.workers, -1)):
             chosen = np.flatnonzero(values[: before[-1]] > 0.5)
             request = np.searchsorted(before, chosen, side="right") - 1
             starts[request] = chosen - before[request] + prog.data.arrival[request]
             place[request] = worker
-    on_time = starts <= prog.last
-    begin = starts + prog.data.shift
-    end = int((begin + instance.output_tokens)[on_time].max(initial=instance.arrival.max()))
-    for i in np.flatnonzero(~on_time).tolist():
-        begin[i] = end
-        end += int(instance.output_tokens[i])
-    return int(on_time.sum()), bound, _schedule(instance, begin, place)
+    schedule: Schedule | None = None
+    objective, bound = raw.objective, raw.bound
+    if counted:
+        objective, bound = as_shares(raw, instance.n)
+    if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
+        begin = starts + prog.data.shift
+        late = starts > prog.last
+        end = int((begin + instance.output_tokens)[~late].max(initial=instance.arrival.max()))
+        for i in np.flatnonzero(late).tolist():
+            begin[i] = end
+            end += int(instance.output_tokens[i])
+        schedule = runs_on(instance, begin, place)
+    return Answer(
+        raw.status, schedule, objective, bound, raw.native_status, raw.build_s, raw.solve_s,
+        versions={"highspy": highs_version()},
+    )  # fmt: skip
 
 
 def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
@@ -110,19 +105,3 @@ def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
         row_lower=rows(model.row_lower),
         row_upper=rows(model.row_upper),
     )
-
-
-def _schedule(instance: Instance, begin: Ints, place: Ints) -> Schedule:
-    """Return the schedule of runs without pauses that begin at these times on these workers."""
-    outputs = instance.output_tokens
-    request = np.repeat(np.arange(instance.n), outputs)
-    step = np.arange(len(request)) - np.repeat(np.cumsum(outputs) - outputs, outputs)
-    tokens = np.where(step == 0, instance.prompt_tokens[request], 1)
-    time, worker = begin[request] + step, place[request]
-    order = np.lexsort((request, worker, time))
-    time, worker = time[order], worker[order]
-    first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
-    return from_batches(
-        np.append(first, len(order)), request[order], tokens[order], instance=instance,
-        start=time[first], worker=worker[first], evict_mode="restart",
-    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Search for schedules of a small sum of latencies on several workers: who runs where, and when.
+
+It begins with the workers of the best schedule known, and alternates between two kinds of steps.
+
+*Order.* Each worker by itself is searched by `optsched.optimize.search.rule_search`.
+
+*Moves.* Requests move to another worker, or two of about the same arrival change places, in many
+places of the trace at once. All workers are served anew, under the parameters that each request
+has. The moves are kept around which the sum of latencies is smaller.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch
+from optsched.policies.base import Job
+from optsched.policies.engine.parts import joined
+from optsched.policies.routers import part_of
+from optsched.problem.budget import Budget
+from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.schedule import from_batches, workers_of
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_ORDER = 0.3
+"""The share of the time left for the order in each turn, and the same for moves."""
+_PLACE = 40
+"""Requests of each worker in a place, where one of them moves."""
+_PATIENCE = 40
+"""Moves end after so many runs in a row without an improvement."""
+
+
+class OnWorkers:
+    """The workers of requests, the parameters of the rule, and the completions they lead to.
+
+    Parameters
+    ----------
+    best : Best
+        It receives what is found.
+    workers : int
+    seed : int
+    """
+
+    def __init__(self, best: Best, workers: int, seed: int) -> None:
+        self.best, self.workers, self.seed = best, workers, seed
+        n = best.instance.n
+        self.order = np.lexsort((np.arange(n), best.instance.release))
+        rank = np.empty(n, dtype=np.int64)
+        rank[self.order] = np.arange(n)
+        self.place = rank // (_PLACE * workers)
+        self.home = rank % workers
+        if best.schedule is not None and best.schedule.worker is not None:
+            self.home = workers_of(best.schedule, n)
+        self.parameters, self.factors = np.zeros((6, n)), np.ones(n)
+        self.finish = np.full(n, np.inf)
+        self.generator = np.random.default_rng(seed)
+
+    def run(self, budget: Budget) -> None:
+        """Take turns until the budget is spent, or a turn brings no improvement.
+
+        Parameters
+        ----------
+        budget : Budget
+        """
+        moves = self.workers > 1 and self.best.objective == TOTAL_LATENCY
+        value, first = np.inf, True
+        while first or not budget.over:
+            self.search_order(budget.part(_ORDER if moves else 1.0))
+            if moves:
+                self.move(budget.part(_ORDER / (1 - _ORDER)))
+            self.offer()
+            if not first and not self.finish.sum() < value:
+                return
+            value, first = float(self.finish.sum()), False
+
+    def mine(self, home: Ints, worker: int) -> Ints:
+        """Return the requests of a worker, by arrival."""
+        return self.order[home[self.order] == worker]
+
+    def searched(self, mine: Ints) -> RuleSearch:
+        """Return the search of the order of some requests, which starts from the present one."""
+        whole = self.best
+        part = Best(whole.instance.subset(mine), whole.cost, whole.objective, None, Budget())
+        found = RuleSearch(part, self.seed)
+        if np.isfinite(self.finish[mine]).all():
+            finish = self.finish[mine] - self.begin(mine)
+            found.chosen = Candidate(self.parameters[:, mine], self.factors[mine], finish)
+        return found
+
+    def begin(self, mine: Ints) -> float:
+        """Return when the first of some requests arrives. Their own clock counts from there."""
+        return float(self.best.instance.release[mine].min())
+
+    def search_order(self, budget: Budget) -> None:
+        """Search the order of each worker, one after another."""
+        for worker in range(self.workers):
+            mine = self.mine(self.home, worker)
+            if not len(mine):
+                continue
+            found = self.searched(mine)
+            found.run(budget.part(1.0 / (self.workers - worker)))
+            self.parameters[:, mine], self.factors[mine] = found.chosen[:2]
+        finish = self.served(self.home)
+        if finish is not None:
+            self.finish = finish
+
+    def served(self, home: Ints) -> Floats | None:
+        """Return when requests complete on these workers; None if the rule serves not all."""
+        finish = np.empty(len(home))
+        for worker in range(self.workers):
+            mine = self.mine(home, worker)
+            if len(mine):
+                found = self.searched(mine)
+                kept = Candidate(self.parameters[:, mine], self.factors[mine], finish[mine])
+                if not found.serve(kept, np.inf):
+                    return None
+                finish[mine] = found.server.finish + self.begin(mine)
+        return finish
+
+    def move(self, budget: Budget) -> None:
+        """Move requests between workers, in many places at once."""
+        stale, apart = 0, 4
+        while not budget.over and stale < _PATIENCE and np.isfinite(self.finish).all():
+            first = int(self.generator.integers(apart))
+            home = self.home.copy()
+            for place in range(first, int(self.place[self.order[-1]]) + 1, apart):
+                self.propose(home, place)
+            region = np.maximum(self.place - first + apart, 0) // apart
+            tried = self.served(home)
+            if tried is not None:
+                gain = np.bincount(region, self.finish - tried)
+                mixed = np.where(gain[region] > 0, home, self.home)
+                both = tried if (mixed == home).all() else self.served(mixed)
+                if both is not None and both.sum() < self.finish.sum():
+                    self.home, self.finish, stale = mixed, both, 0
+                    continue
+            stale += 1
+            apart = min(2 * apart, 256) if stale % 8 == 0 else apart
+
+    def propose(self, home: Ints, place: int) -> None:
+        """Move a request of a place to another worker, in place, or exchange two."""
+        size = _PLACE * self.workers
+        here = self.order[place * size : (place + 1) * size]
+        one = int(self.generator.choice(here))
+        old = int(home[one])
+        new = int((old + 1 + self.generator.integers(self.workers - 1)) % self.workers)
+        there = here[home[here] == new]
+        home[one] = new
+        if len(there) and self.generator.random() < 0.5:
+            home[self.generator.choice(there)] = old
+
+    def offer(self) -> None:
+        """Have the present schedule judged."""
+        whole, parts = self.best, []
+        for worker in range(self.workers):
+            mine = self.mine(self.home, worker)
+            if not len(mine):
+                continue
+            found = self.searched(mine)
+            kept = Candidate(self.parameters[:, mine], self.factors[mine], self.finish[mine])
+            if not found.serve(kept, np.inf):
+                return
+            own = found.best.instance
+            schedule = from_batches(*found.server.columns(), instance=own, evict_mode="recompute")
+            parts.append(part_of(schedule, mine, Job(own, own, whole.cost)))
+        job = Job(whole.instance, whole.instance, whole.cost)
+        whole.offer(joined(job, "recompute", parts), "search")

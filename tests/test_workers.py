@@ -1,0 +1,267 @@
+"""Several equal workers: optima, searches and bounds, against all ways to split the requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import brute_force
+import numpy as np
+import pytest
+from command_line import invoke as run, one_line_error
+from exhaustive_batches import Exhaustive
+from test_batch_bounds import tiny as tiny_batches
+from test_most_in_time import by_brute_force, slos_of, text, tiny
+from test_service_bound import most_by_search, slos_for
+
+from optsched import BatchCost, Instance, evaluate, load_cost_model, simulate, solve, write_instance
+from optsched.bounds import lower_bound
+from optsched.optimize.search.offline import improve
+from optsched.policies import behind_routers, on_workers
+from optsched.problem.budget import Budget
+from optsched.problem.errors import InputError, OptschedError, UsageError
+
+MODEL = "llama2-7b-a100-infermax"
+
+
+def split_in_two(instance: Instance, alone: Callable[[Instance], float], sign: int = 1) -> float:
+    """Return the best sum over two workers, each of which serves its part as well as possible."""
+    everybody, best = np.arange(instance.n), np.inf
+    for bits in range(2 ** (instance.n - 1)):
+        one = (bits >> everybody) & 1 == 1
+        parts = [instance.subset(everybody[who]) for who in (one, ~one) if who.any()]
+        best = min(best, sum(sign * alone(part) for part in parts))
+    return sign * best
+
+
+def check_rounds(seed: int, count: int) -> int:
+    generator, gained = np.random.default_rng(seed), 0
+    for k in range(count):
+        instance, slos = tiny(generator), slos_of(generator)
+        total = split_in_two(instance, lambda part: float(brute_force.brute_force(part, "tel")[0]))
+        most = split_in_two(instance, partial(by_brute_force, slos=slos), -1)
+        method = ("highs", "split")[k % 2]
+        case = (instance.to_dict(), slos, method)
+        found = solve(instance, workers=2, method=method)
+        assert (found.status.value, found.objective, found.bound) == ("optimal", total, total), case
+        judged = evaluate(instance, found.schedule)
+        assert (judged.metrics["tel"], judged.pauses.sum()) == (total, 0)
+        served = solve(instance, workers=2, method=method, objective=text(slos))
+        assert served.status.value == "optimal", case
+        assert round(served.objective * instance.n) == most == round(served.bound * instance.n)
+        one = solve(instance)
+        assert total <= one.objective
+        gained += total < one.objective
+    return gained
+
+
+def test_two_workers_in_rounds_equal_the_best_split() -> None:
+    assert check_rounds(5, 5) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30, 34))
+def test_two_workers_in_rounds_on_two_thousand(seed: int) -> None:
+    check_rounds(seed, 500)
+
+
+def small(generator: np.random.Generator) -> tuple[Instance, BatchCost]:
+    """Return two or three requests with at most five output tokens, and a cost model."""
+    while True:
+        instance, cost = tiny_batches(generator)
+        if instance.n > 1 and int(instance.output_tokens.sum()) <= 5 and instance.kv_capacity <= 6:
+            return instance, cost
+
+
+def least(part: Instance, cost: BatchCost, objective: str) -> float:
+    """Return the least total latency, or the least sum of TTFTs, by exhaustive search."""
+    value = Exhaustive(part, cost).best(objective)[0]
+    return value * (part.n if objective == "mean_ttft" else 1)
+
+
+def check_seconds(seed: int, count: int) -> int:
+    """Compare with exhaustive search, which neither evicts nor waits where SLOs count."""
+    generator, gained = np.random.default_rng(seed), 0
+    for _ in range(count):
+        instance, cost = small(generator)
+        total = split_in_two(instance, partial(least, cost=cost, objective="tel"))
+        found = solve(instance, workers=2, cost_model=cost, objective="tel")
+        case = (instance.to_dict(), dict(cost.coefficients))
+        assert (found.method, found.status.value) == ("split", "optimal")
+        assert found.objective == pytest.approx(total, rel=1e-9), case
+        one = solve(instance, cost_model=cost, objective="tel").objective
+        gained += total < one * (1 - 1e-9)
+        searched, _ = improve(
+            replace(instance, chunked_prefill=True), cost, Budget(0.02), workers=2,
+            policies=("fcfs",), seed=seed,
+        )  # fmt: skip
+        if instance.chunked_prefill:
+            reached = evaluate(instance, searched, cost).metrics["tel"]
+            assert reached >= total * (1 - 1e-9), case
+    return gained
+
+
+def test_two_workers_in_seconds_equal_the_best_split() -> None:
+    assert check_seconds(2, 3) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40, 44))
+def test_two_workers_in_seconds_on_two_thousand(seed: int) -> None:
+    check_seconds(seed, 500)
+
+
+def check_goodput(seed: int, count: int) -> int:
+    generator, equal = np.random.default_rng(seed), 0
+    for _ in range(count):
+        instance, cost = small(generator)
+        typical = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
+        slos = slos_for(generator, typical)
+        most = split_in_two(instance, partial(most_by_search, cost=cost, slos=slos), -1)
+        found = solve(
+            instance, workers=2, cost_model=cost, objective=text(slos), eviction_free=True
+        )
+        case = (instance.to_dict(), dict(cost.coefficients), slos)
+        assert found.status.value == "optimal", case
+        waits = {"slo_tpot", "slo_gap"} & set(slos) and len(set(instance.arrival.tolist())) > 1
+        assert most <= round(found.bound * instance.n), case
+        assert waits or round(found.objective * instance.n) == most, case
+        equal += round(found.objective * instance.n) == most
+    return equal
+
+
+def test_goodput_of_two_workers_in_seconds_equals_the_best_split() -> None:
+    assert check_goodput(3, 5) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50, 54))
+def test_goodput_of_two_workers_by_the_hundred(seed: int) -> None:
+    check_goodput(seed, 150)
+
+
+def test_no_bound_for_workers_exceeds_what_a_schedule_reaches() -> None:
+    generator = np.random.default_rng(8)
+    for _ in range(6):
+        instance = tiny(generator)
+        best = solve(instance, workers=2).objective
+        bound, _ = lower_bound(instance, workers=2, time_limit_s=0.02)
+        assert bound <= best
+        instance, cost = small(generator)
+        for objective in ("tel", "mean_ttft"):  # the sum of TTFTs is n times their mean
+            best = split_in_two(instance, partial(least, cost=cost, objective=objective))
+            bound, _ = lower_bound(instance, workers=2, cost_model=cost, objective=objective)
+            assert bound * (instance.n if objective == "mean_ttft" else 1) <= best * (1 + 1e-9)
+
+
+def test_more_workers_are_never_worse_and_one_is_as_before() -> None:
+    generator = np.random.default_rng(9)
+    for _ in range(6):
+        instance, slos = tiny(generator), slos_of(generator)
+        totals = [solve(instance, workers=w).objective for w in (1, 2, 3)]
+        assert totals == sorted(totals, reverse=True)
+        assert totals[0] == solve(instance).objective
+        most = [solve(instance, workers=w, objective=text(slos)).objective for w in (1, 2, 3)]
+        assert most == sorted(most)
+
+
+def stream(n: int, rate: float) -> Instance:
+    generator = np.random.default_rng(2)
+    return Instance(
+        np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
+        generator.integers(2, 100, n), kv_capacity=60_000, time_unit="second",
+        chunked_prefill=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", ["tel", "slo_attainment:slo_ttft=0.4,slo_tpot=0.05"])
+def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
+    objective: str,
+) -> None:
+    instance = stream(150, 40.0)
+    limits = {"slo_ttft": 0.4, "slo_tpot": 0.05} if ":" in objective else {}
+    metric, sign = objective.partition(":")[0], -1 if limits else 1
+    starts = ("least-work", "fcfs")
+    routed = []
+    for spec in behind_routers(starts, 3):
+        try:
+            judged = evaluate(instance, simulate(instance, spec, MODEL), MODEL, **limits)
+        except OptschedError:
+            continue
+        routed.append(sign * judged.metrics[metric])
+    schedule, origin = improve(
+        instance, MODEL, Budget(3.0), workers=3, objective=objective, policies=starts
+    )
+    found = evaluate(instance, schedule, MODEL, **limits)
+    assert sign * found.metrics[metric] < min(routed)
+    assert (origin, found.workers) == ("search", 3)
+    bound, _ = lower_bound(
+        instance, workers=3, cost_model=load_cost_model(MODEL), objective=objective, time_limit_s=1
+    )
+    assert sign * found.metrics[metric] >= sign * bound
+
+
+def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
+    generator, equal = np.random.default_rng(12), 0
+    for _ in range(12):
+        n = int(generator.integers(2, 7))
+        instance = Instance(
+            generator.integers(0, 4, n), generator.integers(1, 4, n), generator.integers(1, 5, n),
+            kv_capacity=8,
+        )  # fmt: skip
+        best = split_in_two(instance, lambda part: float(brute_force.brute_force(part, "tel")[0]))
+        found = solve(instance, workers=2, method="lns", time_limit_s=0.05)
+        assert evaluate(instance, found.schedule).metrics["tel"] == found.objective >= best
+        equal += found.objective == best
+    assert equal >= 10
+
+
+def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
+    generator = np.random.default_rng(3)
+    n = 400
+    instance = Instance(
+        np.sort(generator.integers(0, 60, n)), generator.integers(1, 60, n),
+        generator.integers(1, 40, n), kv_capacity=300,
+    )  # fmt: skip
+    routed = [
+        evaluate(instance, simulate(instance, spec)).metrics["tel"]
+        for spec in behind_routers(("mc-sf", "fcfs", "least-work"), 3)
+    ]
+    found = solve(instance, workers=3, time_limit_s=2.0)
+    assert (found.method, found.evaluation.workers) == ("lns", 3)
+    assert found.bound <= found.objective < min(routed)
+
+
+def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
+    # M = 3 holds one request at a time: three take 1, 2 and 3 rounds, or 1, 1 and 2 on two workers.
+    monkeypatch.chdir(tmp_path)
+    write_instance(Instance([0] * 3, [2] * 3, [1] * 3, kv_capacity=3), "three.json")
+    shown = run("solve", "three.json", "--workers", 2, "--schedule-out", "s.json", "--json", "-")
+    data = json.loads(shown.stdout)
+    assert (data["objective"], data["bound"], data["status"]) == (4, 4, "optimal")
+    judged = run("evaluate", "three.json", "s.json", "--json", "-")
+    assert json.loads(judged.stdout)["metrics"]["tel"] == 4
+    wrong = run("solve", "three.json", "--workers", 0)
+    assert "workers: found 0; expected an integer from 1" in one_line_error(wrong, 2)
+
+
+def test_what_is_not_for_workers_is_refused() -> None:
+    instance = Instance([0, 0], [1, 1], [1, 1], kv_capacity=3)
+    with pytest.raises(InputError, match="workers: found 0"):
+        solve(instance, workers=0)
+    with pytest.raises(UsageError, match="found cpsat, which cannot do workers; expected highs"):
+        solve(instance, workers=2, method="cpsat")
+    many = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=3)
+    with pytest.raises(UsageError, match="found split for 9 requests; expected at most 8"):
+        solve(many, workers=2, method="split")
+
+
+def test_a_schedule_behind_a_router_is_a_start() -> None:
+    # M = 3 holds one request at a time: four take 1, 2, 3 and 4 rounds on one worker; on two
+    # workers 1, 1, 2 and 2.
+    instance = Instance([0] * 4, [2] * 4, [1] * 4, kv_capacity=3)
+    found = solve(instance, workers=2, warm_start=on_workers("fcfs", 2, "round-robin"))
+    assert (found.objective, found.bound) == (6, 6)
+    assert solve(instance).objective == 10
