@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_states import JOIN, PLACE, ROUND
 from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
@@ -20,7 +21,6 @@ _TOP = 255
 _FEW = 1000  # rows of a layer at first
 _DEEP = 64  # ways to join the clock that one label has at first
 _DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
-_ROUND, _JOIN, _PLACE = 0, 1, 3
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 _NODE, _COST, _CLOCK, _NEED, _NEXT, _ROWS = 0, 1, 2, 3, 4, 5
 
@@ -219,14 +219,14 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, mos
                 onward = node if paths.loop[node] >= 0 and (live > 0 or early) else -1
                 for a in range(paths.first[node], paths.first[node + 1]):
                     v, number = np.int64(paths.target[a]), paths.label[a]
-                    if paths.what[number] == _ROUND:
+                    if paths.what[number] == ROUND:
                         onward = v
-                    elif paths.what[number] == _JOIN and not early:
+                    elif paths.what[number] == JOIN and not early:
                         if depth == len(stack):
                             return _NO_WAY
                         stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, of.clock
                         depth += 1
-                    for k in range(len(left) if paths.what[number] == _PLACE else 0):
+                    for k in range(len(left) if paths.what[number] == PLACE else 0):
                         if not (paths.mask[number] >> np.uint64(k)) & _ONE or left[k] == 0:
                             continue
                         if live + of.peak[k] > of.capacity:

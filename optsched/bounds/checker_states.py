@@ -19,11 +19,17 @@ MAX_CELLS = 600_000_000
 MARGIN = 512
 """Room for the states that one node of the graph before adds."""
 UNKNOWN, REFUSED = -2, -1
+PLACE, ROUND, JOIN, END = 0, -3, -2, -1
+"""What arcs do. All but the first are also columns of `States.after`."""
 _ONE = np.uint64(1)
 
 
 class States(NamedTuple):
-    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0."""
+    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0.
+
+    ``after`` has a column of each symbol of a placement, then `ROUND`, `JOIN` and `END` from the
+    end. A state that may not go there has `REFUSED`, and `UNKNOWN` is not computed yet.
+    """
 
     span: Any
     capacity: Any
@@ -36,9 +42,7 @@ class States(NamedTuple):
     items: Any
     size: Any
     weight: Any
-    before: Any  # the state one round earlier
-    after: Any  # by state and symbol
-    final: Any
+    after: Any
     slots: Any  # a hash table of the multisets
     row: Any  # items to be looked up
     count: Any  # of states
@@ -75,21 +79,23 @@ def _key(row: Any, size: int) -> np.uint64:
 @njit
 def _multiset(size: int, weight: Any, t: States) -> int:
     """Return the number of the state whose items are in ``t.row``."""
-    last = np.uint64(t.slots.shape[0] - 1)
-    at = _key(t.row, size) & last
-    while t.slots[at] >= 0:
-        s = t.slots[at]
-        same = t.size[s] == size
+    slots, items, sizes, row = t.slots, t.items, t.size, t.row
+    last = np.uint64(slots.shape[0] - 1)
+    at = _key(row, size) & last
+    while slots[at] >= 0:
+        s = slots[at]
+        same = sizes[s] == size
         for k in range(size if same else 0):
-            same &= t.items[s, k] == t.row[k]
+            same &= items[s, k] == row[k]
         if same:
             return s
         at = (at + _ONE) & last
     new = t.count[0]
-    t.items[new, :size] = t.row[:size]
-    t.size[new], t.weight[new], t.before[new], t.final[new] = size, weight, UNKNOWN, size == 0
+    items[new, :size] = row[:size]
+    sizes[new], t.weight[new] = size, weight
     t.after[new, :] = UNKNOWN
-    t.slots[at] = new
+    t.after[new, JOIN], t.after[new, END] = new, new if size == 0 else REFUSED
+    slots[at] = new
     t.count[0] += 1
     return new
 
@@ -97,40 +103,40 @@ def _multiset(size: int, weight: Any, t: States) -> int:
 @njit
 def before_round(s: Any, t: States) -> int:
     """Return the state one round earlier."""
-    if t.before[s] == UNKNOWN:
+    if t.after[s, ROUND] == UNKNOWN:
+        items, row, span, floor = t.items[s], t.row, t.span, t.floor
         size = weight = 0
         for k in range(t.size[s]):
-            w = t.items[s, k] % t.span
-            if w > t.floor[t.items[s, k] // t.span]:
-                t.row[size] = t.items[s, k] - 1
+            own, w = divmod(items[k], span)
+            if w > floor[own]:
+                row[size] = items[k] - 1
                 size += 1
                 weight += w - 1
-        t.before[s] = _multiset(size, weight, t)
-    return t.before[s]
+        t.after[s, ROUND] = _multiset(size, weight, t)
+    return t.after[s, ROUND]
 
 
 @njit
 def after_placing(s: Any, g: Any, t: States) -> int:
     """Return the state with one more request of symbol g, or `REFUSED` if no schedule has it."""
-    if t.after[s, g] != UNKNOWN:
-        return t.after[s, g]
     own, peak = t.own[g], t.peak[g]
     found = REFUSED
     if t.weight[s] + peak <= t.capacity:
         if peak < t.floor[own]:
             found = s
         else:
-            new = own * t.span + peak
+            items, row, span, heavy = t.items[s], t.row, t.span, t.heavy[own]
+            new = own * span + peak
             k = t.size[s]
-            while k > 0 and t.items[s, k - 1] > new:
-                t.row[k] = t.items[s, k - 1]
+            while k > 0 and items[k - 1] > new:
+                row[k] = items[k - 1]
                 k -= 1
-            t.row[k] = new
-            t.row[:k] = t.items[s, :k]
+            row[k] = new
+            row[:k] = items[:k]
             rank, right = 0, True
             for k in range(t.size[s], -1, -1):  # the heaviest first
-                if t.row[k] // t.span == own:
-                    right &= rank < t.heavy.shape[1] and t.row[k] % t.span <= t.heavy[own, rank]
+                if row[k] // span == own:
+                    right &= rank < heavy.shape[0] and row[k] % span <= heavy[rank]
                     rank += 1
             if right:
                 found = _multiset(t.size[s] + 1, t.weight[s] + peak, t)
@@ -233,7 +239,8 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
         step *= most + 1
     for j, may in enumerate(allowed):
         t.after[:, j] = np.where(may, number + total[j], REFUSED)
-    t.before[:], t.final[:], t.weight[:] = number, right, 0
+    t.after[:, ROUND], t.after[:, JOIN], t.weight[:] = number, number, 0
+    t.after[:, END] = np.where(right, number, REFUSED)
     t.count[0] = states
     return t
 
@@ -246,12 +253,10 @@ def _tracker(
     for k, g in enumerate(symbol):
         alike[g] |= np.uint64(1 << k)
     none = np.zeros(1, np.int64)
-    size, weight, before = (np.empty(rows, np.int32) for _ in range(3))
     return States(
         span, capacity, np.array(symbol), alike, none, none, none, none.reshape(1, 1),
-        np.empty((rows, width), np.int32), size, weight, before,
-        np.empty((rows, symbols), np.int32),
-        np.empty(rows, np.bool_), np.full(2 << rows.bit_length(), -1, np.int32),
+        np.empty((rows, width), np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32),
+        np.empty((rows, symbols + 3), np.int32), np.full(2 << rows.bit_length(), -1, np.int32),
         np.empty(width + 1, np.int64), np.zeros(1, np.int64),
     )  # fmt: skip
 
@@ -262,7 +267,7 @@ def with_rows(t: States, rows: int) -> States:
         return t
     t = t._replace(
         items=wider(t.items, rows), size=wider(t.size, rows), weight=wider(t.weight, rows),
-        before=wider(t.before, rows), after=wider(t.after, rows), final=wider(t.final, rows),
+        after=wider(t.after, rows),
         slots=np.full(2 << rows.bit_length(), -1, np.int32),
     )  # fmt: skip
     _enter_multisets(t)
