@@ -21,7 +21,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
-from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, refused, sample
+from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, sample
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
@@ -130,6 +130,25 @@ def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
     assert before[0] <= relaxation.bound <= shown.bound  # often lower targets suffice
     finish(relaxation, 100 * needed)
     assert relaxation.bound == shown.bound > before[0]
+
+
+def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
+    relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
+    finish(relaxation, 300)
+    first = [target for target, _ in relaxation.shown]
+    assert first
+    assert first[-1] < relaxation.upper
+    finish(relaxation, 10**6)
+    targets = [target for target, _ in relaxation.shown]
+    assert targets[: len(first)] == first
+    assert targets == sorted(set(targets))
+    assert relaxation.closed
+    # The reach: 100 labels at 20 above the graph's bound, 1000 at 30, so 10,000 at 40.
+    low = relaxation.graph_bound
+    relaxation.shown = [(low + a, Finished(0, None, [b])) for a, b in ((20, 100), (30, 1000))]
+    assert reach(relaxation, 10_000) == low + 40
+    relaxation.shown = []
+    assert reach(relaxation, 10_000) == low
 
 
 def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted() -> None:

@@ -71,12 +71,14 @@ from numpy.typing import NDArray
 from optsched.optimize.ramp.finish_kernel import (
     FULL,
     TOP,
+    Costs,
     Kinds,
     Layer,
     Scratch,
     estimate,
     fill_tables,
     follow,
+    kinds_by_label,
     second_costs,
     swap,
 )
@@ -93,7 +95,7 @@ _TABLE_CHUNK = 200_000
 """The number of nodes whose tables are filled in before the stop flag is looked at."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
-LABELS_PER_S = 50_000
+LABELS_PER_S = 40_000
 """How many labels are made in a second, roughly."""
 _MAX_LABELS = 50_000_000
 """The max number of labels of one target."""
@@ -101,6 +103,9 @@ _FIRST = 4
 """The first target is the bound of the graph and one part in so many of the gap."""
 _AHEAD = 12.0
 """The factor by which labels may grow from one target to the next."""
+_LAST, _MANY = 0.6, 8.0
+"""The next target is the last, and takes this share of the labels left, if they are fewer than so
+many times those of the target before. Else it takes a quarter of them."""
 _NODES_PER_LABEL = 50
 """To prepare the enumeration takes as long for so many nodes as one label takes."""
 _SURE, _DOUBT = 0.05, 1.5
@@ -130,19 +135,20 @@ def counter_tables(
         By node, placed never (0) or once (1), and kind: see the module's text.
     unit : int
     """
-    r, labels = relaxation, relaxation.labels
-    count = int(labels.count[0])
-    value, kind = label_costs(labels.mask, labels.fixed, count, labels.first_mask, -r.pi, r.scale)
-    second = second_costs(labels.mask[:count], kind, -r.pi)
+    r, kinds, mask = relaxation, len(relaxation.copies), relaxation.labels.mask
+    count = int(r.labels.count[0])
+    value, kind = label_costs(mask, r.labels.fixed, count, r.labels.first_mask, -r.pi, r.scale)
+    second = second_costs(mask[:count], kind, -r.pi)
+    start, listed = kinds_by_label(mask[:count])
+    costs = Costs(value, kind, second, start, listed, -r.pi)
     unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
-    out = np.empty((r.graph.nodes, 2, len(r.copies)), dtype=np.uint8)
-    out[-1] = [[0], [TOP]]
+    out = np.empty((r.graph.nodes, 2 * kinds), dtype=np.uint8)
+    out[-1, :kinds], out[-1, kinds:] = 0, TOP
     for last in range(len(out) - 1, 0, -_TABLE_CHUNK):
         if r.stop[0] or (over is not None and over()):
             break
-        first = max(0, last - _TABLE_CHUNK)
-        fill_tables(first, last, paths_of(r), value, second, kind, -r.pi, unit, out)
-    return out, unit
+        fill_tables(max(0, last - _TABLE_CHUNK), last, paths_of(r), costs, unit, out)
+    return out.reshape(-1, 2, kinds), unit
 
 
 def paths_of(relaxation: Relaxation) -> Paths:
@@ -277,30 +283,50 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
-    plain, done = relaxation.graph_bound, [(0, 0.0)]  # targets, logarithms of their labels
-    known: Finished | None = None
-    target = max(relaxation.bound + 1, plain + -(-(relaxation.upper - plain) // _FIRST))
+    plain = relaxation.graph_bound
     while not relaxation.closed:
-        target = min(target, relaxation.upper)
+        shown = relaxation.shown[-1][1] if relaxation.shown else None
+        if shown is None:
+            target = plain + -(-(relaxation.upper - plain) // _FIRST)
+        else:
+            before = max(2, sum(shown.labels))
+            room = min(_AHEAD * before, _LAST * most if most < _MANY * before else most / 4)
+            if room < before:
+                return
+            target = reach(relaxation, room)
+        target = min(max(target, relaxation.bound + 1), relaxation.upper)
         part = relaxation.fork()
         part.upper = target
         part.prune()
         most -= part.graph.nodes / _NODES_PER_LABEL
         if most < 1:
             return
-        shown = enumerate_below(part, int(min(most, _MAX_LABELS)), like=known, over=over)
+        shown = enumerate_below(part, int(min(most, _MAX_LABELS)), like=shown, over=over)
         if shown is None:
             return
+        relaxation.shown.append((target, shown))
         relaxation.enumerated(shown.bound, shown.starts)
-        labels = max(2, sum(shown.labels))
-        most -= labels
-        done.append((target - plain, math.log(labels)))
-        (near, few), (far, many) = done[-2:]
-        slope = max(many - few, 1.0) / max(far - near, 1)
-        room = min(most / 2, _AHEAD * labels)
-        if room < labels:
-            return
-        known, target = shown, target + max(1, int(math.log(room / labels) / slope))
+        most -= sum(shown.labels)
+
+
+def reach(relaxation: Relaxation, labels: float) -> int:
+    """Return the target that so many labels are expected to prove, from those proved.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+        Nothing is expected beyond its graph's bound before a target has been proved.
+    labels : float
+    """
+    points = [(relaxation.graph_bound, 0.0)]
+    points += [(to, math.log(max(2, sum(f.labels)))) for to, f in relaxation.shown[-2:]]
+    (near, few), (far, many) = points[0], points[-1]
+    if len(points) > 2:
+        near, few = points[-2]
+    if far <= near or labels < 2:
+        return far
+    slope = max(many - few, 1.0) / (far - near)
+    return far + max(1, int((math.log(labels) - many) / slope))
 
 
 def sample(

@@ -51,6 +51,17 @@ class Layer(NamedTuple):
     count: Any  # rows; rows kept
 
 
+class Costs(NamedTuple):
+    """What the labels of a graph cost, and the kinds that they may place."""
+
+    value: Any  # the least cost of each label
+    kind: Any  # the kind that has it
+    second: Any  # the least cost of its other kinds
+    start: Any  # where the label's kinds start in ``kinds``
+    kinds: Any
+    cost: Any  # of each kind
+
+
 class Scratch(NamedTuple):
     """The tables, a hash table of the keys of a layer, and what following one label needs."""
 
@@ -66,50 +77,63 @@ class Scratch(NamedTuple):
 
 @njit(nogil=True)
 def fill_tables(
-    first: int, last: int, graph: Paths, value: Any, second: Any, kind: Any, cost: Any, unit: int,
-    out: Any
+    first: int, last: int, graph: Paths, labels: Costs, unit: int, out: Any
 ) -> None:  # fmt: skip
     """Fill in the tables of single counters for the nodes ``last - 1`` down to ``first``.
 
-    ``value`` is the least cost of each label and ``kind`` has it; ``second`` is the least cost of
-    the label's other kinds.
+    A row of ``out`` holds the bytes of all kinds placed never, then those of all kinds placed once.
+    Each arc adds what it costs above the node's plain cost, in units and rounded down.
     """
-    kinds = cost.shape[0]
-    never = np.empty(kinds, dtype=np.int32)
-    once = np.empty(kinds, dtype=np.int32)
-    step = np.int32(unit)
-    most = np.int32(TOP * unit)
+    kinds = labels.cost.shape[0]
+    row = np.empty(2 * kinds, dtype=np.uint8)
     for u in range(last - 1, first - 1, -1):
-        never[:] = most
-        once[:] = most
+        row[:] = TOP
         here = np.int64(graph.backward[u])
         for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
             v, label = graph.arc_target[a], graph.arc_label[a]
             more = np.int64(graph.backward[v]) - here
-            if here >= INFINITE or graph.backward[v] >= INFINITE or more + value[label] >= most:
+            least = more + labels.value[label]
+            if here >= INFINITE or graph.backward[v] >= INFINITE or least >= TOP * unit:
                 continue
-            add = np.int32(more + value[label])
-            best = kind[label]
+            best = labels.kind[label]
             if best >= 0:
-                other = min(more + second[label], np.int64(most))
-                without = min(np.int64(never[best]), other + step * np.int64(out[v, 0, best]))
-                later = min(np.int64(once[best]), other + step * np.int64(out[v, 1, best]))
-            for k in range(kinds):
-                never[k] = min(never[k], add + step * np.int32(out[v, 0, k]))
-                once[k] = min(once[k], add + step * np.int32(out[v, 1, k]))
+                other = (more + labels.second[label]) // unit
+                without = min(np.int64(row[best]), other + out[v, best])
+                later = min(np.int64(row[kinds + best]), other + out[v, kinds + best])
+            add = np.uint8(least // unit)
+            room = np.uint8(TOP - add)
+            for j in range(2 * kinds):  # in bytes, so that it is done for many kinds at once
+                entry = out[v, j]
+                entry = room if entry > room else entry
+                entry = np.uint8(entry + add)
+                row[j] = entry if entry < row[j] else row[j]
             if best >= 0:
-                never[best], once[best] = without, later
-                bits = graph.mask[label]
-                k = 0
-                while bits != _ZERO:
-                    if bits & _ONE:
-                        now = more + cost[k] + step * np.int64(out[v, 0, k])
-                        once[k] = min(np.int64(once[k]), now)
-                    bits >>= _ONE
-                    k += 1
-        for k in range(kinds):
-            out[u, 0, k] = never[k] // step
-            out[u, 1, k] = once[k] // step
+                row[best], row[kinds + best] = without, later
+                for i in range(labels.start[label], labels.start[label + 1]):
+                    k = labels.kinds[i]
+                    now = (more + labels.cost[k]) // unit + out[v, k]
+                    row[kinds + k] = min(np.int64(row[kinds + k]), now)
+        out[u] = row
+
+
+@njit(nogil=True)
+def kinds_by_label(mask: Any) -> Any:
+    """Return where the kinds of each label start, and these kinds."""
+    start = np.zeros(mask.shape[0] + 1, dtype=np.int64)
+    for label in range(mask.shape[0]):
+        start[label + 1] = start[label]
+        bits = mask[label]
+        while bits != _ZERO:
+            bits &= bits - _ONE
+            start[label + 1] += 1
+    kinds = np.empty(start[-1], dtype=np.uint8)
+    for label in range(mask.shape[0]):
+        at = start[label]
+        for k in range(64 if mask[label] else 0):
+            if (mask[label] >> np.uint64(k)) & _ONE:
+                kinds[at] = k
+                at += 1
+    return start, kinds
 
 
 @njit(nogil=True)
@@ -204,10 +228,12 @@ def _enter(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
     row = slots[at]
     wanted = True
     while row >= 0 and wanted:
-        if layer.kept[row] and _left_alike(row, new, -1, -1, layer):
+        if layer.kept[row]:
             if _dominates(row, new, m, layer, kinds.clock):
-                wanted = False
-            elif _dominates(new, row, m, layer, kinds.clock):
+                wanted = not _left_alike(row, new, -1, -1, layer)
+            elif _dominates(new, row, m, layer, kinds.clock) and _left_alike(
+                row, new, -1, -1, layer
+            ):
                 layer.kept[row] = False
                 layer.count[1] -= 1
         row = layer.after[row]

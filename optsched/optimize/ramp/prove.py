@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.finish import LABELS_PER_S, finish, sample
+from optsched.optimize.ramp.finish import LABELS_PER_S, finish, reach, sample
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
@@ -64,14 +64,17 @@ _CLOCK_PART = 0.03
 """The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
 """After each level, annealing tries one order per so many arcs: a tenth of the level's time."""
+_FIRST_ORDERS = 2_000_000
+"""The max number of orders that annealing tries before the first graph."""
 _HELPED = 10
 """The divisor of the first thread's orders if a second thread looks for schedules too."""
 _CLOSE = 0.025
 """Below this gap to the target schedules are enumerated, until there are too many labels."""
 _LABELS, _NODES_PER_LABEL = 3_000, 20
 """There may be so many labels, and one more per so many nodes that the graph was built with."""
-_WIDTH = 300
-"""The width of a layer when a share of the labels is followed to find a schedule."""
+_WIDTH, _NODES_PER_WIDTH = 300, 10_000
+"""The min width of a layer when a share of the labels is followed to find a schedule. It is one per
+so many nodes in larger graphs, where tables take longer than labels."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -164,7 +167,7 @@ def prove(
     # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
     orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
     if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
-        _prove(proof, annealing, min(orders, MOST_ORDERS), None, deadline, stop, tell, gap)
+        _prove(proof, annealing, min(orders, _FIRST_ORDERS), None, deadline, stop, tell, gap)
         return proof
     with Helper(annealing, deadline, stop, tell) as helper:
         _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, deadline, helper.halt, tell, gap)
@@ -292,14 +295,20 @@ def _refine(
     first_raise, start = 0, clock()
 
     def lower(nodes: float) -> bool:
-        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving."""
+        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving.
+
+        It is not if enumeration of the present graph should reach it in the time that is left.
+        """
         nonlocal climb, first_raise
+        relaxation = climb.relaxation
+        if climb is base:
+            first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
+        target = relaxation.target(nodes)
+        labels = LABELS_PER_S * (deadline - clock()) / 2 if timely < budget else 0.0
+        if target <= max(proof.bound, reach(relaxation, labels)):
+            return False
         if climb is base:
             climb = base.fork()
-            first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
-        target = climb.relaxation.target(nodes)
-        if target <= proof.bound:
-            return False
         climb.relaxation.offer(target)
         climb.relaxation.prune()
         return True
@@ -315,12 +324,12 @@ def _refine(
             if relaxation.graph.nodes > _LARGE:
                 relaxation.prune()
             large = relaxation.graph.nodes > _LARGE
-            middle = (relaxation.bound + relaxation.upper + 1) // 2
+            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
             relaxation.ascend(until=middle if large else None)
             update(relaxation)
             if over() or relaxation.closed:
                 return
-            if not large or relaxation.bound < middle:
+            if not large or relaxation.graph_bound < middle:
                 break
         if nodes >= _LARGE:
             rate = nodes / (clock() - start)
@@ -337,7 +346,9 @@ def _refine(
         """Enumerate a graph: a part of the labels first, for a good schedule, then targets."""
         relaxation = climb.relaxation
         if relaxation.upper >= annealing.value and not relaxation.counted:
-            starts = sample(relaxation, _WIDTH, over)
+            starts = sample(
+                relaxation, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH), over
+            )
             if starts is not None:
                 annealing.offer(starts)
             update(relaxation)

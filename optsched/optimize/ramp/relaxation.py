@@ -147,6 +147,8 @@ class Relaxation:
         The starts of the schedules that paths turned out to be.
     levels : list of Level
         The chain that proves `bound`, up to the level that reached it.
+    shown : list of (int, optsched.optimize.ramp.finish.Finished)
+        The targets that were proved by enumeration of the present graph, and what it showed.
 
     Raises
     ------
@@ -191,6 +193,7 @@ class Relaxation:
         self.pi = self._clipped(weights * self.scale)
         self.levels: list[Level] = []
         self.found: list[NDArray[np.int64]] = []
+        self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
         self.violation = np.ones(len(self.copies))
         self.evaluations = 0
@@ -291,7 +294,7 @@ class Relaxation:
             labels, mask=labels.mask.copy(), fixed=labels.fixed.copy(), slots=labels.slots.copy(),
             count=labels.count.copy(),
         )  # fmt: skip
-        other.counted, other.found = set(self.counted), []
+        other.counted, other.found, other.shown = set(self.counted), [], list(self.shown)
         other._chain, other._paths = list(self._chain), list(self._paths)
         return other
 
@@ -378,7 +381,7 @@ class Relaxation:
             stop=self.stop,
         )
         self._chain.append(level)
-        self._deleted = False
+        self._deleted, self.shown = False, []
         self.graph = graph
         if graph is None:
             self._prove(self.upper)
@@ -482,7 +485,7 @@ class Relaxation:
         Parameters
         ----------
         until : int, optional
-            The bound at which to stop, in rounds. Default: `upper`.
+            The `graph_bound` at which to stop, in rounds. Default: `upper`.
         evaluations : int
             The max number of evaluations of the graph.
         tolerance : float
@@ -508,7 +511,7 @@ class Relaxation:
         bundle.add(*self._piece(path))
         self._note(best)
         for _ in range(evaluations):
-            if self.closed or self.stop[0] or (until is not None and self.bound >= until):
+            if self.closed or self.stop[0] or (until is not None and self.graph_bound >= until):
                 break
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
