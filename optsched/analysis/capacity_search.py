@@ -198,7 +198,8 @@ class CapacitySearch:
                 raise _StoppedError
             instance, workers = self.asked.at(self.instance, value)
             served = serve_in_time(
-                instance, self.cost, budget.part(1.0 if self.asked.auto else _TRY), enough=self.need, seed=self.asked.seed,
+                instance, self.cost, budget.part(1.0 if self.asked.auto else _TRY),
+                enough=self.need, seed=self.asked.seed,
                 start=None if self.asked.auto else known, workers=workers,
             )  # fmt: skip
             found[value] = 0 if served is None else served.total
