@@ -93,11 +93,12 @@ def check_seconds(seed: int, count: int) -> int:
     for _ in range(count):
         instance, cost = small(generator)
         total = split_in_two(instance, partial(least, cost=cost, objective="tel"))
-        found = solve(instance, workers=2, cost_model=cost, objective="tel")
+        told = {"cost_model": cost, "objective": "tel", "time_limit_s": None}
+        found = solve(instance, workers=2, **told)
         case = (instance.to_dict(), dict(cost.coefficients))
         assert (found.method, found.status.value) == ("split", "optimal")
         assert found.objective == pytest.approx(total, rel=1e-9), case
-        one = solve(instance, cost_model=cost, objective="tel").objective
+        one = solve(instance, **told).objective
         gained += total < one * (1 - 1e-9)
         searched, _ = improve(
             replace(instance, chunked_prefill=True), cost, Budget(0.02), workers=2,
@@ -127,13 +128,14 @@ def check_goodput(seed: int, count: int) -> int:
         slos = slos_for(generator, typical)
         most = split_in_two(instance, partial(most_by_search, cost=cost, slos=slos), -1)
         found = solve(
-            instance, workers=2, cost_model=cost, objective=text(slos), eviction_free=True
-        )
+            instance, workers=2, cost_model=cost, objective=text(slos), eviction_free=True,
+            time_limit_s=None,
+        )  # fmt: skip
         case = (instance.to_dict(), dict(cost.coefficients), slos)
         assert found.status.value == "optimal", case
         one, longer = (
             solve(instance, workers=w, cost_model=cost, objective=text(limits), method=method,
-                  eviction_free=True).objective
+                  eviction_free=True, time_limit_s=None).objective
             for w, limits, method in ((1, slos, "cpsat"), (2, more(slos), "split"))
         )  # fmt: skip
         assert one <= found.objective <= longer, case
