@@ -94,7 +94,7 @@ one = optsched.capacity(traffic, policies, cost_model=gpu, tolerance=0.03, **pro
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in one.rows}, one.bound_points,
-    attainment=one.attainment, impossible=one.impossible, ax=ax,
+    attainment=one.question.attainment, impossible=one.impossible, ax=ax,
 )  # fmt: skip
 ax.set_xlim(0, 1.3 * one.impossible);
 
@@ -153,7 +153,7 @@ fleet = optsched.capacity(
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in fleet.rows}, fleet.bound_points,
-    attainment=fleet.attainment, xlabel="GPUs", ax=ax,
+    attainment=fleet.question.attainment, xlabel="GPUs", ax=ax,
 )  # fmt: skip
 ax.xaxis.get_major_locator().set_params(integer=True);
 

@@ -16,7 +16,17 @@ from test_batch_bounds import tiny as tiny_batches
 from test_most_in_time import by_brute_force, slos_of, text, tiny
 from test_service_bound import most_by_search, slos_for
 
-from optsched import BatchCost, Instance, evaluate, load_cost_model, simulate, solve, write_instance
+from optsched import (
+    BatchCost,
+    Instance,
+    Result,
+    Schedule,
+    evaluate,
+    load_cost_model,
+    simulate,
+    solve,
+    write_instance,
+)
 from optsched.bounds import lower_bound
 from optsched.optimize.search.offline import improve
 from optsched.policies import behind_routers, on_workers
@@ -36,6 +46,10 @@ def split_in_two(instance: Instance, alone: Callable[[Instance], float], sign: i
     return sign * best
 
 
+def more(slos: dict[str, float]) -> dict[str, float]:
+    return {name: 1.5 * limit for name, limit in slos.items()}
+
+
 def check_rounds(seed: int, count: int) -> int:
     generator, gained = np.random.default_rng(seed), 0
     for k in range(count):
@@ -51,6 +65,8 @@ def check_rounds(seed: int, count: int) -> int:
         served = solve(instance, workers=2, method=method, objective=text(slos))
         assert served.status.value == "optimal", case
         assert round(served.objective * instance.n) == most == round(served.bound * instance.n)
+        longer = solve(instance, workers=2, method="highs", objective=text(more(slos)))
+        assert served.objective <= longer.objective, case
         one = solve(instance)
         assert total <= one.objective
         gained += total < one.objective
@@ -58,7 +74,7 @@ def check_rounds(seed: int, count: int) -> int:
 
 
 def test_two_workers_in_rounds_equal_the_best_split() -> None:
-    assert check_rounds(5, 5) > 1
+    assert check_rounds(5, 4) > 0
 
 
 @pytest.mark.slow
@@ -87,11 +103,12 @@ def check_seconds(seed: int, count: int) -> int:
     for _ in range(count):
         instance, cost = small(generator)
         total = split_in_two(instance, partial(least, cost=cost, objective="tel"))
-        found = solve(instance, workers=2, cost_model=cost, objective="tel")
+        told = {"cost_model": cost, "objective": "tel", "time_limit_s": None}
+        found = solve(instance, workers=2, **told)
         case = (instance.to_dict(), dict(cost.coefficients))
         assert (found.method, found.status.value) == ("split", "optimal")
         assert found.objective == pytest.approx(total, rel=1e-9), case
-        one = solve(instance, cost_model=cost, objective="tel").objective
+        one = solve(instance, **told).objective
         gained += total < one * (1 - 1e-9)
         searched, _ = improve(
             replace(instance, chunked_prefill=True), cost, Budget(0.02), workers=2,
@@ -113,27 +130,56 @@ def test_two_workers_in_seconds_on_two_thousand(seed: int) -> None:
     check_seconds(seed, 500)
 
 
-def check_goodput(seed: int, count: int) -> int:
-    generator, equal = np.random.default_rng(seed), 0
+def check_goodput(seed: int, count: int) -> tuple[int, int]:
+    """Return how often exhaustive search, and the offline search, reach the optimum.
+
+    Limits are often met exactly, so that counts have 1e-9 of them to spare.
+    """
+    generator, equal, searched = np.random.default_rng(seed), 0, 0
     for _ in range(count):
         instance, cost = small(generator)
         typical = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
         slos = slos_for(generator, typical)
-        most = split_in_two(instance, partial(most_by_search, cost=cost, slos=slos), -1)
-        found = solve(
-            instance, workers=2, cost_model=cost, objective=text(slos), eviction_free=True
-        )
+        spare = {name: limit * (1 + 1e-9) for name, limit in slos.items()}
         case = (instance.to_dict(), dict(cost.coefficients), slos)
-        assert found.status.value == "optimal", case
+
+        def within(
+            schedule: Schedule, instance: Instance = instance, cost: BatchCost = cost,
+            spare: dict[str, float] = spare,
+        ) -> int:  # fmt: skip
+            judged = evaluate(instance, schedule, cost, **spare)
+            return round((judged.metrics["slo_attainment"] or 0.0) * instance.n)
+
+        def optimum(
+            limits: dict[str, float], workers: int = 2, instance: Instance = instance,
+            cost: BatchCost = cost,
+        ) -> Result:  # fmt: skip
+            return solve(
+                instance, workers=workers, cost_model=cost, objective=text(limits),
+                method="cpsat" if workers == 1 else "split", eviction_free=True, time_limit_s=None,
+            )  # fmt: skip
+
+        most = split_in_two(instance, partial(most_by_search, cost=cost, slos=slos), -1)
+        found = optimum(slos)
+        reached, bound = within(found.schedule), round(found.bound * instance.n)
         waits = {"slo_tpot", "slo_gap"} & set(slos) and len(set(instance.arrival.tolist())) > 1
-        assert most <= round(found.bound * instance.n), case
-        assert waits or round(found.objective * instance.n) == most, case
-        equal += round(found.objective * instance.n) == most
-    return equal
+        assert most <= reached if waits else most == reached, case
+        assert reached == bound, case
+        assert optimum(slos, 1).bound <= found.bound <= optimum(more(slos)).bound, case
+        equal += reached == most
+        schedule, _ = improve(
+            instance, cost, Budget(0.05), workers=2, objective=text(slos), policies=("fcfs",)
+        )
+        if not evaluate(instance, schedule, cost).evictions.any():
+            assert within(schedule) <= bound, case
+            searched += within(schedule) == bound
+    return equal, searched
 
 
 def test_goodput_of_two_workers_in_seconds_equals_the_best_split() -> None:
-    assert check_goodput(3, 5) >= 4
+    equal, searched = check_goodput(3, 3)
+    assert equal >= 2
+    assert searched >= 2
 
 
 @pytest.mark.slow
@@ -158,7 +204,7 @@ def test_no_bound_for_workers_exceeds_what_a_schedule_reaches() -> None:
 
 def test_more_workers_are_never_worse_and_one_is_as_before() -> None:
     generator = np.random.default_rng(9)
-    for _ in range(6):
+    for _ in range(3):
         instance, slos = tiny(generator), slos_of(generator)
         totals = [solve(instance, workers=w).objective for w in (1, 2, 3)]
         assert totals == sorted(totals, reverse=True)

@@ -197,10 +197,10 @@ class CapacitySearch:
             if budget.over:
                 raise _StoppedError
             instance, workers = self.asked.at(self.instance, value)
+            auto = self.asked.auto
             served = serve_in_time(
-                instance, self.cost, budget.part(1.0 if self.asked.auto else _TRY),
-                enough=self.need, seed=self.asked.seed,
-                start=None if self.asked.auto else known, workers=workers,
+                instance, self.cost, budget.part(1.0 if auto else _TRY), enough=self.need,
+                seed=self.asked.seed, start=None if auto else known, workers=workers,
             )  # fmt: skip
             found[value] = 0 if served is None else served.total
             self._tell(OFFLINE, value, found[value])
