@@ -2,7 +2,9 @@
 
     python benchmarks/small_scale.py proofs [--seeds 0 1 ...]
     python benchmarks/small_scale.py gaps --limits 60 300 [--seeds 0 1 ...]
+    python benchmarks/small_scale.py checks --limits 60 [--seeds 0 1 ...]
 
+`checks` has the bounds of `gaps`, and the CPU time in which their certificates are checked.
 One process, ``--threads`` threads (2). The clock, for limits and results, is wall time. With
 ``--cpu`` it is the CPU time of the process over the number of threads, for machines that others
 use: it says what an idle machine would take. A run of ``gaps`` lasts for the longest
@@ -23,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_parts import Rejected
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate
 
@@ -57,7 +61,7 @@ class ClockTimer(threading.Thread):
 
 
 def run(
-    name: str, n: int, seed: int, limit: float, threads: int
+    name: str, n: int, seed: int, limit: float, threads: int, check: bool
 ) -> tuple[dict[str, Any], list[tuple[float, Any, Any]]]:
     """Solve one instance, at most ``limit`` seconds of the clock.
 
@@ -94,6 +98,12 @@ def run(
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     known.append((0.0 if not known else known[-1][0], result.bound, result.objective))
+    used = time.process_time()
+    try:
+        row["checked"] = check_certificate(instance, result.certificate) if check else None
+    except Rejected as error:
+        row["checked"] = str(error)
+    row["check_cpu_s"] = round(time.process_time() - used, 3)
     return row, known
 
 
@@ -142,10 +152,25 @@ def gaps(args: argparse.Namespace) -> None:
             )
 
 
+def checks(args: argparse.Namespace) -> None:
+    print("| model | n | seed | bound | gap | checked | CPU s of the check |")
+    print("|---|---|---|---|---|---|---|")
+    longest = max(args.limits)
+    for name in args.models:
+        for seed in args.seeds:
+            size = SIZES[(7 * seed) % len(SIZES)]
+            row, at = record(args, [longest], name, size, seed, longest)
+            print(
+                f"| {name} | {size} | {seed} | {row['bound']} | {100 * at[longest]:.2f} % "
+                f"| {row['checked']} | {row['check_cpu_s']:.1f} |",
+                flush=True,
+            )
+
+
 def record(
     args: argparse.Namespace, limits: list[float], *what: Any
 ) -> tuple[dict[str, Any], dict[float, float]]:
-    row, known = run(*what, args.threads)
+    row, known = run(*what, args.threads, args.table == "checks")
     at = {limit: gap_at(known, limit) for limit in limits}
     if args.jsonl:
         with Path(args.jsonl).open("a") as file:
@@ -155,7 +180,7 @@ def record(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=("proofs", "gaps"))
+    parser.add_argument("table", choices=("proofs", "gaps", "checks"))
     parser.add_argument("--seeds", type=int, nargs="+", default=range(20))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--limits", type=float, nargs="+", default=[60.0])
@@ -172,11 +197,8 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {versions}; {platform.machine()}", end="")
     print(f", {args.threads} threads\n")
     for name in MODELS:
-        solve(generate(name, seed=99, n=8), method="ramp", time_limit_s=600)
-    if args.table == "proofs":
-        proofs(args)
-    else:
-        gaps(args)
+        run(name, 14, 99, 600.0, args.threads, args.table == "checks")
+    {"proofs": proofs, "gaps": gaps, "checks": checks}[args.table](args)
 
 
 if __name__ == "__main__":

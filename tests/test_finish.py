@@ -373,6 +373,37 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
     assert rejected > 40 * chains
 
 
+@pytest.mark.parametrize(
+    "turns", [range(60, 80), pytest.param(range(4000), marks=pytest.mark.slow)], ids=str
+)
+def test_deletion_leaves_one_of_the_best_schedules(
+    turns: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Coarse graphs with any multipliers, so that schedules share nodes and labels delete others.
+    # Both twins find one of the optimal schedules below optimum + 1, and none below the optimum.
+    # In turn 69 the readable one finds none if a shorter output may delete a longer one.
+    for turn in turns:
+        rng = np.random.default_rng([9, turn])
+        instance = tiny_instance(rng, turn, 6)
+        for jobs in periods(instance):
+            part = instance.subset(jobs.index)
+            optimum, _ = brute_force_tel(part)
+            relaxation = Relaxation(jobs, optimum + 50)
+            pi = (relaxation.pi * rng.uniform(0, 1.5)).astype(int)[relaxation.kind_of]
+            floors = jobs.first_kv + rng.integers(0, 5)
+            levels = [Level(floors, [], pi), Level(None, [], None)]
+            clock = int(rng.integers(relaxation.clock > 0, relaxation.clock + 1))
+            for few in (0, 10**6):
+                monkeypatch.setattr(checker_ramp, "FEW", few)
+                for value in (optimum, optimum + 1):
+                    leaf = ramp_leaf([(jobs, value, relaxation.scale, clock, levels)])
+                    if value == optimum:
+                        assert check_ramp(columns_of(part), leaf) == optimum, instance.to_dict()
+                    else:
+                        with pytest.raises(Rejected, match="found a schedule below"):
+                            check_ramp(columns_of(part), leaf)
+
+
 def test_a_node_with_more_states_than_arrays_hold_is_checked() -> None:
     # M = 854 holds two of 13 requests of 300 to 427 tokens. After two placements 128 x 129 / 2 =
     # 8,256 multisets of two are met, and the arrays of a level have room for 8,192 nodes at first.

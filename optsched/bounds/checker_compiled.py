@@ -89,6 +89,33 @@ def _costs_to_end(graph: Graph, price: Any) -> Any:
 
 
 @njit
+def _pruned(graph: Graph, price: Any, rest: Any, cutoff: int) -> Any:
+    """Return the graph of the paths that cost at most the cutoff, and the costs to its end.
+
+    What is least from the start to an arc, the arc and the rest are added up. Of a node that is
+    kept, a cheapest path to the end is kept too.
+    """
+    begin = np.full(len(rest), NEVER, np.int64)
+    number = np.empty(len(rest), np.int32)
+    into, loop, least = np.zeros(len(rest) + 1, np.int64), graph.loop.copy(), rest.copy()
+    source, label = np.empty_like(graph.source), np.empty_like(graph.label)
+    begin[0] = nodes = arcs = 0
+    for v in range(len(rest)):
+        for a in range(graph.into[v], graph.into[v + 1] if rest[v] < NEVER else 0):
+            u = graph.source[a]
+            if begin[u] < NEVER and begin[u] + price[graph.label[a]] + rest[v] <= cutoff:
+                begin[v] = min(begin[v], begin[u] + price[graph.label[a]])
+                source[arcs], label[arcs] = number[u], graph.label[a]
+                arcs += 1
+        if begin[v] < NEVER:
+            number[v], loop[nodes], least[nodes] = nodes, graph.loop[v], rest[v]
+            nodes += 1
+            into[nodes] = arcs
+    kept = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
+    return kept, least[:nodes], begin[-1] < NEVER
+
+
+@njit
 def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
     price = np.empty((len(mask), 3), np.int64)
     for label in range(len(mask)):
@@ -257,7 +284,11 @@ class Compiled:
         """Return whether no schedule costs at most the cutoff."""
         from optsched.bounds.checker_enumerate import none_left
 
-        graph, nodes = self.graph, len(self.graph.loop)
-        target = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(graph.into))
-        outward = sorted_by(graph.source, nodes, target, graph.label)
-        return none_left(self, outward, pi, unit, cutoff, self._budget)
+        price = self.prices(pi, unit)
+        kept, self.rest, ends = _pruned(self.graph, price[:, 0], self.rest, cutoff)
+        if not ends:
+            return True
+        self.graph, nodes = kept, len(kept.loop)
+        target = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(kept.into))
+        outward = sorted_by(kept.source, nodes, target, kept.label)
+        return none_left(self, outward, price, pi, unit, cutoff, self._budget)

@@ -1,7 +1,8 @@
 """Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker_labels`.
 
 Numbers stay below 2**60 (`optsched.bounds.checker_compiled.fits`). A layer has at most `MAX_LABELS`
-labels in at most `MAX_BYTES`.
+labels in at most `MAX_BYTES`. Of the kinds that are larger than one, only the nearest that is left
+is tried instead of it. So some labels stay that the twin deletes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Of(NamedTuple):
     peak: Any
     output: Any
     ready: Any
+    larger: Any  # by kind, those at least as large, the nearest first, then -1
     sign: Any
     capacity: Any
     clock: Any
@@ -135,29 +137,41 @@ def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
     return right
 
 
+@njit
+def _slot(key: Any, keys: Any, slots: Any) -> Any:
+    """Return the slot of the labels with a key, or the empty one where it belongs."""
+    last = np.uint64(len(slots) - 1)
+    at = (key >> np.uint64(7)) & last
+    while slots[at] >= 0 and keys[slots[at]] != key:
+        at = (at + _ONE) & last
+    return at
+
+
+@njit
+def _left_alike(a: int, b: int, j: int, i: int, left: Any) -> bool:
+    """Whether labels a and b have the same left, but a one more of kind j and one less of i."""
+    same = True
+    for k in range(left.shape[1]):
+        same &= np.int64(left[a, k]) == np.int64(left[b, k]) + (k == j) - (k == i)
+    return same
+
+
 @njit(inline="always")
 def _enter(m: int, layer: Layer, join: int) -> int:
     """Keep the label in the next row unless one that has placed the same deletes it.
 
-    Returns the number of slots and labels that were looked at.
+    Returns the number of labels that were looked at.
     """
-    new = layer.count[0]
-    last = np.uint64(len(layer.slots) - 1)
-    at = (layer.key[new] >> np.uint64(7)) & last
-    seen = 1
-    while layer.slots[at] >= 0 and layer.key[layer.slots[at]] != layer.key[new]:
-        at = (at + _ONE) & last
-        seen += 1
-    row, wanted = layer.slots[at], True
+    new, seen, wanted = layer.count[0], 1, True
+    at = _slot(layer.key[new], layer.key, layer.slots)
+    row = layer.slots[at]
     while row >= 0 and wanted:
         seen += 1
-        same = layer.there[row]
-        for k in range(layer.left.shape[1]):
-            same &= layer.left[row, k] == layer.left[new, k]
-        if same and _deletes(row, new, m, layer, join):
-            wanted = False
-        elif same and _deletes(new, row, m, layer, join):
-            layer.there[row] = False
+        if layer.there[row] and _left_alike(row, new, -1, -1, layer.left):
+            if _deletes(row, new, m, layer, join):
+                wanted = False
+            elif _deletes(new, row, m, layer, join):
+                layer.there[row] = False
         row = layer.about[row, _NEXT]
     if wanted:
         layer.about[new, _NEXT] = layer.slots[at]
@@ -165,6 +179,33 @@ def _enter(m: int, layer: Layer, join: int) -> int:
         layer.there[new] = True
         layer.count[0] += 1
     return seen
+
+
+@njit
+def _swap(m: int, layer: Layer, of: Of) -> None:
+    """Delete labels by those that have placed a larger request instead of one of theirs.
+
+    Of the larger ones that are left only the nearest is tried, in place of each kind.
+    """
+    left, kinds = layer.left, len(of.copies)
+    for b in range(layer.count[0]):
+        for j in range(kinds):
+            if not layer.there[b] or left[b, j] == of.copies[j]:
+                continue
+            c = 0
+            while c < kinds and of.larger[j, c] >= 0 and left[b, of.larger[j, c]] == 0:
+                c += 1
+            i = of.larger[j, c] if c < kinds else -1
+            if i < 0:
+                continue
+            key = layer.key[b] - of.sign[j] + of.sign[i]
+            a = layer.slots[_slot(key, layer.key, layer.slots)]
+            layer.count[1] += 1
+            while a >= 0 and layer.there[b]:
+                layer.count[1] += 1
+                if layer.there[a] and _left_alike(a, b, j, i, left):
+                    layer.there[b] = not _deletes(a, b, m, layer, of.clock)
+                a = layer.about[a, _NEXT]
 
 
 @njit(inline="always")
@@ -240,6 +281,7 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, mos
                             _write(e, v, k, (cost, passed, clock), old, new, of)
                             new.count[1] += wide * _enter(m + 1, new, of.clock)
                 node, passed, clock = onward, passed + 1, max(clock - 1, -1)
+    _swap(m + 1, new, of)
     return _DONE
 
 
@@ -252,8 +294,17 @@ def _empty(rows: int, kinds: int, width: int) -> Layer:
     )  # fmt: skip
 
 
+def _larger(sizes: Any) -> Any:
+    """Return by kind the others that are at least as large in every size, the nearest first."""
+    away = sizes[:, None, :] - sizes[:, :, None]  # by kind, how much larger each kind is
+    right = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)
+    distance = np.where(right, away.sum(axis=0), np.iinfo(np.int64).max)
+    order = np.argsort(distance, axis=1, kind="stable")
+    return np.where(np.take_along_axis(right, order, axis=1), order, -1)
+
+
 def none_left(
-    engine: Any, outward: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
+    engine: Any, outward: Any, price: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
 ) -> bool:
     """Return whether no schedule costs at most the cutoff.
 
@@ -264,6 +315,8 @@ def none_left(
     outward : tuple of ndarray
         The arcs by the node that they leave: the first of each node, the nodes that they reach,
         and the numbers of their labels.
+    price : ndarray
+        Of each label: see `_counters`.
     pi : list of int
     unit, cutoff : int
     budget : Budget
@@ -283,12 +336,13 @@ def none_left(
         np.empty((nodes, len(cost)), np.uint8), np.empty((nodes, len(cost)), np.uint8),
         step, cost, unit, cutoff,
     )  # fmt: skip
-    _counters(paths, graph.into, graph.source, graph.label, engine.prices(pi, unit))
+    _counters(paths, graph.into, graph.source, graph.label, price)
     arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
     output = peak - floor + 1
     of = Of(
         np.array(engine.copies), peak, output,
         arrival + output if arrival.any() else np.zeros_like(peak),
+        _larger(np.stack([peak, output, arrival + output])),
         np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
         engine.capacity, engine.clock,
     )  # fmt: skip

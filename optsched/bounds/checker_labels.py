@@ -1,12 +1,34 @@
 """Independent check of an enumeration at the end of a ramp leaf: is there a schedule below a value?
 
 `optsched.optimize.ramp.finish` describes labels, single counters and dominance, and why they are
-valid. No code of it is used here. This check deletes a label only by one that has placed the same
-requests. It needs the last graph, each node's cost to the end, and the requests.
+valid. No code of it is used here. It needs the last graph, each node's cost to the end, and the
+requests.
+
+**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
+has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
+arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
+tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
+(`Enumeration._deletes`).
+
+*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
+the schedule. A waits and then does the same, with j where B places i, which B has left to place.
+Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
+p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
+completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
+without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
+for the same reasons. So A has a completion that costs no more than B's.
+
+*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
+one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
+end at a label that stays, and it has a completion of at most B's cost.
+
+*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
+lost paths that cost more. So the label that the completion passes next is made.
 """
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from optsched.bounds.checker_parts import Budget, Rejected
@@ -105,6 +127,7 @@ class Enumeration:
                     count += self._enter(new, found.setdefault(new.left, []), m + 1)
                     if count > MAX_LABELS:
                         raise Rejected(f"found more than {MAX_LABELS} labels; too large to check")
+            self._swap(found, m + 1)
             labels = [label for alike in found.values() for label in alike]
         shift = sum(c * p for c, p in zip(of.copies, self._pi, strict=True))
         return all(
@@ -180,6 +203,24 @@ class Enumeration:
         change = len(kept) + 1 - len(alike)
         alike[:] = [*kept, new]
         return change
+
+    def _swap(self, found: dict[tuple[int, ...], list[_Label]], m: int) -> None:
+        """Delete labels by those that have placed a larger request instead of one of theirs."""
+        for left, alike in found.items():
+            self._budget.spend(len(left) ** 2)
+            for i, j in permutations(range(len(left)), 2):
+                if left[i] > 0 and left[j] < self._of.copies[j] and self._larger(i, j):
+                    other = [x + (k == j) - (k == i) for k, x in enumerate(left)]
+                    better = found.get(tuple(other), [])
+                    self._budget.spend(len(alike) * len(better))
+                    alike[:] = [b for b in alike if not any(self._deletes(a, b, m) for a in better)]
+
+    def _larger(self, i: int, j: int) -> bool:
+        """Whether kind i is at least kind j in peak, output and arrival + output."""
+        of = self._of
+        output = [p - f + 1 for p, f in zip(of.peak, of.floor, strict=True)]
+        ready = [a + o for a, o in zip(of.arrival, output, strict=True)]
+        return all(size[i] >= size[j] for size in (of.peak, output, ready))
 
     def _deletes(self, a: _Label, b: _Label, m: int) -> bool:
         """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
