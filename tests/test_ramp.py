@@ -90,6 +90,23 @@ def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyP
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
+def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relaxation = Relaxation(periods(generate("jaillet-model-1", seed=1, n=14))[0], 900)
+    relaxation.use_floors(coarse_to_fine(relaxation)[0])
+    before, other = relaxation.graph_bound, relaxation.fork()
+    other.ascend()
+    monkeypatch.setattr(ramp, "_LARGE", 0)
+    relaxation.ascend()
+    # Both end within a hundredth of the gap of the best multipliers, whatever they begin with.
+    assert before < other.graph_bound
+    assert abs(relaxation.graph_bound - other.graph_bound) <= 0.02 * (900 - other.graph_bound) + 1
+    monkeypatch.setattr(prove, "_LARGE", 0)
+    monkeypatch.setattr(climb, "_FIRST", 10)
+    check_against_brute_force(4, 100, 4)
+
+
 def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,9 +103,9 @@ _FIRST = 4
 """The first target is the bound of the graph and one part in so many of the gap."""
 _AHEAD = 12.0
 """The factor by which labels may grow from one target to the next."""
-_LAST, _MANY = 0.6, 8.0
-"""The next target is the last, and takes this share of the labels left, if they are fewer than so
-many times those of the target before. Else it takes a quarter of them."""
+_SHARE, _MORE = 0.5, 1.5
+"""A target takes at most this share of the labels left. It is proved only if it may take so many
+times the labels of the target before: to prepare the next one takes longer than the labels."""
 _NODES_PER_LABEL = 50
 """To prepare the enumeration takes as long for so many nodes as one label takes."""
 _SURE, _DOUBT = 0.05, 1.5
@@ -290,8 +290,8 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
             target = plain + -(-(relaxation.upper - plain) // _FIRST)
         else:
             before = max(2, sum(shown.labels))
-            room = min(_AHEAD * before, _LAST * most if most < _MANY * before else most / 4)
-            if room < before:
+            room = min(_AHEAD * before, _SHARE * most)
+            if room < _MORE * before:
                 return
             target = reach(relaxation, room)
         target = min(max(target, relaxation.bound + 1), relaxation.upper)

@@ -97,6 +97,8 @@ _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _SCALE = 100
 _BEYOND = 2**28  # every cost of a path stays below, far from `graph.INFINITE`
 _PATHS = 150
+_LARGE, _PARTS = 2_000_000, 8
+"""With more nodes, multipliers are improved on one part in so many of them first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,6 +501,8 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
+        if self.graph.nodes > _LARGE:
+            self._ascend_on_part()
         kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
@@ -528,6 +532,26 @@ class Relaxation:
         self._paths = self._paths[-_PATHS:]
         self._step = max(bundle.step, 0.01)
         self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
+
+    def _ascend_on_part(self) -> None:
+        """Improve the multipliers on the nodes of the cheapest paths, then take them if they pay.
+
+        Multipliers are valid whatever they come from, and this part has most of the paths that
+        become cheapest.
+        """
+        part = self.fork()
+        part.improved, part.bound = None, self.graph_bound
+        part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
+        part.prune()
+        if part.graph.nodes > self.graph.nodes / 2:
+            return
+        part.ascend()
+        total, backward, path = self._evaluate(part.pi)
+        if total > int(self.backward[0]) + int((self.copies * self.pi).sum()):
+            self.pi, self.backward = part.pi, backward
+        self._paths = [*part._paths, path]
+        for starts in part.found:
+            self._offer_starts(starts)
 
     def _piece(self, path: Any) -> tuple[float, NDArray[np.float64]]:
         symbols, fixed = path
