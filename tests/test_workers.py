@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import brute_force
@@ -110,11 +109,8 @@ def check_seconds(seed: int, count: int) -> int:
         assert found.objective == pytest.approx(total, rel=1e-9), case
         one = solve(instance, **told).objective
         gained += total < one * (1 - 1e-9)
-        searched, _ = improve(
-            replace(instance, chunked_prefill=True), cost, Budget(0.02), workers=2,
-            policies=("fcfs",), seed=seed,
-        )  # fmt: skip
-        if instance.chunked_prefill:
+        if instance.chunked_prefill:  # some policy ends then
+            searched, _ = improve(instance, cost, Budget(0.02), workers=2, seed=seed)
             reached = evaluate(instance, searched, cost).metrics["tel"]
             assert reached >= total * (1 - 1e-9), case
     return gained
@@ -167,9 +163,9 @@ def check_goodput(seed: int, count: int) -> tuple[int, int]:
         assert reached == bound, case
         assert optimum(slos, 1).bound <= found.bound <= optimum(more(slos)).bound, case
         equal += reached == most
-        schedule, _ = improve(
-            instance, cost, Budget(0.05), workers=2, objective=text(slos), policies=("fcfs",)
-        )
+        if not instance.chunked_prefill:
+            continue
+        schedule, _ = improve(instance, cost, Budget(0.05), workers=2, objective=text(slos))
         if not evaluate(instance, schedule, cost).evictions.any():
             assert within(schedule) <= bound, case
             searched += within(schedule) == bound
@@ -179,7 +175,7 @@ def check_goodput(seed: int, count: int) -> tuple[int, int]:
 def test_goodput_of_two_workers_in_seconds_equals_the_best_split() -> None:
     equal, searched = check_goodput(3, 3)
     assert equal >= 2
-    assert searched >= 2
+    assert searched >= 1
 
 
 @pytest.mark.slow
