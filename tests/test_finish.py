@@ -147,6 +147,10 @@ def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
     low = relaxation.graph_bound
     relaxation.shown = [(low + a, Finished(0, None, [b])) for a, b in ((20, 100), (30, 1000))]
     assert reach(relaxation, 10_000) == low + 40
+    # Another graph has proved low + 50, and 12,000 labels reach low + 40: nothing is done.
+    relaxation.bound, relaxation.upper = low + 50, low + 100
+    finish(relaxation, 10**6)
+    assert len(relaxation.shown) == 2
     relaxation.shown = []
     assert reach(relaxation, 10_000) == low
 

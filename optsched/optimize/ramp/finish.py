@@ -291,9 +291,9 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
         else:
             before = max(2, sum(shown.labels))
             room = min(_AHEAD * before, _SHARE * most)
-            if room < _MORE * before:
-                return
             target = reach(relaxation, room)
+            if room < _MORE * before or target <= relaxation.bound:
+                return
         target = min(max(target, relaxation.bound + 1), relaxation.upper)
         part = relaxation.fork()
         part.upper = target

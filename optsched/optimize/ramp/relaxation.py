@@ -482,7 +482,8 @@ class Relaxation:
         """Improve the multipliers, and with them the bound, on the present graph.
 
         If `prune` has deleted something since the last call, the graph counts as a new level of the
-        chain. The ascent also ends when the stop flag is set.
+        chain. The ascent also ends when the stop flag is set. On a large graph it begins on the
+        part with the cheapest paths.
 
         Parameters
         ----------
