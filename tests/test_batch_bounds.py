@@ -51,7 +51,7 @@ OBJECTIVE = {name: one.objectives[0] for name, one in bounds().items() if one.ti
 NEVER_BEATEN = ("clock", "shares", "busy-time")
 """The bounds of which each is the best at some load."""
 
-JOINT = ("work", "busy-time", "shares")
+JOINT = ("work", "busy-time", "shares", "pieces")
 """The bounds on a weighted sum of mean latency and mean TTFT."""
 
 
@@ -306,8 +306,10 @@ def check_joint(seed: int, count: int) -> None:
                 assert busy.value_at(tokens, width, p1, p2, **weight) <= most, f"{a}: {about}"
                 if not p1.any():
                     levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
-                    found = paths_module.value_at(tokens, width, p2, levels, **weight)
-                    assert found <= most, f"{a}: {about}"
+                    shared, centre = wild_shares(generator, tokens, width, len(p2))
+                    for given in ({}, {"shared": shared, "centre": centre}):
+                        found = paths_module.value_at(tokens, width, p2, levels, **weight, **given)
+                        assert found <= most, f"{a}: {about}"
 
 
 def test_no_joint_bound_exceeds_the_optimum() -> None:

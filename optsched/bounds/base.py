@@ -85,8 +85,8 @@ class Proof:
     tree: dict[str, Any] | None = None
 
 
-def unless_total_latency(task: BoundTask) -> bool:
-    """Return whether ``auto`` should take a bound that `pieces` has as a part for total latency.
+def only_by_name(task: BoundTask) -> bool:
+    """Return False: ``auto`` need not run a bound that `pieces` has as a part.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def unless_total_latency(task: BoundTask) -> bool:
     -------
     bool
     """
-    return task.objective != TOTAL_LATENCY
+    return False
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,6 @@ SLACK = 4.0 * WINDOW * 2.0**-52
 
 
 @njit
-def _gain(nu: float, root: float, work: float, fixed: float, price: float, sqrt: float) -> float:
-    """Return g. ``root`` is sqrt(nu), and ``sqrt`` is sqrt(price work)."""
-    if sqrt >= root:
-        return 0.0
-    if fixed > 0 and sqrt * (fixed + work) >= root * work:
-        return (root - sqrt) ** 2 / fixed
-    return max(0.0, nu / (fixed + work) - price)
-
-
-@njit
 def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
     """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
     if work <= 0 or sqrt >= root:
@@ -123,6 +113,8 @@ class Window(NamedTuple):
         g of one multiplier, and its integral up to each cell.
     queue, key : ndarray, shape (WINDOW,)
         Starts of the steps that may be best, and what they cost.
+    price, toll, asked : ndarray of float64, shape (WINDOW,)
+        Price p2, the root of p2 w, and what p3 asks for, of one phase.
     """
 
     ahead: Floats
@@ -138,6 +130,9 @@ class Window(NamedTuple):
     area: Floats
     queue: NDArray[np.int64]
     key: Floats
+    price: Floats
+    toll: Floats
+    asked: Floats
 
 
 class Phase(NamedTuple):
@@ -175,29 +170,44 @@ class Phase(NamedTuple):
 
 
 @njit
-def _left(nu: float, number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> float:
-    """Return what a multiplier leaves in the j-th cell, c, after what p3 asks for."""
+def _asked(number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> float:
+    """Return what p3 asks for in the j-th cell, c."""
+    if c >= s.price.shape[0]:
+        return 0.0
     at = s.begin[number] + j
     share = s.share[at] if at < s.begin[number + 1] else 0.0
-    return max(0.0, nu - s.price[c] * (own + fixed * share))
+    return s.price[c] * (own + fixed * share)
 
 
 @njit(forceinline=True)
+def _charge(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in what no multiplier of a phase changes: its prices, and what p3 asks for."""
+    price, asked, toll = window.price, window.asked, window.toll
+    scale, cells = np.sqrt(phase.own), grid.price.shape[0]
+    for j in range(span):
+        c = phase.c0 + j
+        price[j] = grid.price[c] if c < cells else 0.0
+        toll[j] = grid.roots[c] * scale if c < cells else 0.0
+        asked[j] = _asked(phase.number, j, c, phase.own, phase.fixed, grid.shared)
+
+
+@njit(forceinline=True, error_model="numpy")
 def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in the gains of a multiplier and their integral."""
     gains, area = window.gains, window.area
-    width, price, roots = grid.width, grid.price, grid.roots
-    scale = np.sqrt(phase.own)
-    area[0] = 0.0
-    for j in range(span):
-        c = phase.c0 + j
-        if c < price.shape[0]:
-            nu = _left(phase.nu, phase.number, j, c, phase.own, phase.fixed, grid.shared)
-            g = _gain(nu, np.sqrt(nu), phase.own, phase.fixed, price[c], roots[c] * scale)
-        else:
-            g = phase.nu / (phase.fixed + phase.own)
-        gains[j] = g
-        area[j + 1] = area[j] + g * (width if j > 0 else phase.lead)
+    price, asked, toll = window.price, window.asked, window.toll
+    own, fixed, all_nu = phase.own, phase.fixed, phase.nu
+    long = fixed + own
+    for j in range(span):  # without branches, so that it is done for several cells at once
+        nu = max(0.0, all_nu - asked[j])
+        root, paid = np.sqrt(nu), toll[j]
+        early = max(0.0, nu / long - price[j])
+        late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
+        g = late if fixed > 0 and paid * long >= root * own else early
+        gains[j] = 0.0 if paid >= root else g
+    area[0], area[1] = 0.0, gains[0] * phase.lead
+    for j in range(1, span):
+        area[j + 1] = area[j] + gains[j] * grid.width
 
 
 @njit(forceinline=True)
@@ -349,7 +359,8 @@ def costs_of_paths(
         np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
         np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW + 1),
-        np.empty(WINDOW, np.int64), np.empty(WINDOW),
+        np.empty(WINDOW, np.int64), np.empty(WINDOW), np.empty(WINDOW), np.empty(WINDOW),
+        np.empty(WINDOW),
     )  # fmt: skip
     nus = np.empty((2, levels.shape[0]))
     total = 0.0
@@ -380,11 +391,15 @@ def costs_of_paths(
                 window.least[j] = low
             for k in range(levels.shape[0]):
                 phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)
+                if k == 0:
+                    _charge(window, grid, phase, span)
                 _integrate(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
             _delay_prefill(window, width, phase, span)
             for k in range(levels.shape[0] if m > 0 else 0):
                 phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early, i)
+                if k == 0:
+                    _charge(window, grid, phase, span)
                 _integrate(window, grid, phase, span)
                 _end_steps(window, width, phase, extra, span, k)
             best, at = _best_end(window, width, phase, m, span)
@@ -406,7 +421,7 @@ def costs_of_paths(
             scale = np.sqrt(own[step])
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 part = 1.0 if c > c0 else lead / width
-                left = _left(nu, i, c - c0, c, own[step], fixed[step], shared)
+                left = max(0.0, nu - _asked(i, c - c0, c, own[step], fixed[step], shared))
                 used = _used(np.sqrt(left), own[step], fixed[step], grid.roots[c] * scale)
                 # used is w / (T - f), so T = f + w / used.
                 rate = used / (fixed[step] * used + own[step]) if used > 0 else 0.0

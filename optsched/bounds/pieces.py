@@ -3,7 +3,8 @@
 Take any schedule and drop the requests outside a piece. What is left is a schedule of the piece's
 requests: its batches only become shorter, and are followed by idle time, which the bounds in
 seconds allow for. So the requests of a piece complete no earlier, in total, than a bound of the
-piece says, and bounds of disjoint pieces add up. What is lost is the effect of requests across a
+piece says, and bounds of disjoint pieces add up. The same holds for the sum of latencies and times
+to first tokens with weights. What is lost is the effect of requests across a
 cut. So the trace is cut where few are in the system, and a stretch where many always are stays
 whole.
 
@@ -29,6 +30,7 @@ from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.paths import finish_online
 from optsched.bounds.shares import shares
 from optsched.problem.budget import Budget
+from optsched.problem.objective import TOTAL_LATENCY
 
 _FEWEST, _MOST = 60, 180
 """Requests of a piece, unless it is never quiet."""
@@ -40,7 +42,7 @@ _SAFETY = 1e-9
 
 
 def pieces(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     Proof
         A value in seconds.
     """
-    instance = task.instance
+    instance, joint = task.instance, task.objective != TOTAL_LATENCY
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
     arrived = np.sort(instance.release)
@@ -68,7 +70,8 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         if not budget.over:
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
-            proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
+            if not joint:
+                proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
             proofs.append(shares(piece, part))
         return proofs
 
@@ -79,16 +82,17 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         warnings.simplefilter("ignore")
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
             best = max(proofs, key=lambda one: one.value)
-            total += best.value
+            total += best.value * (last - first if joint else 1)
             trees.append((first, last - 1, best.tree))
-    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
+    total *= 1 - _SAFETY
+    return Proof(total / instance.n) if joint else Proof(total, tree=parts("tel", trees))
 
 
 PIECES = Bound(
     "pieces",
     "the trace cut where it is quiet, each piece with the bound that suits it",
     "second",
-    ("tel",),
+    ("tel", "latency_and_ttft"),
     pieces,
     PROVED_FOR,
     searches=True,

@@ -38,7 +38,9 @@ of a path as it does there.
 
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
 proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
-in the system and fades out after their completions. An ascent improves all three. Where the best
+in the system and fades out after their completions. Where N is large, they are the prices of
+`optsched.bounds.busy_time`, of requests whose shares of fixed costs are such that all work fits
+into the time in which the machine is busy. An ascent improves all three. Where the best
 paths use more machine time than there is, under the charges of p2 or of p3, that price rises. A
 request's share rises where it takes more steps than those with whom it shares. It is as if the
 steps of a request had to be at most those of the machine, on average over its best paths.
@@ -55,14 +57,15 @@ that over f. Shares are divided by 1 + 1e-9 times their sum.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof, unless_total_latency
+from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
 from optsched.bounds.batch import PROVED_FOR, scale_of
-from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, tokens_of
+from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
 from optsched.bounds.certificate import shares_leaf, work_leaf
 from optsched.bounds.paths import finish_online, in_system, value_at
 from optsched.bounds.paths_kernel import Shared, Use
@@ -71,29 +74,29 @@ from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
-_APART = [0.025, 0.06, 0.11, 0.17, 0.25, 0.34, 0.45, 0.6, 0.8, 1, 1.3, 1.6, 2, 2.4, 3]
+_APART = [0.004, 0.01, 0.02, 0.04, 0.07, 0.11, 0.17, 0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3]
 _LEVELS = np.exp([0.0, *_APART, *(-one for one in _APART)])
 """Multipliers tried, of the best ones for each request so far."""
-_CELLS_PER_LATENCY = 30
-"""Cells in the geometric mean of a request's latency and its time alone."""
-_MOST_IN_SYSTEM = 100.0
-"""Mean number of requests in the system beyond which the bound is not tried."""
+_WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25), (0.4, 12, 0.01, 0.15)
+"""Where few and where many are in the system: the part of the first prices that is p3, the cells in
+the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
+prices and of shares."""
+_MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 45.0, 100.0
+"""Mean numbers of requests in the system beyond which first prices are those of a preemptive
+schedule, and beyond which the bound is not tried."""
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
 _LEAST_SCALE = 0.03
 """The first prices are in proportion to the weight of latency, but at least this."""
-_P3 = 0.7
-"""Part of the first prices that is p3."""
-_KEPT = 0.6
-"""Part of the earlier gradients in the present one."""
-_PRICE_STEP, _SHARE_STEP = 0.8, 0.25
+_KEPT, _KEPT_LONG = 0.6, 0.9
+"""Part of the earlier gradients in their means. The long one is for squares and for shares."""
+_SMALL = 0.1
 _SLOWER = 8
 """Steps after which they are half as long."""
-_HIGHEST = 4.0
 _FLOOR = 0.02
 _TAIL, _FADES = 0.2, 2.0
 """A share after completion, of the one before it, and how fast it fades."""
-_STALE = 25
-"""Steps without a better value after which the ascent ends. Early values fall for ten steps."""
+_PATIENCE, _STALE = 5, 25
+"""Steps without a better value after which the ascent goes back, and after which it ends."""
 
 
 class Start(NamedTuple):
@@ -111,6 +114,8 @@ class Start(NamedTuple):
         The cell of each arrival.
     least : ndarray of float64, shape (cells,)
         Prices do not fall below these.
+    steps : sequence of float
+        First steps of the logarithms of prices, and of shares.
     """
 
     width: float
@@ -118,6 +123,30 @@ class Start(NamedTuple):
     shared: Shared
     cell: NDArray[np.int64]
     least: Floats
+    steps: Sequence[float]
+
+
+def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
+    """Return tokens that share fixed costs in batches of such a size that all fits into a time.
+
+    Parameters
+    ----------
+    tokens : Tokens
+    busy_s : float
+        Time in which the machine is busy, in seconds.
+
+    Returns
+    -------
+    Tokens
+    """
+    steps = tokens.steps
+    own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
+    fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
+    size = max(1.0, fixed / max(0.995 * busy_s - float(own.sum()), 1e-3 * busy_s))
+    return tokens._replace(
+        prefill_paid=np.maximum(tokens.prefill_paid, tokens.prefill + tokens.prefill_fixed / size),
+        paid=np.maximum(tokens.paid, tokens.work + tokens.decode / size),
+    )
 
 
 def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
@@ -137,13 +166,24 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     """
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
-    width = np.sqrt(alone * max(alone, float(latency.mean()))) / _CELLS_PER_LATENCY
+    many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
+    part, per_latency, *steps = _WITH_MANY if many else _WITH_FEW
+    width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
     cells = int(finish.max() / width) + 2
     number = in_system(arrival, finish, width, cells)
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     steady *= max(1 - weight, _LEAST_SCALE)
-    whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - _P3), dtype=np.float64)
+    whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
+    if many:
+        busy_s = float((number > 0).sum() * width)
+        dual, apart = prices_of(in_batches(tokens, busy_s), cells, weight)
+        upto = np.interp(
+            np.arange(cells + 1) * width,
+            np.arange(len(dual) + 1) * apart,
+            np.concatenate([[0.0], np.cumsum(dual) * apart]),
+        )
+        whole = np.diff(upto) / width
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
@@ -151,10 +191,11 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
     past = place / np.repeat(inside, many) - 1
     share = np.where(past < 0, 1.0, _TAIL * np.exp(-_FADES * np.maximum(past, 0.0)))
-    shared = Shared(_P3 * whole, begin, share)
+    shared = Shared(part * whole, begin, share)
     scale_to_one(shared, cell, cells)
     least = np.where(number > 0, _FLOOR * steady, 0.0)
-    return Start(float(width), (1 - _P3) * whole, shared, cell, least)
+    np.maximum(shared.price, least, out=shared.price)
+    return Start(float(width), np.maximum((1 - part) * whole, least), shared, cell, least, steps)
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
@@ -195,6 +236,9 @@ def ascend(
 ) -> tuple[float, dict[str, Any]]:
     """Return the best value that an ascent on prices and shares finds, and its leaf.
 
+    A price moves by the mean of its earlier gradients over their root mean square. After some steps
+    without a better value all goes back to the best one, and steps are shorter from then on.
+
     Parameters
     ----------
     tokens : Tokens
@@ -212,34 +256,40 @@ def ascend(
     dict
         A leaf of a certificate of total latency.
     """
-    width, price, shared, cell, least = start
+    width, price, shared, cell, least, (price_step, share_step) = start
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
-    kept = Use(*(np.zeros_like(one) for one in use))
     centre = np.zeros((len(cell), 2))
+    state = (price, shared.price, shared.share, centre, *use)
+    mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
     while stale < _STALE and (step == 0 or budget.left_s > 1.2 * spent):
-        before = time.perf_counter()
+        before, tried = time.perf_counter(), centre.copy()
         for one in use:
             one[:] = 0.0
-        tried = centre.copy()
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
         value = value_at(tokens, width, price, levels, use, weight, shared, centre)
         stale += 1
         if value > reached:
-            reached, stale, best_price = value, 0, price.copy()
-            best = Shared(shared.price.copy(), shared.begin, shared.share.copy())
-            multipliers = tried if step > 0 else centre.copy()
-        for new, old in zip(use, kept, strict=True):
-            old[:] = _KEPT * old + (1 - _KEPT) * new
-        slower = 1 / (1 + step / _SLOWER)
+            reached, stale, best = value, 0, [one.copy() for one in state]
+            multipliers = tried if step > 0 else best[3]
+        elif stale % _PATIENCE == 0:
+            for now, one in zip(state, best, strict=True):
+                now[:] = one
+            price_step, share_step, mean[:] = price_step / 2, share_step * 0.7, 0.0
         step += 1
-        for p, used in ((price, kept.machine), (shared.price, kept.shared)):
-            rise = np.clip(used - (1 - _KEPT**step), -_HIGHEST, _HIGHEST)
-            p[:] = np.maximum(p * np.exp(np.clip(_PRICE_STEP * slower * rise, -1, 1)), least)
-        improve_shares(shared, kept.fixed, cell, len(price), _SHARE_STEP * np.sqrt(slower))
+        slower = 1 / (1 + step / _SLOWER)
+        for k, (p, used) in enumerate(((price, use.machine), (shared.price, use.shared))):
+            mean[k] = _KEPT * mean[k] + (1 - _KEPT) * (used - 1)
+            square[k] = _KEPT_LONG * square[k] + (1 - _KEPT_LONG) * (used - 1) ** 2
+            size = np.sqrt(square[k] / (1 - _KEPT_LONG**step)) + _SMALL
+            rise = mean[k] / (1 - _KEPT**step) / size
+            p[:] = np.maximum(p * np.exp(price_step * slower * rise), least)
+        fixed = _KEPT_LONG * fixed + (1 - _KEPT_LONG) * use.fixed
+        improve_shares(shared, fixed, cell, len(price), share_step * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
         spent = time.perf_counter() - before
-    return reached, shares_leaf(width, best_price, _LEVELS, best, multipliers, cell)
+    leaf = shares_leaf(width, best[0], _LEVELS, (best[1], shared.begin, best[2]), multipliers, cell)
+    return reached, leaf
 
 
 SHARES = Bound(
@@ -250,6 +300,6 @@ SHARES = Bound(
     shares,
     PROVED_FOR,
     searches=True,
-    suits=unless_total_latency,
+    suits=only_by_name,
     certifies=True,
 )
