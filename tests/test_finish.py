@@ -18,6 +18,7 @@ from test_ramp import coarse_to_fine, replayed, tiny_instance
 from optsched.bounds import checker_enumerate, checker_parts, checker_ramp
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker_enumerate import larger_kinds
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, finish as ramp_finish, prove
@@ -406,6 +407,16 @@ def test_deletion_leaves_one_of_the_best_schedules(
                     else:
                         with pytest.raises(Rejected, match="found a schedule below"):
                             check_ramp(columns_of(part), leaf)
+
+
+def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> None:
+    # Kind 0 has arrival 2, peak 5, output 3: arrival + output = 5.
+    arrival = np.array([2, 2, 1, 3, 9, 2, 0])
+    peak = np.array([5, 6, 9, 9, 9, 4, 9])
+    output = np.array([3, 3, 3, 2, 4, 3, 5])
+    # 1 is 1 larger in peak. 2 completes at 4 at the earliest, and 3 has an output of 2. 4 is larger
+    # by 4 + 1 + 8, 5 has a peak of 4, and 6 is larger by 4 + 2 + 0.
+    assert larger_kinds(arrival, peak, output)[0].tolist() == [1, 6, 4, -1, -1, -1, -1]
 
 
 def test_a_node_with_more_states_than_arrays_hold_is_checked() -> None:

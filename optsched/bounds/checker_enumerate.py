@@ -294,8 +294,13 @@ def _empty(rows: int, kinds: int, width: int) -> Layer:
     )  # fmt: skip
 
 
-def _larger(sizes: Any) -> Any:
-    """Return by kind the others that are at least as large in every size, the nearest first."""
+def larger_kinds(arrival: Any, peak: Any, output: Any) -> Any:
+    """Return by kind the larger ones, the nearest first, then -1.
+
+    A label that placed one of these instead of the kind may delete one that did not. They are at
+    least as large in peak, output and arrival + output.
+    """
+    sizes = np.stack([peak, output, arrival + output])
     away = sizes[:, None, :] - sizes[:, :, None]  # by kind, how much larger each kind is
     right = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)
     distance = np.where(right, away.sum(axis=0), np.iinfo(np.int64).max)
@@ -342,7 +347,7 @@ def none_left(
     of = Of(
         np.array(engine.copies), peak, output,
         arrival + output if arrival.any() else np.zeros_like(peak),
-        _larger(np.stack([peak, output, arrival + output])),
+        larger_kinds(arrival, peak, output),
         np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
         engine.capacity, engine.clock,
     )  # fmt: skip
