@@ -78,7 +78,7 @@ def test_the_result_file_is_as_documented():
     data = solve(TINY, seed=3, threads=1).to_dict()
     assert list(data) == [
         "format", "version", "optsched", "command", "instance", "time_unit", "formulation",
-        "method", "objective_name", "status", "objective", "objectives", "bound", "gap",
+        "method", "workers", "objective_name", "status", "objective", "objectives", "bound", "gap",
         "gap_definition", "certificate", "metrics", "build_s", "solve_s", "progress", "seed",
         "threads", "versions", "schedule",
     ]  # fmt: skip

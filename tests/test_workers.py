@@ -20,6 +20,7 @@ from optsched import (
     Instance,
     Result,
     Schedule,
+    bound,
     evaluate,
     load_cost_model,
     simulate,
@@ -27,10 +28,12 @@ from optsched import (
     write_instance,
 )
 from optsched.bounds import lower_bound
+from optsched.files.read_write import write_json
 from optsched.optimize.search.offline import improve
 from optsched.policies import behind_routers, on_workers
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.show.report import gather
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -298,6 +301,23 @@ def test_what_is_not_for_workers_is_refused() -> None:
     many = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=3)
     with pytest.raises(UsageError, match="found split for 9 requests; expected at most 8"):
         solve(many, workers=2, method="split")
+
+
+def test_a_report_takes_no_certificate_of_one_worker_for_a_bound_on_two(tmp_path) -> None:
+    # Each of two requests fills the KV in its last round: they complete at 2 and 4 on one worker,
+    # 6 in all, and both at 2 on two workers, 4 in all.
+    instance = Instance([0, 0], [2, 2], [2, 2], kv_capacity=4)
+    proof = bound(instance, method="ramp").certificate
+    assert proof["value"] == 6
+    names = [tmp_path / name for name in ("one.json", "two.json", "proof.json", "instance.json")]
+    write_instance(instance, names[3])
+    write_json(proof, names[2])
+    for workers, name in zip((1, 2), names, strict=False):
+        write_json(solve(instance, workers=workers).to_dict(), name)
+    (section,) = gather.gather(names).sections
+    told = {e["workers"]: (e["bound"], e["certified"], e["verdicts"]["bound"].state)
+            for e in section.results}  # fmt: skip
+    assert told == {1: (6, 6, "verified"), 2: (4, None, "unchecked")}
 
 
 def test_a_schedule_behind_a_router_is_a_start() -> None:

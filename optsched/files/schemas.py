@@ -220,6 +220,7 @@ class ResultFile(BaseModel):
     time_unit: Literal["round", "second"] | None = None
     formulation: str | None = None
     method: str | None = None
+    workers: int | None = Field(None, description="number of equal workers; absent: 1")
     objective_name: str | None = None
     status: Literal["optimal", "feasible", "infeasible", "no_incumbent", "error"] | None = None
     objective: float | None = Field(None, description="null without an incumbent")

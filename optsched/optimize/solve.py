@@ -66,6 +66,8 @@ class Result:
         a schedule.
     progress : tuple of Progress
         Incumbent and bound whenever one of them changed, and at the end.
+    workers : int
+        Number of equal workers that the bound is for.
     """
 
     instance: Instance
@@ -87,6 +89,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
     progress: tuple[Progress, ...] = ()
+    workers: int = 1
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -141,6 +144,7 @@ class Result:
             **head("optsched-result", "solve", self.instance),
             "formulation": self.formulation,
             "method": self.method,
+            "workers": self.workers,
             "objective_name": self.objective_name,
             "status": self.status.value,
             "objective": self.objective,
@@ -288,4 +292,5 @@ def _result(
         versions=answer.versions,
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
         progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
+        workers=task.workers,
     )

@@ -70,10 +70,13 @@ class Section:
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
         """The largest bound that a certificate proves on the objective of a result or comparison.
 
-        In seconds only those certificates count that are for its cost model, or for the given one.
+        Certificates are for one worker, so none is about a result for several. In seconds only
+        those count that are for its cost model, or for the given one.
         """
         from optsched.bounds.certificate import same_cost_model
 
+        if (data.get("workers") or 1) > 1:
+            return None
         goal, model = data.get("objective_name") or TOTAL_LATENCY.name, None
         found = [v for _, v in self.certificates if v.certificate and v.value is not None]
         found = [v for v in found if v.certificate and v.certificate["objective"] == goal]
