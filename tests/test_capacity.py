@@ -202,6 +202,23 @@ def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
     assert data["workers"]["fewest"] == found.rows[0].value
 
 
+@pytest.mark.parametrize("workers", [1, "auto"])
+def test_a_stop_in_the_offline_search_is_told(workers: int | str) -> None:
+    stop = threading.Event()
+
+    def told(spec: str, at: float, share: float) -> None:
+        if spec == "offline search":
+            stop.set()
+
+    asked = {"workers": "auto", "rate_scale": 9.0} if workers == "auto" else {}
+    found = capacity(
+        stream(), ["fcfs"], cost_model=MODEL, stop=stop, progress=told, search_s=60.0, **asked,
+        **SLOS,
+    )  # fmt: skip
+    assert found.interrupted
+    assert len(found.rows[1].points) == 1
+
+
 def test_each_policy_has_a_share_of_the_time_limit(monkeypatch) -> None:
     # A simulation takes 10 s of a clock that nothing else moves. Of 65 s the first of two policies
     # has 32.5, so 4 simulations; the second has what is left, 25 s, so 3.

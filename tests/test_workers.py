@@ -292,6 +292,13 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     assert "workers: found 0; expected an integer from 1" in one_line_error(wrong, 2)
 
 
+@pytest.mark.parametrize("method", ["highs", "split", "lns"])
+def test_more_workers_than_requests_are_as_many_as_requests(method: str) -> None:
+    instance = Instance([0, 0, 1], [3, 2, 1], [2, 4, 3], kv_capacity=8)
+    found = solve(instance, method=method, workers=10_000, time_limit_s=20.0)
+    assert (found.status, found.objective) == ("optimal", 2 + 4 + 3)
+
+
 def test_what_is_not_for_workers_is_refused() -> None:
     instance = Instance([0, 0], [1, 1], [1, 1], kv_capacity=3)
     with pytest.raises(InputError, match="workers: found 0"):

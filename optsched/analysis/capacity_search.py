@@ -218,8 +218,11 @@ class CapacitySearch:
         except _StoppedError:
             pass  # its time is up
         except KeyboardInterrupt:
-            self.interrupted = True
-        return self._row(Reach(OFFLINE, clairvoyant=True), found, budget.spent_s, None)
+            self.budget = Budget(0.0)
+        over = self.budget.over
+        self.interrupted = self.interrupted or over
+        error = "interrupted" if over else None
+        return self._row(Reach(OFFLINE, clairvoyant=True), found, budget.spent_s, error)
 
     def _faster(
         self, meets: Callable[[float], bool], low: float | None, impossible: float | None

@@ -95,11 +95,13 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
     prices, n = _prices(leaf), len(part.requests)
     levels = _list(leaf, "levels", 10**6)
-    expect(0 < len(levels) <= 64, "shares: levels: found none or more than 64; expected fewer")
+    expect(0 < len(levels) <= 64, f"shares: levels: found {len(levels)}; expected 1 to 64")
     nus = _list(leaf, "first", 1 << 80, n), _list(leaf, "later", 1 << 80, n)
     many = _list(leaf, "cells", _WINDOW, n)
     weight = _list(leaf, "weight", 1 << 20, sum(many))
-    expect(len(weight) <= _SHARES, f"shares: found {len(weight)} shares; expected fewer")
+    expect(
+        len(weight) <= _SHARES, f"shares: weight: found {len(weight)}; expected at most {_SHARES}"
+    )
     begin = np.cumsum([0, *many])
     cell = np.array([min(a // prices.width, _CELLS) for a in part.arrival], dtype=np.int64)
     share = portions(np.array(weight, dtype=np.int64), begin, cell, len(prices.p2))
@@ -140,7 +142,7 @@ def _prices(leaf: dict[str, Any]) -> _Prices:
     expect(right, "shares: found width or bits out of range; expected >= 1 and 0..26")
     p2 = _list(leaf, "p2", (1 << _PRICE) - 1)
     p3 = _list(leaf, "p3", (1 << _PRICE) - 1, len(p2))
-    expect(0 < len(p2) <= _CELLS, f"shares: found no or more than {_CELLS} cells")
+    expect(0 < len(p2) <= _CELLS, f"shares: p2: found {len(p2)} cells; expected 1 to {_CELLS}")
     shift = (62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
     one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))

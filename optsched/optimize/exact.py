@@ -210,7 +210,7 @@ def _makers(task: Task, seed: int) -> list[Callable[[], Schedule]]:
     if quick_to_simulate(task.instance):
         makers += [
             lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-            for spec in behind_routers(_STARTERS, task.workers)
+            for spec in behind_routers(_STARTERS, min(task.workers, task.instance.n))
         ]
     if task.instance.in_rounds and task.workers == 1:
         makers.append(lambda: serial_schedule(task.instance))

@@ -76,7 +76,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         if name not in _TOTALS:  # means and shares: the requests' part of the sum over all
             values = {m: value * m.bit_count() for m, value in values.items()}
         found = {0: (0.0, list[int]())} | {m: (value, [m]) for m, value in values.items()}
-        for _ in range(task.workers - 1):
+        for _ in range(min(task.workers, n) - 1):
             more = dict(found)
             for members in values:
                 part = members

@@ -80,7 +80,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     from optsched.optimize.search.lns import CHUNK, Search, heat_at
     from optsched.optimize.search.placement import orders, place_on_workers, room_of
 
-    room, n, workers = room_of(task.instance), task.instance.n, task.workers
+    room, n = room_of(task.instance), task.instance.n
+    workers = min(task.workers, n)
     most = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
     def placed(order: Ints) -> tuple[Ints, Ints]:

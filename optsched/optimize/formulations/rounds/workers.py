@@ -48,12 +48,13 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
 
     begun = time.perf_counter()
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
+    workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
     prog = program_of(task) if counted else program(instance, windows=False)
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
-        model = _repeated(linear_model(prog), instance.n, task.workers)
+        model = _repeated(linear_model(prog), instance.n, workers)
         built_s = time.perf_counter() - begun
         told = in_shares(options, instance.n) if counted else options
         raw = solve_linear_model(model, told.after(built_s))
@@ -61,7 +62,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
         before = prog.columns_before
-        for worker, values in enumerate(raw.values.reshape(task.workers, -1)):
+        for worker, values in enumerate(raw.values.reshape(workers, -1)):
             chosen = np.flatnonzero(values[: before[-1]] > 0.5)
             request = np.searchsorted(before, chosen, side="right") - 1
             starts[request] = chosen - before[request] + prog.data.arrival[request]
