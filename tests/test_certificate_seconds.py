@@ -707,7 +707,7 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
         check_certificate(instance, good)
     monkeypatch.undo()
     monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
-    with pytest.raises(Rejected, match="no or more than 99999 cells"):
+    with pytest.raises(Rejected, match="found 100000 cells; expected 1 to 99999"):
         check_certificate(instance, good)
 
 
