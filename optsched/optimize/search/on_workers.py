@@ -90,6 +90,12 @@ class OnWorkers:
             found.chosen = Candidate(self.parameters[:, mine], self.factors[mine], finish)
         return found
 
+    def replayed(self, mine: Ints) -> RuleSearch | None:
+        """Run the rule with the parameters of some requests; None if it serves not all."""
+        found = self.searched(mine)
+        kept = Candidate(self.parameters[:, mine], self.factors[mine], self.finish[mine])
+        return found if found.serve(kept, np.inf) else None
+
     def begin(self, mine: Ints) -> float:
         """Return when the first of some requests arrives. Their own clock counts from there."""
         return float(self.best.instance.release[mine].min())
@@ -113,9 +119,8 @@ class OnWorkers:
         for worker in range(self.workers):
             mine = self.mine(home, worker)
             if len(mine):
-                found = self.searched(mine)
-                kept = Candidate(self.parameters[:, mine], self.factors[mine], finish[mine])
-                if not found.serve(kept, np.inf):
+                found = self.replayed(mine)
+                if found is None:
                     return None
                 finish[mine] = found.server.finish + self.begin(mine)
         return finish
@@ -159,9 +164,8 @@ class OnWorkers:
             mine = self.mine(self.home, worker)
             if not len(mine):
                 continue
-            found = self.searched(mine)
-            kept = Candidate(self.parameters[:, mine], self.factors[mine], self.finish[mine])
-            if not found.serve(kept, np.inf):
+            found = self.replayed(mine)
+            if found is None:
                 return
             own = found.best.instance
             schedule = from_batches(*found.server.columns(), instance=own, evict_mode="recompute")
