@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
 from optsched.experiments.results import rows_as_csv
@@ -21,6 +22,7 @@ from optsched.experiments.runner import run_experiment
 from optsched.experiments.studies.infermax import MODEL, fixed, run_fixed, spec_of
 from optsched.experiments.study import Count, claim, mean, measured, sweep
 from optsched.problem.errors import InputError, SolverError
+from optsched.workloads.generate import generate
 
 DATA = os.environ.get("OPTSCHED_DATA")
 NAMES = {
@@ -250,12 +252,18 @@ def test_a_larger_kv_capacity_never_raises_the_bound() -> None:
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_mc_sf_beside_the_proved_optimum_of_the_synthetic_models(model: str) -> None:
-    for row in run_experiment(model, {"n": "6", "time_limit": 600}, trials=4).rows:
+    settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
+    for row in run_experiment(model, settings, trials=4).rows:
         assert row["error"] is None
         assert row["requests"] == 6
         assert row["proved"]
         # Proved: the interval is a point, and MC-SF is never below the optimum.
         assert row["ratio_to_best_known"] == row["ratio_to_bound"] >= 1
+        # Seeds 0 and 2 keep what anybody can check again.
+        assert (row["certificate"] is None) == (row["seed"] in (1, 3))
+        if row["certificate"]:
+            instance = generate(model, seed=row["seed"], n=6)
+            assert verify_certificate(instance, json.loads(row["certificate"])) == row["bound"]
 
 
 def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
