@@ -1,0 +1,84 @@
+"""Hold the ramp relaxation against exhaustive search on as many tiny instances as you like.
+
+    python benchmarks/tiny_instances.py --count 1000000
+
+Each instance has 1 to 5 requests and is drawn from its own number, in turn with arrivals or none,
+equal requests, and KV filled exactly (`tests/test_ramp.py`). Exhaustive search over starts, the
+proof, its schedule and its certificate must agree. Proofs take four ways in turn, the last three of
+which large instances take: as they are, by deletion, by targets and by enumeration. Every second
+certificate is replayed by compiled code, the others in plain Python. The first contradiction ends
+the run with its instance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from brute_force import brute_force_tel
+from test_ramp import certified, tiny_instance
+
+from optsched.bounds import checker_ramp
+from optsched.optimize.ramp import climb, prove
+from optsched.optimize.ramp.prove import prove_all
+
+_NEVER = 10**6
+WAYS = (
+    {},
+    {"_LARGE": 0, "_CLOSE": 0.0, "_FIRST": 10},
+    {"_BUDGET": 8, "_CLOSE": 0.0, "_FIRST": 3},
+    {"_CLOSE": 1.0, "_FIRST": 3},
+)
+"""The settings of `prove`, with the nodes of the first graph, that make tiny proofs take a way."""
+
+
+def contradiction(number: int) -> str:
+    """Return what is wrong with the instance of a number, or an empty text."""
+    rng = np.random.default_rng([11, number])
+    instance = tiny_instance(rng, number, 5 if number % 8 == 0 else 4)
+    optimum, _ = brute_force_tel(instance)
+    compiled = number // len(WAYS) % 2
+    with ExitStack() as settings:
+        for name, value in WAYS[number % len(WAYS)].items():
+            module = climb if name == "_FIRST" else prove
+            settings.enter_context(patch.object(module, name, value))
+        settings.enter_context(patch.object(checker_ramp, "FEW", 0 if compiled else _NEVER))
+        proofs = prove_all(instance, seed=number)
+        found = {
+            "bound": sum(p.bound for p in proofs),
+            "schedule": sum(p.value for p in proofs),
+            "certificate": certified(instance, proofs),
+        }
+    feasible = all(p.jobs.feasible(p.starts) for p in proofs)
+    if feasible and set(found.values()) == {optimum}:
+        return ""
+    return f"{number}: optimum {optimum}, found {found}, feasible: {feasible}; {instance.to_dict()}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first instance")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    for done in range(args.count):
+        wrong = contradiction(args.first + done)
+        if wrong:
+            print(wrong)
+            return 1
+        if (done + 1) % 1000 == 0 or done + 1 == args.count:
+            took = time.perf_counter() - begin
+            print(f"{done + 1} of {args.count} agree, {took:.0f} s", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
