@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_parts import Budget, Rejected
-from optsched.bounds.checker_states import JOIN, PLACE, ROUND
+from optsched.bounds.checker_states import JOIN, ROUND
 from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
@@ -34,11 +34,12 @@ class Paths(NamedTuple):
     label: Any
     loop: Any
     what: Any  # of each label
-    mask: Any
+    least: Any  # by arc, the least cost from its source to the end
+    begin: Any  # of the kinds of each label
+    kinds: Any
     rest: Any
-    never: Any  # by node and kind, what the cost to the end rises by with none of the kind
-    once: Any  # or with exactly one
-    step: Any  # the unit of both
+    rise: Any  # by node, what its cost to the end rises by with none of each kind, then with one
+    step: Any  # the unit of it
     cost: Any  # of each kind
     unit: Any
     cutoff: Any
@@ -76,49 +77,55 @@ def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> N
     ``price`` has the least cost of each label, the kind of this cost or -1, and the least cost of
     its other kinds.
     """
-    never, once, kinds = paths.never, paths.once, len(paths.cost)
-    never[:] = _TOP
-    once[:] = _TOP
-    never[-1] = 0
+    rise, rest, cost, step = paths.rise, paths.rest, paths.cost, paths.step
+    begin, listed = paths.begin, paths.kinds
+    kinds = len(cost)
+    rise[:] = _TOP
+    rise[-1, :kinds] = 0
     for v in range(len(into) - 2, -1, -1):
-        for a in range(into[v], into[v + 1] if paths.rest[v] < _NEVER else 0):
+        for a in range(into[v], into[v + 1] if rest[v] < _NEVER else 0):
             u, number = source[a], label[a]
-            more = paths.rest[v] - paths.rest[u]
+            more = rest[v] - rest[u]
             best = price[number, 1]
-            before, before_once = np.int64(never[u, best]), np.int64(once[u, best])
-            usual = (more + price[number, 0]) // paths.step
-            for k in range(kinds if usual < _TOP else 0):
-                never[u, k] = min(np.int64(never[u, k]), usual + never[v, k])
-                once[u, k] = min(np.int64(once[u, k]), usual + once[v, k])
+            before, before_once = np.int64(rise[u, best]), np.int64(rise[u, kinds + best])
+            usual = (more + price[number, 0]) // step
+            if usual < _TOP:
+                add, most = np.uint8(usual), np.uint8(_TOP - usual)
+                for k in range(2 * kinds):  # in bytes: many at a time
+                    rise[u, k] = min(rise[u, k], np.uint8(add + min(most, rise[v, k])))
             if best < 0:
                 continue
-            other = (more + price[number, 2]) // paths.step if price[number, 2] < _NEVER else _TOP
-            never[u, best] = min(before, other + never[v, best])
-            once[u, best] = min(before_once, other + once[v, best])
-            for k in range(kinds):
-                if (paths.mask[number] >> np.uint64(k)) & _ONE:
-                    placed = (more + paths.cost[k]) // paths.step + never[v, k]
-                    once[u, k] = min(np.int64(once[u, k]), placed)
+            other = (more + price[number, 2]) // step if price[number, 2] < _NEVER else _TOP
+            rise[u, best] = min(before, other + rise[v, best])
+            rise[u, kinds + best] = min(before_once, other + rise[v, kinds + best])
+            for j in range(begin[number], begin[number + 1]):
+                k = listed[j]
+                placed = (more + cost[k]) // step + rise[v, k]
+                rise[u, kinds + k] = min(np.int64(rise[u, kinds + k]), placed)
 
 
-@njit(inline="always")
-def _may(node: Any, spent: Any, left: Any, paths: Paths) -> bool:
-    """Whether a label may be completed at a cost up to the cutoff."""
-    spare = paths.cutoff - spent - paths.rest[node]
-    extra = np.uint8(0)
-    if paths.rest[node] < _NEVER and spare >= 0:
-        for k in range(left.shape[0]):
-            if left[k] == 0:
-                extra = max(extra, paths.never[node, k])
-            elif left[k] == 1:
-                extra = max(extra, paths.once[node, k])
-    return paths.rest[node] < _NEVER and np.int64(extra) * paths.step <= spare
+@njit
+def _rises(node: Any, rise: Any, left: Any) -> Any:
+    """Return by how much the cost to the end rises for what is left, in units of the tables.
+
+    ``left`` has 255 for each kind of which none is left, then for each of which one is left.
+    """
+    most = np.uint8(0)
+    for k in range(len(left)):
+        most = max(most, rise[node, k] & left[k])
+    return np.int64(most)
 
 
-@njit(inline="always")
-def _deletes(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
+@njit
+def _note(k: int, number: Any, left: Any) -> None:
+    """Note for `_rises` how many are left of kind k."""
+    left[k] = _TOP if number == 0 else 0
+    left[len(left) // 2 + k] = _TOP if number == 1 else 0
+
+
+@njit
+def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
-    about, tokens = layer.about, layer.tokens
     gain = about[b, _COST] - about[a, _COST]
     waits, right = gain // m, gain >= 0
     clock_a, clock_b = about[a, _CLOCK], about[b, _CLOCK]
@@ -156,28 +163,29 @@ def _left_alike(a: int, b: int, j: int, i: int, left: Any) -> bool:
     return same
 
 
-@njit(inline="always")
+@njit
 def _enter(m: int, layer: Layer, join: int) -> int:
     """Keep the label in the next row unless one that has placed the same deletes it.
 
     Returns the number of labels that were looked at.
     """
-    new, seen, wanted = layer.count[0], 1, True
-    at = _slot(layer.key[new], layer.key, layer.slots)
-    row = layer.slots[at]
+    about, left, tokens, keys, there, slots, count = layer
+    new, seen, wanted = count[0], 1, True
+    at = _slot(keys[new], keys, slots)
+    row = slots[at]
     while row >= 0 and wanted:
         seen += 1
-        if layer.there[row] and _left_alike(row, new, -1, -1, layer.left):
-            if _deletes(row, new, m, layer, join):
-                wanted = False
-            elif _deletes(new, row, m, layer, join):
-                layer.there[row] = False
-        row = layer.about[row, _NEXT]
+        if there[row]:
+            if _deletes(row, new, m, about, tokens, join):
+                wanted = not _left_alike(row, new, -1, -1, left)
+            elif _deletes(new, row, m, about, tokens, join):
+                there[row] = not _left_alike(row, new, -1, -1, left)
+        row = about[row, _NEXT]
     if wanted:
-        layer.about[new, _NEXT] = layer.slots[at]
-        layer.slots[at] = new
-        layer.there[new] = True
-        layer.count[0] += 1
+        about[new, _NEXT] = slots[at]
+        slots[at] = new
+        there[new] = True
+        count[0] += 1
     return seen
 
 
@@ -187,43 +195,45 @@ def _swap(m: int, layer: Layer, of: Of) -> None:
 
     Of the larger ones that are left only the nearest is tried, in place of each kind.
     """
-    left, kinds = layer.left, len(of.copies)
-    for b in range(layer.count[0]):
+    about, left, tokens, keys, there, slots, count = layer
+    copies, larger, sign, join = of.copies, of.larger, of.sign, of.clock
+    kinds = len(copies)
+    for b in range(count[0]):
         for j in range(kinds):
-            if not layer.there[b] or left[b, j] == of.copies[j]:
+            if not there[b] or left[b, j] == copies[j]:
                 continue
             c = 0
-            while c < kinds and of.larger[j, c] >= 0 and left[b, of.larger[j, c]] == 0:
+            while c < kinds and larger[j, c] >= 0 and left[b, larger[j, c]] == 0:
                 c += 1
-            i = of.larger[j, c] if c < kinds else -1
+            i = larger[j, c] if c < kinds else -1
             if i < 0:
                 continue
-            key = layer.key[b] - of.sign[j] + of.sign[i]
-            a = layer.slots[_slot(key, layer.key, layer.slots)]
-            layer.count[1] += 1
-            while a >= 0 and layer.there[b]:
-                layer.count[1] += 1
-                if layer.there[a] and _left_alike(a, b, j, i, left):
-                    layer.there[b] = not _deletes(a, b, m, layer, of.clock)
-                a = layer.about[a, _NEXT]
+            a = slots[_slot(keys[b] - sign[j] + sign[i], keys, slots)]
+            count[1] += 1
+            while a >= 0 and there[b]:
+                count[1] += 1
+                if there[a] and _deletes(a, b, m, about, tokens, join):
+                    there[b] = not _left_alike(a, b, j, i, left)
+                a = about[a, _NEXT]
 
 
-@njit(inline="always")
+@njit
 def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
     """Write the label that follows label e into the next row."""
     cost, passed, clock = where
-    at = new.count[0]
+    about, left, tokens, at = new.about, new.left, new.tokens, new.count[0]
+    live, peak, width = old.tokens, of.peak[k], tokens.shape[1]
     need = max(old.about[e, _NEED] - passed, of.clock)
     if clock < 0:
         need = max(need, of.ready[k])
-    new.about[at, _NODE], new.about[at, _COST] = v, cost
-    new.about[at, _CLOCK], new.about[at, _NEED] = clock, need
-    new.left[at] = old.left[e]
-    new.left[at, k] -= 1
-    width = new.tokens.shape[1]
-    for j in range(width):
-        live = old.tokens[e, j + passed] if j + passed < width else 0
-        new.tokens[at, j] = live + (of.peak[k] - j if j < of.output[k] else 0)
+    about[at, _NODE], about[at, _COST], about[at, _CLOCK], about[at, _NEED] = v, cost, clock, need
+    left[at] = old.left[e]
+    left[at, k] -= 1
+    for j in range(width - passed):
+        tokens[at, j] = live[e, j + passed]
+    tokens[at, max(width - passed, 0) :] = 0
+    for j in range(of.output[k]):
+        tokens[at, j] += peak - j
     new.key[at] = old.key[e] + of.sign[k]
 
 
@@ -232,64 +242,76 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, mos
     """Make the labels with one more request placed, in at most so many steps.
 
     Returns what was too little, or `_DONE`. A step is a node that a label meets, or a label that
-    a new one is compared with; ``new.count`` has how many were taken.
+    a new one is compared with; ``new.count`` has how many were taken. Arrays get names before the
+    loops: numba counts each time that one is named.
     """
-    new.count[:] = 0
-    wide = 1 + new.tokens.shape[1] // 64  # steps of a comparison
+    first, target, label, loop, what = paths[:5]
+    least, begin, listed, rest, rise = paths[5:10]
+    step, cost, unit, cutoff = paths[10:]
+    about, left, tokens, there = old.about, old.left, old.tokens, old.there
+    count, rows = new.count, len(new.key)
+    copies, peak, capacity, join = of.copies, of.peak, of.capacity, of.clock
+    few = np.empty(2 * len(cost), np.uint8)
+    count[:] = 0
+    wide = 1 + tokens.shape[1] // 64  # steps of a comparison
     new.slots[:] = -1
     for e in range(old.count[0]):
-        left = old.left[e]
         placed = np.int64(0)
-        for k in range(len(left)):
-            placed += (of.copies[k] - left[k]) * paths.cost[k]
-        stack[0, 0], stack[0, 1], stack[0, 2] = old.about[e, _NODE], 0, old.about[e, _CLOCK]
-        depth = 1 if old.there[e] else 0
+        for k in range(len(cost)):
+            placed += (copies[k] - left[e, k]) * cost[k]
+            _note(k, left[e, k], few)
+        stack[0, 0], stack[0, 1], stack[0, 2] = about[e, _NODE], 0, about[e, _CLOCK]
+        depth = 1 if there[e] else 0
         while depth > 0:
             depth -= 1
             node, passed, clock = stack[depth, 0], stack[depth, 1], stack[depth, 2]
             while node >= 0:
-                new.count[1] += 1
-                if new.count[1] > most:
+                count[1] += 1
+                if count[1] > most:
                     return _NO_STEPS
-                cost = old.about[e, _COST] + m * passed
-                spent = cost * paths.unit + placed
-                if not _may(node, spent, left, paths):
+                so_far = about[e, _COST] + m * passed
+                spare = cutoff - so_far * unit - placed
+                if rest[node] > spare or rest[node] + _rises(node, rise, few) * step > spare:
                     break
-                live = old.tokens[e, passed] if passed < old.tokens.shape[1] else 0
-                early = clock < 0 and old.about[e, _NEED] - passed > of.clock
-                onward = node if paths.loop[node] >= 0 and (live > 0 or early) else -1
-                for a in range(paths.first[node], paths.first[node + 1]):
-                    v, number = np.int64(paths.target[a]), paths.label[a]
-                    if paths.what[number] == ROUND:
+                live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else 0
+                early = clock < 0 and about[e, _NEED] - passed > join
+                onward = node if loop[node] >= 0 and (live > 0 or early) else -1
+                for a in range(first[node], first[node + 1]):
+                    if least[a] > spare:
+                        continue
+                    v, number = np.int64(target[a]), label[a]
+                    if what[number] == ROUND:
                         onward = v
-                    elif paths.what[number] == JOIN and not early:
+                    elif what[number] == JOIN and not early:
                         if depth == len(stack):
                             return _NO_WAY
-                        stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, of.clock
+                        stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, join
                         depth += 1
-                    for k in range(len(left) if paths.what[number] == PLACE else 0):
-                        if not (paths.mask[number] >> np.uint64(k)) & _ONE or left[k] == 0:
+                    for j in range(begin[number], begin[number + 1]):
+                        k = listed[j]
+                        remain = left[e, k]
+                        room = spare - cost[k] - rest[v]
+                        if remain == 0 or live + peak[k] > capacity or room < 0:
                             continue
-                        if live + of.peak[k] > of.capacity:
-                            continue
-                        left[k] -= 1
-                        may = _may(v, spent + paths.cost[k], left, paths)
-                        left[k] += 1
-                        if may:
-                            if new.count[0] == len(new.key):
+                        _note(k, remain - 1, few)
+                        more = _rises(v, rise, few) * step
+                        _note(k, remain, few)
+                        if more <= room:
+                            if count[0] == rows:
                                 return _NO_ROW
-                            _write(e, v, k, (cost, passed, clock), old, new, of)
-                            new.count[1] += wide * _enter(m + 1, new, of.clock)
+                            _write(e, v, k, (so_far, passed, clock), old, new, of)
+                            count[1] += wide * _enter(m + 1, new, join)
                 node, passed, clock = onward, passed + 1, max(clock - 1, -1)
     _swap(m + 1, new, of)
     return _DONE
 
 
-def _empty(rows: int, kinds: int, width: int) -> Layer:
+def _empty(rows: int, kinds: int, width: int, capacity: int) -> Layer:
     """Return a layer. Memory is taken only for rows that are written."""
+    tokens = np.uint8 if capacity < 256 else np.int32  # live ones never exceed the capacity
     return Layer(
         np.empty((rows, _ROWS), np.int64), np.empty((rows, kinds), np.uint8),
-        np.zeros((rows, width), np.int32), np.empty(rows, np.uint64), np.empty(rows, np.bool_),
+        np.empty((rows, width), tokens), np.empty(rows, np.uint64), np.empty(rows, np.bool_),
         np.empty(2 << rows.bit_length(), np.int32), np.zeros(2, np.int64),
     )  # fmt: skip
 
@@ -336,10 +358,12 @@ def none_left(
     cost = -np.array(pi, dtype=np.int64)
     step = max(0, cutoff - int(engine.rest[0])) // _TOP + 1
     first, targets, numbers = outward
+    kinds = np.arange(len(cost), dtype=np.uint64)
+    number, kind = np.nonzero(labels.mask[:count, None] >> kinds & _ONE)
     paths = Paths(
-        first, targets, numbers, graph.loop, labels.what[:count], labels.mask[:count], engine.rest,
-        np.empty((nodes, len(cost)), np.uint8), np.empty((nodes, len(cost)), np.uint8),
-        step, cost, unit, cutoff,
+        first, targets, numbers, graph.loop, labels.what[:count],
+        engine.rest[targets] + price[numbers, 0], np.searchsorted(number, np.arange(count + 1)),
+        kind, engine.rest, np.empty((nodes, 2 * len(cost)), np.uint8), step, cost, unit, cutoff,
     )  # fmt: skip
     _counters(paths, graph.into, graph.source, graph.label, price)
     arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
@@ -353,7 +377,7 @@ def none_left(
     )  # fmt: skip
     width = int(output.max())
     most = min(MAX_LABELS, MAX_BYTES // (64 + len(cost) + 4 * width))
-    old, new = (_empty(min(_FEW, most), len(cost), width) for _ in range(2))
+    old, new = (_empty(min(_FEW, most), len(cost), width, engine.capacity) for _ in range(2))
     old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1), of.copies, 0
     old.key[0], old.there[0], old.count[0] = 0, True, 1
     stack = np.empty((_DEEP, 3), np.int64)
@@ -367,7 +391,7 @@ def none_left(
             elif short == _NO_ROW:
                 if len(new.key) >= most:
                     raise Rejected(f"found more than {most} labels; too large to check")
-                new = _empty(min(most, 8 * len(new.key)), len(cost), width)
+                new = _empty(min(most, 8 * len(new.key)), len(cost), width, engine.capacity)
         old, new = new, old
     some = slice(int(old.count[0]))
     clock, need = old.about[some, _CLOCK], old.about[some, _NEED]
