@@ -156,7 +156,7 @@ def fits(
         kinds <= 60
         and n <= 255
         and max(sizes) < 2**24
-        and (kinds + 1) * (capacity + 1) < 2**31
+        and (kinds + 1) << max(capacity, *sizes).bit_length() < 2**31
         and sum(peak for _, peak, _ in requests) < 2**31
         and max(map(abs, numbers), default=0) < 2**31
         and step * (MAX_NODES + clock + sum(sizes)) < 2**60
@@ -220,7 +220,7 @@ class Compiled:
         learn(self.fixed, int(self.count[LABELS]), labels, cost)
         rows = 16 * MARGIN
         fine = Fine(
-            np.zeros(len(graph.loop) + 1, np.int64), np.full(len(tracker.size), -1, np.int32),
+            np.zeros(len(graph.loop) + 1, np.int64), np.full(len(tracker.rows), -1, np.int32),
             np.empty(rows, np.int32), np.empty(rows, np.int64),
             *(np.empty(4 * rows, np.int32) for _ in range(3)),
         )  # fmt: skip
@@ -240,7 +240,7 @@ class Compiled:
         """Return wider arrays and how far they may be filled, unless a level is too large."""
         nodes, arcs, labels, parts, _ = self.count.tolist()
         states = int(tracker.count[0])
-        cells = states * (tracker.after.shape[1] + tracker.items.shape[1] + 8)
+        cells = states * (tracker.rows.shape[1] + 6)
         for found, most, what in (
             (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells"),
             (labels, MAX_LABELS, "labels"),
@@ -252,12 +252,12 @@ class Compiled:
         state, here = wider(fine.state, rows[0]), wider(fine.here, rows[0])
         arrays = (wider(column, rows[1]) for column in fine[4:])
         tracker = with_rows(tracker, rows[4])
-        last = wider(fine.last, len(tracker.size))
+        last = wider(fine.last, len(tracker.rows))
         last[len(fine.last) :] = -1
         self._more_labels(rows[2], rows[3])
         fine = Fine(fine.first, last, state, here, *arrays)
         full = len(state), len(fine.source), len(self.labels.what), len(self.labels.part), 0
-        states = len(tracker.size) if tracker.span else 2 * MAX_CELLS
+        states = len(tracker.rows) if tracker.bits else 2 * MAX_CELLS
         return tracker, fine, np.array([*full, states]) - MARGIN
 
     def _more_labels(self, labels: int, parts: int) -> None:

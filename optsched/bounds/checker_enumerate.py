@@ -70,7 +70,7 @@ class Layer(NamedTuple):
     count: Any  # rows, and the steps that they took
 
 
-@njit
+@njit(allocates=False)
 def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> None:
     """Fill in the tables, from the end backward; the arcs are in order of target.
 
@@ -104,7 +104,7 @@ def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> N
                 rise[u, kinds + k] = min(np.int64(rise[u, kinds + k]), placed)
 
 
-@njit
+@njit(allocates=False)
 def _rises(node: Any, rise: Any, left: Any) -> Any:
     """Return by how much the cost to the end rises for what is left, in units of the tables.
 
@@ -116,14 +116,14 @@ def _rises(node: Any, rise: Any, left: Any) -> Any:
     return np.int64(most)
 
 
-@njit
+@njit(allocates=False)
 def _note(k: int, number: Any, left: Any) -> None:
     """Note for `_rises` how many are left of kind k."""
     left[k] = _TOP if number == 0 else 0
     left[len(left) // 2 + k] = _TOP if number == 1 else 0
 
 
-@njit
+@njit(allocates=False)
 def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     gain = about[b, _COST] - about[a, _COST]
@@ -144,7 +144,7 @@ def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool
     return right
 
 
-@njit
+@njit(allocates=False)
 def _slot(key: Any, keys: Any, slots: Any) -> Any:
     """Return the slot of the labels with a key, or the empty one where it belongs."""
     last = np.uint64(len(slots) - 1)
@@ -154,7 +154,7 @@ def _slot(key: Any, keys: Any, slots: Any) -> Any:
     return at
 
 
-@njit
+@njit(allocates=False)
 def _left_alike(a: int, b: int, j: int, i: int, left: Any) -> bool:
     """Whether labels a and b have the same left, but a one more of kind j and one less of i."""
     same = True
@@ -163,7 +163,7 @@ def _left_alike(a: int, b: int, j: int, i: int, left: Any) -> bool:
     return same
 
 
-@njit
+@njit(allocates=False)
 def _enter(m: int, layer: Layer, join: int) -> int:
     """Keep the label in the next row unless one that has placed the same deletes it.
 
@@ -189,7 +189,7 @@ def _enter(m: int, layer: Layer, join: int) -> int:
     return seen
 
 
-@njit
+@njit(allocates=False)
 def _swap(m: int, layer: Layer, of: Of) -> None:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
@@ -217,33 +217,33 @@ def _swap(m: int, layer: Layer, of: Of) -> None:
                 a = about[a, _NEXT]
 
 
-@njit
+@njit(allocates=False)
 def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
     """Write the label that follows label e into the next row."""
     cost, passed, clock = where
     about, left, tokens, at = new.about, new.left, new.tokens, new.count[0]
-    live, peak, width = old.tokens, of.peak[k], tokens.shape[1]
+    live, before, peak, width = old.tokens, old.left, of.peak[k], tokens.shape[1]
     need = max(old.about[e, _NEED] - passed, of.clock)
     if clock < 0:
         need = max(need, of.ready[k])
     about[at, _NODE], about[at, _COST], about[at, _CLOCK], about[at, _NEED] = v, cost, clock, need
-    left[at] = old.left[e]
-    left[at, k] -= 1
-    for j in range(width - passed):
-        tokens[at, j] = live[e, j + passed]
-    tokens[at, max(width - passed, 0) :] = 0
+    for j in range(left.shape[1]):
+        left[at, j] = before[e, j] - (j == k)
+    for j in range(width):
+        tokens[at, j] = live[e, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
         tokens[at, j] += peak - j
     new.key[at] = old.key[e] + of.sign[k]
 
 
-@njit
-def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, most: int) -> int:
+@njit(allocates=False)
+def _layer(
+    m: int, old: Layer, new: Layer, paths: Paths, of: Of, few: Any, stack: Any, most: int
+) -> int:  # fmt: skip
     """Make the labels with one more request placed, in at most so many steps.
 
     Returns what was too little, or `_DONE`. A step is a node that a label meets, or a label that
-    a new one is compared with; ``new.count`` has how many were taken. Arrays get names before the
-    loops: numba counts each time that one is named.
+    a new one is compared with; ``new.count`` has how many were taken. ``few`` is scratch space.
     """
     first, target, label, loop, what = paths[:5]
     least, begin, listed, rest, rise = paths[5:10]
@@ -251,7 +251,6 @@ def _layer(m: int, old: Layer, new: Layer, paths: Paths, of: Of, stack: Any, mos
     about, left, tokens, there = old.about, old.left, old.tokens, old.there
     count, rows = new.count, len(new.key)
     copies, peak, capacity, join = of.copies, of.peak, of.capacity, of.clock
-    few = np.empty(2 * len(cost), np.uint8)
     count[:] = 0
     wide = 1 + tokens.shape[1] // 64  # steps of a comparison
     new.slots[:] = -1
@@ -380,11 +379,11 @@ def none_left(
     old, new = (_empty(min(_FEW, most), len(cost), width, engine.capacity) for _ in range(2))
     old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1), of.copies, 0
     old.key[0], old.there[0], old.count[0] = 0, True, 1
-    stack = np.empty((_DEEP, 3), np.int64)
+    few, stack = np.empty(2 * len(cost), np.uint8), np.empty((_DEEP, 3), np.int64)
     for m in range(engine.n):
         short = -1
         while short != _DONE:
-            short = _layer(m, old, new, paths, of, stack, budget.left)
+            short = _layer(m, old, new, paths, of, few, stack, budget.left)
             budget.spend(int(new.count[1]))
             if short == _NO_WAY:
                 stack = np.empty((2 * len(stack), 3), np.int64)  # never more than the steps taken

@@ -15,7 +15,9 @@ from optsched.bounds.checker_states import (
     PLACE,
     REFUSED,
     ROUND,
+    SYMBOLS,
     UNKNOWN,
+    WEIGHT,
     States,
     after_placing,
     before_round,
@@ -53,7 +55,7 @@ class Labels(NamedTuple):
     high: Any
     first: Any  # the parts that the tracker tells apart, from here on; -1 if not known yet
     end: Any
-    part: Any  # the tracker's symbol and the label of each
+    part: Any  # the tracker's column and the label of each
     slots: Any  # a hash table of the masks
 
 
@@ -80,7 +82,7 @@ class Fine(NamedTuple):
     label: Any
 
 
-@njit
+@njit(allocates=False)
 def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
     """Note what the labels first, ..., end - 1, which place, cost; no parts are known."""
     for label in range(first, end):
@@ -91,7 +93,7 @@ def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
         labels.low[label], labels.high[label], labels.first[label] = low, high, -1
 
 
-@njit
+@njit(allocates=False)
 def _slot(mask: Any, masks: Any, slots: Any) -> Any:
     """Return the place of a mask in the hash table, or the empty one where it belongs."""
     last = np.uint64(slots.shape[0] - 1)
@@ -101,7 +103,7 @@ def _slot(mask: Any, masks: Any, slots: Any) -> Any:
     return at
 
 
-@njit
+@njit(allocates=False)
 def label_of(mask: Any, labels: Labels, cost: Any, count: Any) -> Any:
     """Return the number of the label that places one of these kinds."""
     at = _slot(mask, labels.mask, labels.slots)
@@ -114,34 +116,35 @@ def label_of(mask: Any, labels: Labels, cost: Any, count: Any) -> Any:
     return np.int64(labels.slots[at])
 
 
-@njit
+@njit(allocates=False)
 def enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
     for k in range(first, end):
         labels.slots[_slot(labels.mask[k], labels.mask, labels.slots)] = k
 
 
-@njit
+@njit(allocates=False)
 def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None:
     """Part a label by what the tracker tells apart."""
     left, k = labels.mask[label], 0
     labels.first[label] = count[PARTS]
     if labels.what[label] != PLACE:
-        labels.part[count[PARTS], 0] = t.after.shape[1] + labels.what[label]
+        labels.part[count[PARTS], 0] = labels.what[label]
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
     while left != _ZERO:
         if (left >> np.uint64(k)) & _ONE:
             same = t.alike[t.symbol[k]]
             part = labels.part[count[PARTS]]
-            part[0], part[1] = t.symbol[k], label_of(left & same, labels, cost, count)
+            part[0] = SYMBOLS + t.symbol[k]
+            part[1] = label_of(left & same, labels, cost, count)
             count[PARTS] += 1
             left &= ~same
         k += 1
     labels.end[label] = count[PARTS]
 
 
-@njit
+@njit(allocates=False)
 def _short(more: int, states: Any, count: Any, room: Any) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
     return (
@@ -153,7 +156,7 @@ def _short(more: int, states: Any, count: Any, room: Any) -> bool:
     )
 
 
-@njit
+@njit(allocates=False)
 def _node(s: Any, begin: int, nodes: int, last: Any, state: Any, here: Any) -> Any:
     """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new."""
     y = last[s]
@@ -163,25 +166,18 @@ def _node(s: Any, begin: int, nodes: int, last: Any, state: Any, here: Any) -> A
     return nodes
 
 
-@njit
-def _after(s: Any, g: Any, t: States) -> int:
-    """Return the state that follows, which is not known yet."""
-    if g == t.after.shape[1] + ROUND:
-        return before_round(s, t)
-    return after_placing(s, g, t)
-
-
-@njit
+@njit(allocates=False)
 def _follow(
     v: int, graph: Graph, labels: Labels, p: Prices, t: States, f: Fine, count: Any, room: Any
 ) -> Any:  # fmt: skip
     """Make the nodes of v and of later nodes by the arcs into them.
 
     Returns the first node for which room is short, or that rounds may leave as it is, and whether
-    room is short. Arrays get names before the loops: numba counts each time that one is named.
+    room is short.
     """
     begins, last, state, here, source, target, number = f
-    states, after, weight, peak, rest = t.count, t.after, t.weight, t.peak, p.rest
+    bits, capacity, _, _, peak, _, floor, _, rows, hashed, items, states = t
+    first_item, rest = SYMBOLS + len(peak), p.rest
     _, _, masks, least, high, first, end, part, slots = labels
     ascending, cheapest = p.ascending, p.cheapest
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
@@ -212,10 +208,12 @@ def _follow(
                     _split(whole, labels, p.cost, t, count)
                 s, nodes, a = state[x], count[NODES], count[ARCS]
                 for j in range(first[whole], end[whole]):
-                    g, new = part[j, 0], part[j, 1]
-                    y = np.int64(after[s, g])
-                    if y == UNKNOWN and (g >= len(peak) or weight[s] + peak[g] <= t.capacity):
-                        y = np.int64(_after(s, g, t))
+                    column, new = part[j, 0], part[j, 1]
+                    y, g = np.int64(rows[s, column]), column - SYMBOLS
+                    if y == UNKNOWN and g < 0:
+                        y = before_round(s, bits, floor, first_item, rows, hashed, items, states)
+                    elif y == UNKNOWN and rows[s, WEIGHT] + peak[g] <= capacity:
+                        y = after_placing(s, g, t, rows, hashed, items, states)
                     if y > REFUSED:
                         y = _node(y, begin, nodes, last, state, here)
                         nodes = max(nodes, y + 1)
@@ -233,12 +231,12 @@ def _follow(
 @njit
 def _heaviest_first(begin: int, first_arc: int, t: States, f: Fine, count: Any) -> None:
     """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
-    end, x = count[NODES], begin + 1
-    while x < end and t.weight[f.state[x - 1]] >= t.weight[f.state[x]]:
+    end, x, weight = count[NODES], begin + 1, t.rows[:, WEIGHT]
+    while x < end and weight[f.state[x - 1]] >= weight[f.state[x]]:
         x += 1
     if x >= end:
         return  # they are: arrays are made only otherwise
-    order = np.argsort(-t.weight[f.state[begin:end]], kind="mergesort")
+    order = np.argsort(-weight[f.state[begin:end]], kind="mergesort")
     place = np.empty(end - begin, np.int64)
     place[order] = np.arange(begin, end)
     f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
@@ -254,9 +252,11 @@ def _follow_loop(
 ) -> bool:  # fmt: skip
     """Follow rounds that leave node v of the graph before as it is; return if room is short."""
     begin, spare, cost = f.first[v], p.cutoff - p.rest[v], loop * p.unit
-    x = begin
+    x, first_item = begin, SYMBOLS + len(t.peak)
     while x < count[NODES]:
-        s = before_round(np.int64(f.state[x]), t)
+        s = before_round(
+            f.state[x], t.bits, t.floor, first_item, t.rows, t.slots, t.row, t.count
+        )  # fmt: skip
         y = _node(s, begin, count[NODES], f.last, f.state, f.here)
         count[NODES] = max(count[NODES], y + 1)
         if _short(count[NODES] - begin, t.count, count, room):
@@ -264,7 +264,7 @@ def _follow_loop(
         x += 1
     _heaviest_first(begin, count[KEPT], t, f, count)
     for x in range(begin, count[NODES]):
-        y, a = f.last[t.after[f.state[x], ROUND]], count[ARCS]
+        y, a = f.last[t.rows[f.state[x], ROUND]], count[ARCS]
         if y != x and f.here[x] < NEVER and f.here[x] + cost <= spare:
             f.source[a], f.target[a], f.label[a] = x, y, loop
             f.here[y] = min(f.here[y], f.here[x] + cost)
@@ -295,6 +295,6 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
     out = np.full(f.first[-1], -1, np.int32)
     for v in range(len(loop)):
         for x in range(f.first[v], f.first[v + 1] if loop[v] >= 0 else 0):
-            if t.after[f.state[x], ROUND] == f.state[x]:
+            if t.rows[f.state[x], ROUND] == f.state[x]:
                 out[x] = loop[v]
     return out

@@ -19,19 +19,23 @@ MAX_CELLS = 600_000_000
 MARGIN = 512
 """Room for the states that one node of the graph before adds."""
 UNKNOWN, REFUSED = -2, -1
-PLACE, ROUND, JOIN, END = 0, -3, -2, -1
-"""What arcs do. All but the first are also columns of `States.after`."""
+SIZE, WEIGHT, ROUND, JOIN, END, SYMBOLS = range(6)
+"""Columns of a state: the number of its items, their weight, the states that follow when a round
+passes, at the join and at the end, then from `SYMBOLS` on the states after a placement."""
+PLACE = 0
+"""What arcs do is a column, or this where they place."""
 _ONE = np.uint64(1)
 
 
 class States(NamedTuple):
-    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0.
+    """A tracker: multisets of (class of floor, weight), or counters if ``bits`` is 0.
 
-    ``after`` has a column of each symbol of a placement, then `ROUND`, `JOIN` and `END` from the
-    end. A state that may not go there has `REFUSED`, and `UNKNOWN` is not computed yet.
+    An item is class * 2**bits + weight. Columns of ``rows`` are `SIZE` and so on, one for each
+    symbol of a placement, then the items. A state that may not follow is `REFUSED`, and one that is
+    not computed yet `UNKNOWN`.
     """
 
-    span: Any
+    bits: Any
     capacity: Any
     symbol: Any  # of each kind
     alike: Any  # by symbol, the mask of its kinds
@@ -39,16 +43,13 @@ class States(NamedTuple):
     own: Any  # by symbol, the class of its floor
     floor: Any  # by class
     heavy: Any  # by class, the peaks of its requests, the largest first
-    items: Any
-    size: Any
-    weight: Any
-    after: Any
+    rows: Any  # by state
     slots: Any  # a hash table of the multisets
     row: Any  # items to be looked up
     count: Any  # of states
 
 
-@njit
+@njit(allocates=False)
 def mixed(x: Any) -> np.uint64:
     """Return a hash of an integer."""
     x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
@@ -57,18 +58,18 @@ def mixed(x: Any) -> np.uint64:
     return x ^ (x >> np.uint64(29))
 
 
-@njit
-def _enter_multisets(t: States) -> None:
-    """Enter the states in the hash table, which is empty."""
-    last = np.uint64(t.slots.shape[0] - 1)
-    for s in range(t.count[0]):
-        at = _key(t.items[s], t.size[s]) & last
-        while t.slots[at] >= 0:
+@njit(allocates=False)
+def _enter_multisets(items: int, count: int, rows: Any, slots: Any) -> None:
+    """Enter the states in the hash table, which is empty. Items begin at column ``items``."""
+    last = np.uint64(slots.shape[0] - 1)
+    for s in range(count):
+        at = _key(rows[s, items:], rows[s, SIZE]) & last
+        while slots[at] >= 0:
             at = (at + _ONE) & last
-        t.slots[at] = s
+        slots[at] = s
 
 
-@njit
+@njit(allocates=False)
 def _key(row: Any, size: int) -> np.uint64:
     h = mixed(size + 1)
     for k in range(size):
@@ -76,71 +77,78 @@ def _key(row: Any, size: int) -> np.uint64:
     return h
 
 
-@njit
-def _multiset(size: int, weight: Any, t: States) -> int:
-    """Return the number of the state whose items are in ``t.row``."""
-    slots, items, sizes, row = t.slots, t.items, t.size, t.row
+@njit(allocates=False)
+def _multiset(
+    size: int, weight: Any, first: int, rows: Any, slots: Any, row: Any, count: Any
+) -> Any:  # fmt: skip
+    """Return the number of the state with the items in ``row``. They begin at column ``first``."""
     last = np.uint64(slots.shape[0] - 1)
     at = _key(row, size) & last
     while slots[at] >= 0:
         s = slots[at]
-        same = sizes[s] == size
+        same = rows[s, SIZE] == size
         for k in range(size if same else 0):
-            same &= items[s, k] == row[k]
+            same &= rows[s, first + k] == row[k]
         if same:
-            return s
+            return np.int64(s)
         at = (at + _ONE) & last
-    new = t.count[0]
-    items[new, :size] = row[:size]
-    sizes[new], t.weight[new] = size, weight
-    t.after[new, :] = UNKNOWN
-    t.after[new, JOIN], t.after[new, END] = new, new if size == 0 else REFUSED
+    new = count[0]
+    for k in range(ROUND, first):
+        rows[new, k] = UNKNOWN
+    for k in range(size):
+        rows[new, first + k] = row[k]
+    rows[new, SIZE], rows[new, WEIGHT] = size, weight
+    rows[new, JOIN], rows[new, END] = new, new if size == 0 else REFUSED
     slots[at] = new
-    t.count[0] += 1
-    return new
+    count[0] += 1
+    return np.int64(new)
 
 
-@njit
-def before_round(s: Any, t: States) -> int:
+@njit(allocates=False)
+def before_round(
+    s: Any, bits: int, floor: Any, first: int, rows: Any, slots: Any, row: Any, count: Any
+) -> Any:  # fmt: skip
     """Return the state one round earlier."""
-    if t.after[s, ROUND] == UNKNOWN:
-        items, row, span, floor = t.items[s], t.row, t.span, t.floor
-        size = weight = 0
-        for k in range(t.size[s]):
-            own, w = divmod(items[k], span)
-            if w > floor[own]:
-                row[size] = items[k] - 1
+    if rows[s, ROUND] == UNKNOWN:
+        size, weight = 0, np.int64(0)
+        light = (1 << bits) - 1
+        for k in range(first, first + rows[s, SIZE]):
+            item = np.int64(rows[s, k])
+            w = item & light
+            if w > floor[item >> bits]:
+                row[size] = item - 1
                 size += 1
                 weight += w - 1
-        t.after[s, ROUND] = _multiset(size, weight, t)
-    return t.after[s, ROUND]
+        rows[s, ROUND] = _multiset(size, weight, first, rows, slots, row, count)
+    return np.int64(rows[s, ROUND])
 
 
-@njit
-def after_placing(s: Any, g: Any, t: States) -> int:
+@njit(allocates=False)
+def after_placing(s: Any, g: Any, t: States, rows: Any, slots: Any, row: Any, count: Any) -> Any:
     """Return the state with one more request of symbol g, or `REFUSED` if no schedule has it."""
-    own, peak = t.own[g], t.peak[g]
-    found = REFUSED
-    if t.weight[s] + peak <= t.capacity:
+    own, peak, bits, first = t.own[g], t.peak[g], t.bits, SYMBOLS + len(t.peak)
+    size, weight = rows[s, SIZE], rows[s, WEIGHT] + peak
+    found: Any = REFUSED
+    if weight <= t.capacity:
         if peak < t.floor[own]:
             found = s
         else:
-            items, row, span, heavy = t.items[s], t.row, t.span, t.heavy[own]
-            new = own * span + peak
-            k = t.size[s]
-            while k > 0 and items[k - 1] > new:
-                row[k] = items[k - 1]
+            heavy, new, light = t.heavy, (own << bits) + peak, (1 << bits) - 1
+            k = size
+            while k > 0 and rows[s, first + k - 1] > new:
+                row[k] = rows[s, first + k - 1]
                 k -= 1
             row[k] = new
-            row[:k] = items[:k]
+            for j in range(k):
+                row[j] = rows[s, first + j]
             rank, right = 0, True
-            for k in range(t.size[s], -1, -1):  # the heaviest first
-                if row[k] // span == own:
-                    right &= rank < heavy.shape[0] and row[k] % span <= heavy[rank]
+            for k in range(size, -1, -1):  # the heaviest first
+                if row[k] >> bits == own:
+                    right &= rank < heavy.shape[1] and row[k] & light <= heavy[own, rank]
                     rank += 1
             if right:
-                found = _multiset(t.size[s] + 1, t.weight[s] + peak, t)
-    t.after[s, g] = found
+                found = _multiset(size + 1, weight, first, rows, slots, row, count)
+    rows[s, SYMBOLS + g] = found
     return found
 
 
@@ -184,13 +192,13 @@ def multisets(kinds: Kinds, floors: list[int]) -> States:
     for c, mine in enumerate(peaks):
         heavy[c, : len(mine)] = sorted(mine, reverse=True)
     width = min(n, kinds.capacity // min(classes)) + 2
-    span = max(kinds.capacity, max(p for p, _ in pairs)) + 1
+    bits = max(kinds.capacity, max(p for p, _ in pairs)).bit_length()
     numbers = [symbols.index(pair) for pair in pairs]
-    t = _tracker(span, kinds.capacity, numbers, 8 * MARGIN, len(symbols), width)._replace(
+    t = _tracker(bits, kinds.capacity, numbers, 8 * MARGIN, len(symbols), width)._replace(
         peak=np.array([p for p, _ in symbols]), floor=np.array(classes), heavy=heavy,
         own=np.array([classes.index(up) for _, up in symbols]),
     )  # fmt: skip
-    _multiset(0, 0, t)
+    _multiset(0, 0, SYMBOLS + len(symbols), t.rows, t.slots, t.row, t.count)
     return t
 
 
@@ -238,15 +246,15 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
                 total[j] += step
         step *= most + 1
     for j, may in enumerate(allowed):
-        t.after[:, j] = np.where(may, number + total[j], REFUSED)
-    t.after[:, ROUND], t.after[:, JOIN], t.weight[:] = number, number, 0
-    t.after[:, END] = np.where(right, number, REFUSED)
+        t.rows[:, SYMBOLS + j] = np.where(may, number + total[j], REFUSED)
+    t.rows[:, ROUND] = t.rows[:, JOIN] = number
+    t.rows[:, END], t.rows[:, WEIGHT] = np.where(right, number, REFUSED), 0
     t.count[0] = states
     return t
 
 
 def _tracker(
-    span: int, capacity: int, symbol: list[int], rows: int, symbols: int, width: int
+    bits: int, capacity: int, symbol: list[int], rows: int, symbols: int, width: int
 ) -> States:
     """Return a tracker without states."""
     alike = np.zeros(symbols, np.uint64)
@@ -254,21 +262,17 @@ def _tracker(
         alike[g] |= np.uint64(1 << k)
     none = np.zeros(1, np.int64)
     return States(
-        span, capacity, np.array(symbol), alike, none, none, none, none.reshape(1, 1),
-        np.empty((rows, width), np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32),
-        np.empty((rows, symbols + 3), np.int32), np.full(2 << rows.bit_length(), -1, np.int32),
-        np.empty(width + 1, np.int64), np.zeros(1, np.int64),
+        bits, capacity, np.array(symbol), alike, np.zeros(symbols, np.int64), none, none,
+        none.reshape(1, 1), np.empty((rows, SYMBOLS + symbols + width), np.int32),
+        np.full(2 << rows.bit_length(), -1, np.int32), np.empty(width + 1, np.int64),
+        np.zeros(1, np.int64),
     )  # fmt: skip
 
 
 def with_rows(t: States, rows: int) -> States:
     """Return a tracker with room for so many states, or as it is if it has room or is complete."""
-    if not t.span or rows <= len(t.size):
+    if not t.bits or rows <= len(t.rows):
         return t
-    t = t._replace(
-        items=wider(t.items, rows), size=wider(t.size, rows), weight=wider(t.weight, rows),
-        after=wider(t.after, rows),
-        slots=np.full(2 << rows.bit_length(), -1, np.int32),
-    )  # fmt: skip
-    _enter_multisets(t)
+    t = t._replace(rows=wider(t.rows, rows), slots=np.full(2 << rows.bit_length(), -1, np.int32))
+    _enter_multisets(SYMBOLS + len(t.peak), t.count[0], t.rows, t.slots)
     return t

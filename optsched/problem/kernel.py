@@ -22,13 +22,16 @@ _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
-def njit(function: Any = None, /, **options: Any) -> Any:
+def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> Any:
     """Compile a function, and keep its machine code until a source that it depends on changes.
 
     Parameters
     ----------
     function : callable, optional
         What to compile. Without it, a decorator is returned.
+    allocates : bool
+        Whether it, or what it calls, makes or returns arrays. If not, references to arrays are not
+        counted, which is half of the time of loops that call functions or use named tuples.
     **options
         Those of ``numba.njit``, but for ``cache``.
 
@@ -37,7 +40,8 @@ def njit(function: Any = None, /, **options: Any) -> Any:
     numba dispatcher or decorator
     """
     if function is None:
-        return lambda function: njit(function, **options)
+        return lambda function: njit(function, allocates=allocates, **options)
+    options["_nrt"] = allocates
     dispatcher = numba.njit(function, cache=True, **options)
     if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
         kept = dispatcher._cache._cache_file
