@@ -123,7 +123,8 @@ class Paths(NamedTuple):
 
 
 @njit(nogil=True)
-def _hash_key(key: Any) -> np.uint64:
+def hash_key(key: Any) -> np.uint64:
+    """Return a hash of a mask."""
     h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     h *= np.uint64(0xD6E8FEB86659FD93)
@@ -135,7 +136,7 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
     """Enter the masks of the labels from ``first`` on in the hash table, which is empty."""
     last = np.uint64(slots.shape[0] - 1)
     for k in range(first, count):
-        at = _hash_key(np.int64(mask[k])) & last
+        at = hash_key(np.int64(mask[k])) & last
         while slots[at] >= 0:
             at = (at + _ONE) & last
         slots[at] = k
@@ -145,7 +146,7 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
 def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
     """Return the number of the label with that mask, a new one if it has none."""
     last = np.uint64(slots.shape[0] - 1)
-    at = _hash_key(np.int64(mask)) & last
+    at = hash_key(np.int64(mask)) & last
     while slots[at] >= 0:
         if label_mask[slots[at]] == mask:
             return slots[at]

@@ -20,11 +20,11 @@ MARGIN = 512
 UNKNOWN, REFUSED = -2, -1
 """In place of a state: it has not been looked for yet, or a path may not go there."""
 _ONE = np.uint64(1)
+ROUND, JOIN, END = 0, 1, 2
+"""What a tracker sees of steps that place nothing: so many after the symbols of the kinds."""
 _STATE = record(
     ("items", np.int32),  # how many there are
     ("weight", np.int32),  # of all of them
-    ("before", np.int32),  # the state one round earlier, or `UNKNOWN`
-    ("final", np.int32),  # whether a path may end here
 )
 
 
@@ -36,7 +36,7 @@ class Automaton(NamedTuple):
     width, capacity : int
     span : int
         An item is the number (class of its floor) x span + (its weight).
-    peak, floor_class, floor, heaviest, items, info, add, slots, count : ndarray
+    peak, floor_class, floor, heaviest, items, info, after, slots, count : ndarray
     row : ndarray of int32
         Scratch space for the items of one state.
     """
@@ -50,7 +50,7 @@ class Automaton(NamedTuple):
     heaviest: Any
     items: Any
     info: Any
-    add: Any
+    after: Any
     slots: Any
     count: Any
     row: Any
@@ -80,10 +80,11 @@ class Tracker:
     items : ndarray of int32, shape (room, width)
         The items of each state in ascending order.
     info : ndarray of records, shape (room,)
-        For each state the number of its items, their weight, the state one round earlier
-        (`UNKNOWN` at first), and whether a path may end here.
-    add : ndarray of int32, shape (symbols, room)
-        The state after each symbol, `REFUSED` or `UNKNOWN`.
+        For each state the number of its items and their weight.
+    after : ndarray of int32, shape (room, symbols + 3)
+        The state after each symbol, then after a round, the join and the end: `REFUSED` or
+        `UNKNOWN` where there is none. A row is one or two lines of the cache, since a node follows
+        several symbols from its state.
     slots : ndarray of int32
         A hash table of the multisets.
     count : ndarray of int64, shape (1,)
@@ -99,7 +100,7 @@ class Tracker:
     heaviest: NDArray[np.int64]
     items: NDArray[np.int32]
     info: NDArray[Any]
-    add: NDArray[np.int32]
+    after: NDArray[np.int32]
     slots: NDArray[np.int32]
     count: NDArray[np.int64]
 
@@ -112,7 +113,7 @@ class Tracker:
         """Return the tracker as compiled functions take it."""
         return Automaton(
             self.width, self.capacity, self.capacity + 1, self.peak, self.floor_class, self.floor,
-            self.heaviest, self.items, self.info, self.add, self.slots, self.count,
+            self.heaviest, self.items, self.info, self.after, self.slots, self.count,
             np.zeros(self.width + 2, dtype=np.int32),
         )  # fmt: skip
 
@@ -122,11 +123,8 @@ class Tracker:
         if self.width == 0 or count + MARGIN <= len(self.info):
             return
         need = count + 2 * MARGIN
-        self.items = wider(self.items, need)
-        self.info = wider(self.info, need)
-        add = np.full((len(self.add), len(self.info)), UNKNOWN, dtype=np.int32)
-        add[:, : self.add.shape[1]] = self.add
-        self.add = add
+        for array in (self.items, self.info, self.after):
+            widen(array, need)
         if 2 * need > len(self.slots):
             self.slots = np.full(len(self.slots) * 4, -1, dtype=np.int32)
             _enter_all(self.compiled())
@@ -165,12 +163,11 @@ def multiset_tracker(
         heaviest=heaviest,
         items=np.zeros((room, width), dtype=np.int32),
         info=np.zeros(room, dtype=_STATE),
-        add=np.full((len(peaks), room), -2, dtype=np.int32),
+        after=np.zeros((room, len(peaks) + 3), dtype=np.int32),
         slots=np.full(4 * MARGIN, -1, dtype=np.int32),
-        count=np.array([1]),
+        count=np.array([0]),
     )
-    tracker.info[0] = 0, 0, 0, 1
-    tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
+    _state(0, 0, tracker.compiled())
     return tracker
 
 
@@ -179,18 +176,16 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     caps = [int(copies[group].sum()) for group in groups]
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
     symbol = np.zeros(len(copies), dtype=np.int32)
-    add = np.zeros((len(groups) + 1, states), dtype=np.int32)
     number = np.arange(states)
-    add[0] = number
+    after = np.empty((states, len(groups) + 4), dtype=np.int32)
+    after[:] = number[:, None]
+    after[:-1, -1] = REFUSED
     step = 1
     for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
         symbol[group] = g + 1
         digit = number // step % (cap + 1)
-        add[g + 1] = np.where(digit < cap, number + step, -1)
+        after[:, g + 1] = np.where(digit < cap, number + step, REFUSED)
         step *= cap + 1
-    info = np.zeros(states, dtype=_STATE)
-    info["before"] = number
-    info["final"][-1] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
         symbol=symbol,
@@ -201,8 +196,8 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
         floor=none,
         heaviest=np.zeros((1, 1), dtype=np.int64),
         items=np.zeros((1, 1), dtype=np.int32),
-        info=info,
-        add=add,
+        info=np.zeros(states, dtype=_STATE),
+        after=after,
         slots=np.full(1, -1, dtype=np.int32),
         count=np.array([states]),
     )
@@ -218,6 +213,14 @@ def wider(array: NDArray[Any], needed: int) -> NDArray[Any]:
     raw = np.dtype((np.void, array.dtype.itemsize))
     more.view(raw)[: len(array)] = array.view(raw)
     return more
+
+
+def widen(array: NDArray[Any], needed: int) -> None:
+    """Give the array itself at least so many rows; new ones are 0. No view of it may be in use."""
+    if needed > len(array):
+        rows = max(needed, len(array) + len(array) // 2)
+        # Large arrays move to other addresses without a copy.
+        array.resize((rows, *array.shape[1:]), refcheck=False)
 
 
 @njit(nogil=True)
@@ -261,54 +264,49 @@ def _state(length: int, weight: int, tracker: Automaton) -> int:
     s = tracker.count[0]
     for k in range(length):
         items[s, k] = row[k]
-    new = info[s]
-    new.items = length
-    new.weight = weight
-    new.before = UNKNOWN
-    new.final = length == 0
+    info[s].items, info[s].weight = length, weight
+    spare, peak, after = tracker.capacity - weight, tracker.peak, tracker.after
+    symbols = peak.shape[0]
+    for g in range(symbols):
+        after[s, g] = REFUSED if peak[g] > spare else UNKNOWN
+    after[s, symbols + ROUND] = UNKNOWN
+    after[s, symbols + JOIN] = s
+    after[s, symbols + END] = s if length == 0 else REFUSED
     slots[at] = s
     tracker.count[0] = s + 1
     return s
 
 
 @njit(nogil=True)
-def state_before(s: int, tracker: Automaton) -> int:
-    """Return the state one round earlier: every item is one lighter, those at their floor gone."""
-    info, items, floor, row = tracker.info, tracker.items, tracker.floor, tracker.row
-    if info[s].before != UNKNOWN:
-        return info[s].before
-    length = 0
-    weight = 0
-    for k in range(info[s].items):
-        item = items[s, k]
-        w = item % tracker.span
-        if w > floor[item // tracker.span]:
-            row[length] = item - 1
-            length += 1
-            weight += w - 1
-    t = _state(length, weight, tracker)
-    info[s].before = t
+def state_after(s: int, symbol: int, tracker: Automaton) -> int:
+    """Return the state after a symbol or a round that has not been followed from here before."""
+    peak, floor, floor_class = tracker.peak, tracker.floor, tracker.floor_class
+    if symbol >= peak.shape[0]:
+        t = _lighter(s, tracker)
+    elif peak[symbol] < floor[floor_class[symbol]]:
+        t = s  # it is there when it completes, but leaves no trace
+    elif _with_item(s, symbol, tracker):
+        t = _state(tracker.info[s].items + 1, tracker.info[s].weight + peak[symbol], tracker)
+    else:
+        t = REFUSED
+    tracker.after[s, symbol] = t
     return t
 
 
 @njit(nogil=True)
-def state_after(s: int, symbol: int, tracker: Automaton) -> int:
-    """Return the state with one more item, or `REFUSED` where it does not fit."""
-    add = tracker.add
-    if add[symbol, s] != UNKNOWN:
-        return add[symbol, s]
-    p = tracker.peak[symbol]
-    weight = tracker.info[s].weight + p
-    if weight > tracker.capacity:
-        t = REFUSED
-    elif p < tracker.floor[tracker.floor_class[symbol]]:
-        t = s  # it is there when it completes, but leaves no trace
-    elif _with_item(s, symbol, tracker):
-        t = _state(tracker.info[s].items + 1, weight, tracker)
-    else:
-        t = REFUSED
-    add[symbol, s] = t
-    return t
+def _lighter(s: int, tracker: Automaton) -> int:
+    """Return the state one round earlier: every item is one lighter, those at their floor gone."""
+    items, floor, row, span = tracker.items, tracker.floor, tracker.row, tracker.span
+    length = 0
+    weight = 0
+    for k in range(tracker.info[s].items):
+        item = items[s, k]
+        w = item % span
+        if w > floor[item // span]:
+            row[length] = item - 1
+            length += 1
+            weight += w - 1
+    return _state(length, weight, tracker)
 
 
 @njit(nogil=True)
