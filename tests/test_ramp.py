@@ -606,7 +606,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
         tracker = ramp_tracker.multiset_tracker(
             jobs.peak, jobs.first_kv, one, jobs.capacity, np.arange(8), jobs.peak
         )
-        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.after, tracker.slots)
+        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.table, tracker.slots)
         assert sum(column.nbytes for column in columns) < 10**6
     assert 0.5 * counts[0] < counts[1] < 2 * counts[0]
 

@@ -26,15 +26,20 @@ from optsched.optimize.ramp.graph import (
     reversed_arcs,
 )
 from optsched.optimize.ramp.tracker import (
+    AFTER,
+    BEFORE,
+    COLUMNS,
     END,
     JOIN,
+    LAST,
     MARGIN,
-    ROUND,
+    NUMBER,
+    TABLE_MARGIN,
     UNKNOWN,
     Automaton,
     Tracker,
     state_after,
-    widen,
+    wider,
 )
 from optsched.problem.kernel import njit
 
@@ -44,7 +49,7 @@ _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 
 _PART = record(
-    ("symbol", np.int32),
+    ("column", np.int32),  # of the tracker's rows
     ("label", np.int32),
     ("low", np.int32),  # least cost of its kinds
 )
@@ -67,6 +72,7 @@ _PROGRESS = record(
     ("full_nodes", np.int64),  # numbers beyond which there is no room to expand one more node
     ("full_arcs", np.int64),
     ("full_states", np.int64),
+    ("full_table", np.int64),
     ("full_labels", np.int64),
     ("full_parts", np.int64),
 )
@@ -138,7 +144,6 @@ class _Fine(NamedTuple):
     """The product as far as it has been made."""
 
     first: Any  # node of each coarse node
-    last: Any  # node of each state
     state: Any  # of each node
     here: Any  # cost of each node from the root
     source: Any
@@ -166,7 +171,7 @@ def _learn_ranges(labels: _Labels, p: Any) -> None:
 
 
 @njit(nogil=True)
-def _learn(mask: Any, labels: _Labels, p: Any) -> int:
+def _learn(mask: Any, labels: _Labels, p: Any) -> Any:
     """Return the label of a mask, parted into kinds that are the same symbol to the tracker."""
     label = np.int64(label_of(mask, labels.mask, labels.slots, labels.count))
     by_symbol, touched = labels.by_symbol, labels.touched
@@ -183,7 +188,7 @@ def _learn(mask: Any, labels: _Labels, p: Any) -> int:
     for k in range(found):
         g = touched[k]
         part = labels.parts[first + k]
-        part.symbol = g
+        part.column = AFTER + g
         part.label = label_of(by_symbol[g], labels.mask, labels.slots, labels.count)
         by_symbol[g] = _ZERO
     p.parts = first + found
@@ -206,10 +211,11 @@ def _follow(
     counts references to an array when it is taken out of a tuple and when it is passed on.
     """
     start, source, arc_label, loop, backward, cutoff, _ = coarse
-    first, last, state, here, sources, targets, numbers = fine
+    first, state, here, sources, targets, numbers = fine
     mask, slots, count, _, ascending, cheapest, _, about, parts, _, _ = labels
-    after, states = tracker.after, tracker.count
-    full_nodes, full_arcs, full_states = p.full_nodes, p.full_arcs, p.full_states
+    table, states, final = tracker.table, tracker.count, tracker.final
+    full_nodes, full_arcs = p.full_nodes, p.full_arcs
+    full_states, full_table = p.full_states, p.full_table
     kinds, last_slot = ascending.shape[0], np.uint64(slots.shape[0] - 1)
     begin, nodes, arcs, skip = p.begin, p.nodes, p.arcs, p.skip
     status = _DONE
@@ -236,7 +242,8 @@ def _follow(
                     while label >= 0 and mask[label] != kept:
                         at = (at + _ONE) & last_slot
                         label = np.int64(slots[at])
-                full = nodes > full_nodes or arcs > full_arcs or states[0] > full_states
+                full = nodes > full_nodes or arcs > full_arcs
+                full = full or states[0] > full_states or states[1] > full_table
                 if not full and (label < 0 or about[label].first < 0):
                     full = count[0] > p.full_labels or p.parts > p.full_parts
                     if not full:
@@ -244,19 +251,23 @@ def _follow(
                 if full:
                     p.skip, p.arc, status = x - first[u], a, _FULL
                     break
-                s = state[x]
+                s = np.int64(state[x])
+                columns = table[s + COLUMNS]
                 for k in range(about[label].first, about[label].end):
-                    t = after[s, parts[k].symbol]
+                    column = parts[k].column
+                    if column >= columns or (column == END and s != final):
+                        continue
+                    t = s if column < 0 else np.int64(table[s + column])
                     if t == UNKNOWN:
-                        t = np.int32(state_after(s, parts[k].symbol, tracker))
+                        t = np.int64(state_after(s, column, tracker))
                     if t < 0:
                         continue
-                    y = np.int64(last[t])
+                    y = np.int64(table[t + LAST])
                     then = np.int32(here[x] + parts[k].low)
                     if y < begin:
                         y = nodes
                         nodes += 1
-                        last[t], state[y], here[y] = y, t, then
+                        table[t + LAST], state[y], here[y] = y, t, then
                     elif then < here[y]:
                         here[y] = then
                     sources[arcs], targets[arcs], numbers[arcs] = x, y, parts[k].label
@@ -290,19 +301,18 @@ def _close(first: Any, states: Any, room: Room, p: Any) -> bool:
 @njit(nogil=True)
 def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
     """Add every state that rounds lead to from the nodes of one coarse node."""
-    last, state, here, after = fine.last, fine.state, fine.here, tracker.after
-    before = after.shape[1] - 3 + ROUND
+    state, here, table, count = fine.state, fine.here, tracker.table, tracker.count
     x = p.begin
     while x < p.nodes:
         if stop[0] != 0:
             return _STOPPED
-        if p.nodes > p.full_nodes or tracker.count[0] > p.full_states:
+        if p.nodes > p.full_nodes or count[0] > p.full_states or count[1] > p.full_table:
             return _FULL
-        t = after[state[x], before]
+        t = np.int64(table[state[x] + BEFORE])
         if t == UNKNOWN:
-            t = np.int32(state_after(state[x], before, tracker))
-        if last[t] < p.begin:
-            last[t], state[p.nodes], here[p.nodes] = p.nodes, t, INFINITE
+            t = np.int64(state_after(state[x], BEFORE, tracker))
+        if table[t + LAST] < p.begin:
+            table[t + LAST], state[p.nodes], here[p.nodes] = p.nodes, t, INFINITE
             p.nodes += 1
         x += 1
     return _DONE
@@ -311,18 +321,18 @@ def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
 @njit(nogil=True)
 def _heaviest_first(tracker: Automaton, fine: _Fine, p: Any) -> None:
     """Put the nodes of one coarse node in order, so that rounds lead from each to later ones."""
-    last, state, here, target, info = fine.last, fine.state, fine.here, fine.target, tracker.info
+    state, here, target, table = fine.state, fine.here, fine.target, tracker.table
     begin, end = p.begin, p.nodes
     weight = np.empty(end - begin, dtype=np.int64)
     for x in range(begin, end):
-        weight[x - begin] = -info[state[x]].weight
+        weight[x - begin] = -tracker.info[table[state[x] + NUMBER]].weight
     order = np.argsort(weight)
     states, costs = state[begin:end][order], here[begin:end][order]
     state[begin:end], here[begin:end] = states, costs
     number = np.empty(end - begin, dtype=np.int64)
     for k in range(end - begin):
         number[order[k]] = begin + k
-        last[states[k]] = begin + k
+        table[states[k] + LAST] = begin + k
     for a in range(p.begin_arc, p.arcs):
         target[a] = number[target[a] - begin]
 
@@ -338,12 +348,11 @@ def _follow_loop(
     if p.arcs + p.nodes - p.begin > fine.source.shape[0]:
         return _FULL
     _heaviest_first(tracker, fine, p)
-    _, last, state, here, source, target, label = fine
-    after = tracker.after
-    before = after.shape[1] - 3 + ROUND
+    _, state, here, source, target, label = fine
+    table = tracker.table
     placed, arcs = coarse.loop[p.coarse], p.arcs
     for x in range(p.begin, p.nodes):
-        y = last[after[state[x], before]]
+        y = table[table[state[x] + BEFORE] + LAST]
         then = np.int64(here[x]) + placed * coarse.scale
         if y != x and then + coarse.backward[p.coarse] <= coarse.cutoff:
             here[y] = min(np.int64(here[y]), then)
@@ -376,14 +385,14 @@ def _walk(
 
 
 @njit(nogil=True)
-def _loops(loop: Any, fine: _Fine, after: Any) -> Any:
+def _loops(loop: Any, fine: _Fine, table: Any) -> Any:
     """Return `Graph.loop` of the product."""
     first, state = fine.first, fine.state
     out = np.full(first[-1], -1, dtype=np.int16)
     for v in range(loop.shape[0]):
         if loop[v] >= 0:
             for x in range(first[v], first[v + 1]):
-                if after[state[x], after.shape[1] - 3 + ROUND] == state[x]:
+                if table[state[x] + BEFORE] == state[x]:
                     out[x] = loop[v]
     return out
 
@@ -421,21 +430,23 @@ class _Made:
         labels, tracker, p = self.labels, self.tracker, self.progress[0]
         labels.make_room()
         tracker.make_room()
-        known, fine = self.known, self.fine
-        self.known = known._replace(mask=labels.mask, slots=labels.slots)
-        widen(known.about, len(labels.mask))
-        widen(known.parts, int(p.parts) + MARGIN)
-        states = len(fine.last)
-        widen(fine.last, len(tracker.info))
-        fine.last[states:] = -1
-        for array in (fine.state, fine.here):
-            widen(array, int(p.nodes) + MARGIN)
-        for array in (fine.source, fine.target, fine.label):  # a loop adds an arc per node
-            widen(array, int(p.arcs) + MARGIN + int(p.nodes - p.begin))
-        p.full_nodes, p.full_arcs = len(fine.state) - MARGIN, len(fine.source) - MARGIN
-        p.full_states = len(tracker.info) - (MARGIN if tracker.width > 0 else 0)
+        self.known = self.known._replace(
+            mask=labels.mask,
+            slots=labels.slots,
+            about=wider(self.known.about, len(labels.mask)),
+            parts=wider(self.known.parts, int(p.parts) + MARGIN),
+        )
+        nodes = int(p.nodes) + MARGIN
+        arcs = int(p.arcs) + MARGIN + int(p.nodes - p.begin)  # a loop adds an arc per node
+        first, state, here, *steps = self.fine
+        steps = [wider(array, arcs) for array in steps]
+        self.fine = _Fine(first, wider(state, nodes), wider(here, nodes), *steps)
+        p.full_nodes, p.full_arcs = len(self.fine.state) - MARGIN, len(self.fine.source) - MARGIN
+        grows = tracker.width > 0
+        p.full_states = len(tracker.info) - (MARGIN if grows else 0)
+        p.full_table = len(tracker.table) - (TABLE_MARGIN if grows else 0)
         p.full_labels = len(labels.mask) - MARGIN
-        p.full_parts = len(known.parts) - MARGIN
+        p.full_parts = len(self.known.parts) - MARGIN
 
 
 def product(
@@ -501,16 +512,16 @@ def product(
     )
     if stop[0] != 0:
         raise Interrupted
-    return Graph(start, target, label, _loops(graph.loop, fine, tracker.after))
+    return Graph(start, target, label, _loops(graph.loop, fine, tracker.table))
 
 
 def _new_known(labels: Labels, tracker: Tracker, prices: Prices) -> _Labels:
     """Return labels of which only those of fixed steps are known: each is its own only part."""
-    symbols, fixed, cost = tracker.symbols, labels.first_mask, prices.cost
+    fixed, cost = labels.first_mask, prices.cost
     number = np.arange(fixed)
     parts = np.zeros(fixed + 4 * MARGIN, dtype=_PART)
     steps = (number > labels.join, number == labels.join)
-    parts["symbol"][:fixed] = symbols + np.select(steps, (END, JOIN), ROUND)
+    parts["column"][:fixed] = np.select(steps, (END, JOIN), BEFORE)
     parts["label"][:fixed] = number
     parts["low"][:fixed] = labels.fixed[:fixed] * prices.scale
     about = np.zeros(len(labels.mask), dtype=_ABOUT)
@@ -521,16 +532,15 @@ def _new_known(labels: Labels, tracker: Tracker, prices: Prices) -> _Labels:
     return _Labels(
         labels.mask, labels.slots, labels.count, cost, cost[order],
         np.concatenate([[_ZERO], np.bitwise_or.accumulate(bits)]), tracker.symbol, about, parts,
-        np.zeros(symbols, dtype=np.uint64), np.empty(symbols, dtype=np.int64),
+        np.zeros(tracker.symbols, dtype=np.uint64), np.empty(tracker.symbols, dtype=np.int64),
     )  # fmt: skip
 
 
 def _root(coarse_nodes: int, tracker: Tracker) -> _Fine:
     """Return a product that has the root only."""
     rows = 16 * MARGIN
-    last = np.full(len(tracker.info), -1, dtype=np.int32)
-    last[0] = 0
+    tracker.table[LAST] = 0
     state, here = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
     source, target, label = (np.empty(rows, dtype=np.int32) for _ in range(3))
     first = np.zeros(coarse_nodes + 1, dtype=np.int64)
-    return _Fine(first, last, state, here, source, target, label)
+    return _Fine(first, state, here, source, target, label)

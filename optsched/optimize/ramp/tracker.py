@@ -17,15 +17,22 @@ from optsched.problem.kernel import njit
 
 MARGIN = 512
 """Room kept free in every growing array while one node is expanded."""
+TABLE_MARGIN = 16 * MARGIN
+"""The same for the table of a tracker: the rows of so many states."""
 UNKNOWN, REFUSED = -2, -1
 """In place of a state: it has not been looked for yet, or a path may not go there."""
+LAST, NUMBER, COLUMNS, BEFORE, AFTER = 0, 1, 2, 3, 4
+"""Columns of a state's row: its last node in a product, its number, how many columns there are, the
+state one round earlier, and from here on the states after the symbols."""
+JOIN, END = -1, -2
+"""In place of a column: steps that leave the state as it is; to end, it must be the final one."""
 _ONE = np.uint64(1)
-ROUND, JOIN, END = 0, 1, 2
-"""What a tracker sees of steps that place nothing: so many after the symbols of the kinds."""
 _STATE = record(
     ("items", np.int32),  # how many there are
     ("weight", np.int32),  # of all of them
+    ("row", np.int32),  # where its row begins
 )
+_HUGE = 2**22
 
 
 class Automaton(NamedTuple):
@@ -33,16 +40,17 @@ class Automaton(NamedTuple):
 
     Attributes
     ----------
-    width, capacity : int
+    width, capacity, final : int
     span : int
         An item is the number (class of its floor) x span + (its weight).
-    peak, floor_class, floor, heaviest, items, info, after, slots, count : ndarray
+    peak, floor_class, floor, heaviest, items, info, table, slots, count : ndarray
     row : ndarray of int32
         Scratch space for the items of one state.
     """
 
     width: Any
     capacity: Any
+    final: Any
     span: Any
     peak: Any
     floor_class: Any
@@ -50,7 +58,7 @@ class Automaton(NamedTuple):
     heaviest: Any
     items: Any
     info: Any
-    after: Any
+    table: Any
     slots: Any
     count: Any
     row: Any
@@ -58,7 +66,10 @@ class Automaton(NamedTuple):
 
 @dataclass(eq=False)
 class Tracker:
-    """A finite automaton that follows a path: its states have numbers and are made on demand.
+    """A finite automaton that follows a path: its states are made on demand.
+
+    A state is known by the place in one table where its row begins. Rows are as long as there are
+    symbols that fit, so that the table is small beside the caches.
 
     A state is a multiset of (weight, floor) items. With ``width`` 0 it is a row of counters, and
     all states are there from the beginning.
@@ -71,8 +82,10 @@ class Tracker:
         The number of items that a state may have, and one more.
     capacity : int
         The largest weight of a state.
+    final : int
+        The state in which a path may end.
     peak, floor_class : ndarray of int32, shape (symbols,)
-        The item that a symbol puts into the multiset.
+        The item that a symbol puts into the multiset. Peaks ascend.
     floor : ndarray of int32, shape (classes,)
         The weight after which an item of the class vanishes.
     heaviest : ndarray of int64, shape (classes, requests + 1)
@@ -80,27 +93,27 @@ class Tracker:
     items : ndarray of int32, shape (room, width)
         The items of each state in ascending order.
     info : ndarray of records, shape (room,)
-        For each state the number of its items and their weight.
-    after : ndarray of int32, shape (room, symbols + 3)
-        The state after each symbol, then after a round, the join and the end: `REFUSED` or
-        `UNKNOWN` where there is none. A row is one or two lines of the cache, since a node follows
-        several symbols from its state.
+        For each state the number of its items, their weight and its row, in order of numbers.
+    table : ndarray of int32
+        The rows of the states (`LAST`, ...), with `REFUSED` or `UNKNOWN` for a state. Symbols
+        beyond the last column are refused.
     slots : ndarray of int32
         A hash table of the multisets.
-    count : ndarray of int64, shape (1,)
-        The number of states.
+    count : ndarray of int64, shape (2,)
+        The number of states, and the length of their rows.
     """
 
     symbol: NDArray[np.int32]
     width: int
     capacity: int
+    final: int
     peak: NDArray[np.int32]
     floor_class: NDArray[np.int32]
     floor: NDArray[np.int32]
     heaviest: NDArray[np.int64]
     items: NDArray[np.int32]
     info: NDArray[Any]
-    after: NDArray[np.int32]
+    table: NDArray[np.int32]
     slots: NDArray[np.int32]
     count: NDArray[np.int64]
 
@@ -112,19 +125,21 @@ class Tracker:
     def compiled(self) -> Automaton:
         """Return the tracker as compiled functions take it."""
         return Automaton(
-            self.width, self.capacity, self.capacity + 1, self.peak, self.floor_class, self.floor,
-            self.heaviest, self.items, self.info, self.after, self.slots, self.count,
+            self.width, self.capacity, self.final, self.capacity + 1, self.peak, self.floor_class,
+            self.floor, self.heaviest, self.items, self.info, self.table, self.slots, self.count,
             np.zeros(self.width + 2, dtype=np.int32),
         )  # fmt: skip
 
     def make_room(self) -> None:
         """Make room for the states that the expansion of one node can add."""
-        count = int(self.count[0])
-        if self.width == 0 or count + MARGIN <= len(self.info):
+        if self.width == 0:
+            return
+        count, entries = self.count.tolist()
+        self.table = wider(self.table, entries + TABLE_MARGIN + 1)
+        if count + MARGIN < len(self.info):
             return
         need = count + 2 * MARGIN
-        for array in (self.items, self.info, self.after):
-            widen(array, need)
+        self.items, self.info = wider(self.items, need), wider(self.info, need)
         if 2 * need > len(self.slots):
             self.slots = np.full(len(self.slots) * 4, -1, dtype=np.int32)
             _enter_all(self.compiled())
@@ -157,15 +172,16 @@ def multiset_tracker(
         symbol=symbol.astype(np.int32),
         width=width,
         capacity=capacity,
+        final=0,
         peak=peaks.astype(np.int32),
         floor_class=classes.astype(np.int32),
         floor=floors.astype(np.int32),
         heaviest=heaviest,
         items=np.zeros((room, width), dtype=np.int32),
         info=np.zeros(room, dtype=_STATE),
-        after=np.zeros((room, len(peaks) + 3), dtype=np.int32),
+        table=np.zeros(4 * TABLE_MARGIN, dtype=np.int32),
         slots=np.full(4 * MARGIN, -1, dtype=np.int32),
-        count=np.array([0]),
+        count=np.zeros(2, dtype=np.int64),
     )
     _state(0, 0, tracker.compiled())
     return tracker
@@ -177,50 +193,49 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
     symbol = np.zeros(len(copies), dtype=np.int32)
     number = np.arange(states)
-    after = np.empty((states, len(groups) + 4), dtype=np.int32)
-    after[:] = number[:, None]
-    after[:-1, -1] = REFUSED
+    table = np.empty((states, AFTER + len(groups) + 1), dtype=np.int32)
+    columns = table.shape[1]
+    table[:] = columns * number[:, None]
+    table[:, LAST], table[:, NUMBER], table[:, COLUMNS] = -1, number, columns
     step = 1
-    for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
-        symbol[group] = g + 1
-        digit = number // step % (cap + 1)
-        after[:, g + 1] = np.where(digit < cap, number + step, REFUSED)
+    for g, (group, cap) in enumerate(zip(groups, caps, strict=True), AFTER + 1):
+        symbol[group] = g - AFTER
+        table[:, g] = np.where(number // step % (cap + 1) < cap, columns * (number + step), REFUSED)
         step *= cap + 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
         symbol=symbol,
         width=0,
         capacity=0,
+        final=columns * (states - 1),
         peak=np.zeros(len(groups) + 1, dtype=np.int32),
         floor_class=none,
         floor=none,
         heaviest=np.zeros((1, 1), dtype=np.int64),
         items=np.zeros((1, 1), dtype=np.int32),
         info=np.zeros(states, dtype=_STATE),
-        after=after,
+        table=table.reshape(-1),
         slots=np.full(1, -1, dtype=np.int32),
-        count=np.array([states]),
+        count=np.array([states, table.size]),
     )
 
 
 def wider(array: NDArray[Any], needed: int) -> NDArray[Any]:
-    """Return the array with at least so many rows; what new ones hold is not defined."""
+    """Return the array with at least so many rows; what new ones hold is not defined.
+
+    A large array is the same one, of another size. No view of it may be in use.
+    """
     if needed <= len(array):
         return array
     rows = max(needed, len(array) + len(array) // 2)
+    if array.nbytes >= _HUGE:  # it moves to other addresses without a copy
+        array.resize((rows, *array.shape[1:]), refcheck=False)
+        return array
     more = np.empty((rows, *array.shape[1:]), dtype=array.dtype)
     # Records are copied as bytes: field by field it takes 40 times as long.
     raw = np.dtype((np.void, array.dtype.itemsize))
     more.view(raw)[: len(array)] = array.view(raw)
     return more
-
-
-def widen(array: NDArray[Any], needed: int) -> None:
-    """Give the array itself at least so many rows; new ones are 0. No view of it may be in use."""
-    if needed > len(array):
-        rows = max(needed, len(array) + len(array) // 2)
-        # Large arrays move to other addresses without a copy.
-        array.resize((rows, *array.shape[1:]), refcheck=False)
 
 
 @njit(nogil=True)
@@ -246,7 +261,7 @@ def _enter_all(tracker: Automaton) -> None:
 
 @njit(nogil=True)
 def _state(length: int, weight: int, tracker: Automaton) -> int:
-    """Return the number of the multiset in the tracker's row, a new one if it has none."""
+    """Return the state of the multiset in the tracker's scratch space; it may be new."""
     row, items, info, slots = tracker.row, tracker.items, tracker.info, tracker.slots
     last = np.uint64(slots.shape[0] - 1)
     at = _hash_items(row, length) & last
@@ -259,37 +274,40 @@ def _state(length: int, weight: int, tracker: Automaton) -> int:
                     same = False
                     break
             if same:
-                return s
+                return info[s].row
         at = (at + _ONE) & last
-    s = tracker.count[0]
+    s, first = tracker.count
     for k in range(length):
         items[s, k] = row[k]
-    info[s].items, info[s].weight = length, weight
-    spare, peak, after = tracker.capacity - weight, tracker.peak, tracker.after
-    symbols = peak.shape[0]
-    for g in range(symbols):
-        after[s, g] = REFUSED if peak[g] > spare else UNKNOWN
-    after[s, symbols + ROUND] = UNKNOWN
-    after[s, symbols + JOIN] = s
-    after[s, symbols + END] = s if length == 0 else REFUSED
+    info[s].items, info[s].weight, info[s].row = length, weight, first
+    spare, peak, table = tracker.capacity - weight, tracker.peak, tracker.table
+    end = first + AFTER
+    for p in peak:
+        if p > spare:
+            break
+        table[end] = UNKNOWN
+        end += 1
+    table[first + LAST], table[first + BEFORE] = -1, UNKNOWN
+    table[first + NUMBER], table[first + COLUMNS] = s, end - first
     slots[at] = s
-    tracker.count[0] = s + 1
-    return s
+    tracker.count[0], tracker.count[1] = s + 1, end
+    return first
 
 
 @njit(nogil=True)
-def state_after(s: int, symbol: int, tracker: Automaton) -> int:
+def state_after(row: int, column: int, tracker: Automaton) -> int:
     """Return the state after a symbol or a round that has not been followed from here before."""
-    peak, floor, floor_class = tracker.peak, tracker.floor, tracker.floor_class
-    if symbol >= peak.shape[0]:
+    peak, info, table = tracker.peak, tracker.info, tracker.table
+    symbol, s = column - AFTER, table[row + NUMBER]
+    if column == BEFORE:
         t = _lighter(s, tracker)
-    elif peak[symbol] < floor[floor_class[symbol]]:
-        t = s  # it is there when it completes, but leaves no trace
+    elif peak[symbol] < tracker.floor[tracker.floor_class[symbol]]:
+        t = row  # it is there when it completes, but leaves no trace
     elif _with_item(s, symbol, tracker):
-        t = _state(tracker.info[s].items + 1, tracker.info[s].weight + peak[symbol], tracker)
+        t = _state(info[s].items + 1, info[s].weight + peak[symbol], tracker)
     else:
         t = REFUSED
-    tracker.after[s, symbol] = t
+    table[row + column] = t
     return t
 
 
