@@ -208,7 +208,8 @@ def _follow(
     """Make the nodes of one coarse node after another, up to one that rounds may not leave.
 
     Arrays get names before the loops, in which functions that take arrays are rarely called: numba
-    counts references to an array when it is taken out of a tuple and when it is passed on.
+    counts references to an array when it is taken out of a tuple and when it is passed on. Places
+    are unsigned: numba asks of signed ones whether they count from the end.
     """
     start, source, arc_label, loop, backward, cutoff, _ = coarse
     first, state, here, sources, targets, numbers = fine
@@ -224,14 +225,14 @@ def _follow(
         for a in range(p.arc, start[v + 1]):
             if backward[v] >= INFINITE:
                 break
-            u = source[a]
-            low, high = about[arc_label[a]].low, about[arc_label[a]].high
+            u, whole = source[a], np.uint64(arc_label[a])
+            low, high = about[whole].low, about[whole].high
             for x in range(first[u] + skip, first[u + 1]):
-                slack = spare - here[x]
+                sofar = here[np.uint64(x)]
+                slack = spare - sofar
                 if low > slack:
                     continue
-                label = np.int64(arc_label[a])
-                kept = mask[label]
+                label, kept = np.int64(whole), mask[whole]
                 if high > slack:  # some of its kinds cost too much
                     few = kinds - 1
                     while ascending[few - 1] > slack:
@@ -239,38 +240,39 @@ def _follow(
                     kept &= cheapest[few]
                     at = hash_key(np.int64(kept)) & last_slot
                     label = np.int64(slots[at])
-                    while label >= 0 and mask[label] != kept:
+                    while label >= 0 and mask[np.uint64(label)] != kept:
                         at = (at + _ONE) & last_slot
                         label = np.int64(slots[at])
                 full = nodes > full_nodes or arcs > full_arcs
                 full = full or states[0] > full_states or states[1] > full_table
-                if not full and (label < 0 or about[label].first < 0):
+                if not full and (label < 0 or about[np.uint64(label)].first < 0):
                     full = count[0] > p.full_labels or p.parts > p.full_parts
                     if not full:
                         label = np.int64(_learn(kept, labels, p))
                 if full:
                     p.skip, p.arc, status = x - first[u], a, _FULL
                     break
-                s = np.int64(state[x])
-                columns = table[s + COLUMNS]
-                for k in range(about[label].first, about[label].end):
+                s, known = np.int64(state[np.uint64(x)]), about[np.uint64(label)]
+                columns = table[np.uint64(s + COLUMNS)]
+                for k in range(np.uint64(known.first), np.uint64(known.end)):
                     column = parts[k].column
                     if column >= columns or (column == END and s != final):
                         continue
-                    t = s if column < 0 else np.int64(table[s + column])
+                    t = s if column < 0 else np.int64(table[np.uint64(s + column)])
                     if t == UNKNOWN:
                         t = np.int64(state_after(s, column, tracker))
                     if t < 0:
                         continue
-                    y = np.int64(table[t + LAST])
-                    then = np.int32(here[x] + parts[k].low)
+                    y, then = np.int64(table[np.uint64(t + LAST)]), np.int32(sofar + parts[k].low)
                     if y < begin:
                         y = nodes
                         nodes += 1
-                        table[t + LAST], state[y], here[y] = y, t, then
-                    elif then < here[y]:
-                        here[y] = then
-                    sources[arcs], targets[arcs], numbers[arcs] = x, y, parts[k].label
+                        table[np.uint64(t + LAST)] = y
+                        state[np.uint64(y)], here[np.uint64(y)] = t, then
+                    elif then < here[np.uint64(y)]:
+                        here[np.uint64(y)] = then
+                    at = np.uint64(arcs)
+                    sources[at], targets[at], numbers[at] = x, y, parts[k].label
                     arcs += 1
             if status == _DONE and stop[0] != 0:
                 status = _STOPPED
