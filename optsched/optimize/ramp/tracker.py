@@ -167,7 +167,7 @@ def multiset_tracker(
         mine = own_peak[class_of == c]
         heaviest[c, : len(mine)] = -np.sort(-mine)
     width = int(min(copies.sum(), capacity // floors.min())) + 1
-    room = 4 * MARGIN
+    room, columns = 4 * MARGIN, AFTER + int(np.searchsorted(peaks, capacity, side="right"))
     tracker = Tracker(
         symbol=symbol.astype(np.int32),
         width=width,
@@ -181,9 +181,11 @@ def multiset_tracker(
         info=np.zeros(room, dtype=_STATE),
         table=np.zeros(4 * TABLE_MARGIN, dtype=np.int32),
         slots=np.full(4 * MARGIN, -1, dtype=np.int32),
-        count=np.zeros(2, dtype=np.int64),
+        count=np.array([1, columns]),
     )
-    _state(0, 0, tracker.compiled())
+    tracker.table[:AFTER], tracker.table[AFTER:columns] = (-1, 0, columns, UNKNOWN), UNKNOWN
+    tracker.info[0] = 0, 0, 0
+    tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
     return tracker
 
 
@@ -260,94 +262,84 @@ def _enter_all(tracker: Automaton) -> None:
 
 
 @njit(nogil=True)
-def _state(length: int, weight: int, tracker: Automaton) -> int:
-    """Return the state of the multiset in the tracker's scratch space; it may be new."""
-    row, items, info, slots = tracker.row, tracker.items, tracker.info, tracker.slots
+def state_after(row: int, column: int, tracker: Automaton) -> int:
+    """Return the state after a symbol or a round that has not been followed from here before.
+
+    A state may not hold more items of a class above a weight than requests have such a peak. One
+    function does it all, since numba counts references to arrays that are passed on.
+    """
+    (
+        _,
+        capacity,
+        _,
+        span,
+        peak,
+        floor_class,
+        floor,
+        heaviest,
+        items,
+        info,
+        table,
+        slots,
+        count,
+        to,
+    ) = tracker
+    s, symbol = np.uint64(table[row + NUMBER]), column - AFTER
+    held, weight = info[s].items, np.int64(info[s].weight)
+    length = 0
+    if column == BEFORE:  # every item is one lighter, those at their floor are gone
+        c, base, weight = 0, 0, 0
+        for k in range(held):
+            item = items[s, k]
+            while item >= base + span:
+                c, base = c + 1, base + span
+            if item - base > floor[c]:
+                to[length] = item - 1
+                length += 1
+                weight += item - base - 1
+    elif peak[symbol] < floor[floor_class[symbol]]:
+        table[row + column] = row  # it is there when it completes, but leaves no trace
+        return row
+    else:
+        c = floor_class[symbol]
+        base = c * span
+        item = base + peak[symbol]
+        while length < held and items[s, length] < item:
+            to[length] = items[s, length]
+            length += 1
+        to[length] = item
+        for k in range(length, held):
+            to[k + 1] = items[s, k]
+        length, weight, rank = held + 1, weight + peak[symbol], 0
+        for k in range(held, -1, -1):
+            if base <= to[k] < base + span:
+                if to[k] - base > heaviest[c, rank]:
+                    table[row + column] = REFUSED
+                    return REFUSED
+                rank += 1
     last = np.uint64(slots.shape[0] - 1)
-    at = _hash_items(row, length) & last
+    at = _hash_items(to, length) & last
     while slots[at] >= 0:
-        s = slots[at]
-        if info[s].items == length:
-            same = True
-            for k in range(length):
-                if items[s, k] != row[k]:
-                    same = False
-                    break
-            if same:
-                return info[s].row
+        s = np.uint64(slots[at])
+        k = 0
+        while k < length and items[s, k] == to[k]:
+            k += 1
+        if k == length and info[s].items == length:
+            table[row + column] = info[s].row
+            return info[s].row
         at = (at + _ONE) & last
-    s, first = tracker.count
-    for k in range(length):
-        items[s, k] = row[k]
-    info[s].items, info[s].weight, info[s].row = length, weight, first
-    spare, peak, table = tracker.capacity - weight, tracker.peak, tracker.table
-    end = first + AFTER
+    new, begin = count[0], count[1]
+    slots[at] = new
+    items[new, :length] = to[:length]
+    info[new].items, info[new].weight, info[new].row = length, weight, begin
+    end = begin + AFTER
     for p in peak:
-        if p > spare:
+        if weight + p > capacity:
             break
         table[end] = UNKNOWN
         end += 1
-    table[first + LAST], table[first + BEFORE] = -1, UNKNOWN
-    table[first + NUMBER], table[first + COLUMNS] = s, end - first
-    slots[at] = s
-    tracker.count[0], tracker.count[1] = s + 1, end
-    return first
-
-
-@njit(nogil=True)
-def state_after(row: int, column: int, tracker: Automaton) -> int:
-    """Return the state after a symbol or a round that has not been followed from here before."""
-    peak, info, table = tracker.peak, tracker.info, tracker.table
-    symbol, s = column - AFTER, table[row + NUMBER]
-    if column == BEFORE:
-        t = _lighter(s, tracker)
-    elif peak[symbol] < tracker.floor[tracker.floor_class[symbol]]:
-        t = row  # it is there when it completes, but leaves no trace
-    elif _with_item(s, symbol, tracker):
-        t = _state(info[s].items + 1, info[s].weight + peak[symbol], tracker)
-    else:
-        t = REFUSED
-    table[row + column] = t
-    return t
-
-
-@njit(nogil=True)
-def _lighter(s: int, tracker: Automaton) -> int:
-    """Return the state one round earlier: every item is one lighter, those at their floor gone."""
-    items, floor, row, span = tracker.items, tracker.floor, tracker.row, tracker.span
-    length = 0
-    weight = 0
-    for k in range(tracker.info[s].items):
-        item = items[s, k]
-        w = item % span
-        if w > floor[item // span]:
-            row[length] = item - 1
-            length += 1
-            weight += w - 1
-    return _state(length, weight, tracker)
-
-
-@njit(nogil=True)
-def _with_item(s: int, symbol: int, tracker: Automaton) -> bool:
-    """Write a state with one more item into the tracker's row; return whether a path may hold it.
-
-    It may not hold more items of a class above a weight than requests have such a peak.
-    """
-    row, items, heaviest, span = tracker.row, tracker.items, tracker.heaviest, tracker.span
-    c = tracker.floor_class[symbol]
-    code = c * span + tracker.peak[symbol]
-    length = tracker.info[s].items
-    at = 0
-    while at < length and items[s, at] < code:
-        row[at] = items[s, at]
-        at += 1
-    row[at] = code
-    for k in range(at, length):
-        row[k + 1] = items[s, k]
-    rank = 0
-    for k in range(length, -1, -1):
-        if row[k] // span == c:
-            if row[k] % span > heaviest[c, rank]:
-                return False
-            rank += 1
-    return True
+    table[begin + LAST], table[begin + NUMBER] = -1, new
+    table[begin + COLUMNS], table[begin + BEFORE] = end - begin, UNKNOWN
+    count[0], count[1] = new + 1, end
+    table[row + column] = begin
+    return begin
