@@ -365,17 +365,17 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
 
     jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
     relaxation = Relaxation(jobs, 10**6)
-    step = ramp_product.state_before
+    step = ramp_product.state_after
 
     def live(*arguments: Any) -> int:
         assert relaxation.stop.left >= 0
         return step(*arguments)
 
-    walk = ("_walk", "_take_step", "_follow_loop", "_add_lighter")
+    walk = ("_walk", "_follow", "_follow_loop", "_add_lighter")
     for name in (*walk, "reversed_arcs", "by_source"):
         monkeypatch.setattr(ramp_product, name, getattr(ramp_product, name).py_func)
     monkeypatch.setattr(ramp_graph, "by_source", ramp_graph.by_source.py_func)
-    monkeypatch.setattr(ramp_product, "state_before", live)
+    monkeypatch.setattr(ramp_product, "state_after", live)
     relaxation.stop = Stop(10**9)
     relaxation.use_floors(relaxation.floor)
     reads = 10**9 - relaxation.stop.left
@@ -606,7 +606,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
         tracker = ramp_tracker.multiset_tracker(
             jobs.peak, jobs.first_kv, one, jobs.capacity, np.arange(8), jobs.peak
         )
-        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.add, tracker.slots)
+        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.table, tracker.slots)
         assert sum(column.nbytes for column in columns) < 10**6
     assert 0.5 * counts[0] < counts[1] < 2 * counts[0]
 

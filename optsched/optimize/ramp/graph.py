@@ -123,7 +123,8 @@ class Paths(NamedTuple):
 
 
 @njit(nogil=True)
-def _hash_key(key: Any) -> np.uint64:
+def hash_key(key: Any) -> np.uint64:
+    """Return a hash of a mask."""
     h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     h *= np.uint64(0xD6E8FEB86659FD93)
@@ -135,7 +136,7 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
     """Enter the masks of the labels from ``first`` on in the hash table, which is empty."""
     last = np.uint64(slots.shape[0] - 1)
     for k in range(first, count):
-        at = _hash_key(np.int64(mask[k])) & last
+        at = hash_key(np.int64(mask[k])) & last
         while slots[at] >= 0:
             at = (at + _ONE) & last
         slots[at] = k
@@ -145,7 +146,7 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
 def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
     """Return the number of the label with that mask, a new one if it has none."""
     last = np.uint64(slots.shape[0] - 1)
-    at = _hash_key(np.int64(mask)) & last
+    at = hash_key(np.int64(mask)) & last
     while slots[at] >= 0:
         if label_mask[slots[at]] == mask:
             return slots[at]
@@ -165,7 +166,7 @@ def by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> An
     """
     start = np.zeros(nodes + 1, dtype=np.int64)
     for x in source:
-        start[x + 1] += 1
+        start[np.uint32(x) + np.uint32(1)] += 1
     for x in range(nodes):
         start[x + 1] += start[x]
     targets = np.empty(source.shape[0], dtype=np.int32)
@@ -173,10 +174,10 @@ def by_source(nodes: int, source: Any, target: Any, label: Any, stop: Any) -> An
     for a in range(source.shape[0]):
         if a % 65536 == 0 and stop[0] != 0:
             break
-        at = start[source[a]]
-        targets[at] = target[a]
-        labels[at] = label[a]
-        start[source[a]] = at + 1
+        x = np.uint32(source[a])
+        at = np.uint64(start[x])
+        targets[at], labels[at] = target[a], label[a]
+        start[x] += 1
     start[1:] = start[:-1].copy()
     start[0] = 0
     return start, targets, labels
@@ -222,16 +223,19 @@ def label_costs(mask: Any, fixed: Any, count: int, first_mask: int, cost: Any, s
 
 @njit(nogil=True)
 def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
-    """Return the least cost from each node to the end."""
+    """Return the least cost from each node to the end.
+
+    Places are unsigned here and below: else numba asks of each whether it counts from the end, and
+    a sweep takes three times as long.
+    """
     nodes = arc_start.shape[0] - 1
     out = np.empty(nodes, dtype=np.int32)
     out[nodes - 1] = 0
     for u in range(nodes - 2, -1, -1):
-        best = INFINITE
-        for a in range(arc_start[u], arc_start[u + 1]):
-            c = out[arc_target[a]] + value[arc_label[a]]
-            if c < best:
-                best = c
+        best = np.int32(INFINITE)
+        for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
+            c = np.int32(out[np.uint32(arc_target[a])] + value[np.uint32(arc_label[a])])
+            best = min(best, c)
         # A node without a way to the end stays so, whatever negative costs lead there.
         out[u] = best if best < INFINITE // 2 else INFINITE
     return out
@@ -247,10 +251,9 @@ def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
         here = out[u]
         if here >= INFINITE // 2:
             continue
-        for a in range(arc_start[u], arc_start[u + 1]):
-            c = here + value[arc_label[a]]
-            if c < out[arc_target[a]]:
-                out[arc_target[a]] = c
+        for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
+            v = np.uint32(arc_target[a])
+            out[v] = min(out[v], np.int32(here + value[np.uint32(arc_label[a])]))
     return out
 
 
@@ -289,43 +292,46 @@ def least_totals(
 
 @njit(nogil=True)
 def _pruned(
-    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, forward: Any, backward: Any,
-    value: Any, cutoff: int
+    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, value: Any,
+    cutoff: int
 ) -> Any:  # fmt: skip
-    """Return the graph without nodes and arcs through which every path exceeds the cutoff."""
+    """Return the graph without nodes and arcs through which every path exceeds the cutoff.
+
+    Arcs that are deleted do not count for the cost from the root. They do not matter: where such an
+    arc is on the cheapest way to a node, the node is deleted, too.
+    """
     nodes = loop.shape[0]
+    forward = np.full(nodes, INFINITE, dtype=np.int32)
+    forward[0] = 0
     number = np.empty(nodes, dtype=np.int32)
+    # Pages of these that are not written take no memory.
+    start = np.empty(nodes + 1, dtype=np.int64)
+    target = np.empty(arc_target.shape[0], dtype=np.int32)
+    label = np.empty(arc_target.shape[0], dtype=np.int32)
+    out_loop = np.empty(nodes, dtype=np.int16)
+    out_backward = np.empty(nodes, dtype=np.int32)
     kept = 0
-    arcs = 0
+    arcs = np.uint64(0)
     for u in range(nodes):
-        number[u] = -1
-        if forward[u] < INFINITE and np.int64(forward[u]) + backward[u] <= cutoff:
-            number[u] = kept
-            kept += 1
-            slack = cutoff - forward[u]
-            for a in range(arc_start[u], arc_start[u + 1]):
-                v = arc_target[a]
-                if backward[v] < INFINITE and value[arc_label[a]] + backward[v] <= slack:
-                    arcs += 1
-    start = np.empty(kept + 1, dtype=np.int64)
-    target = np.empty(arcs, dtype=np.int32)
-    label = np.empty(arcs, dtype=np.int32)
-    out_loop = np.empty(kept, dtype=np.int16)
-    arcs = 0
-    for u in range(nodes):
-        if number[u] < 0:
+        here = np.int64(forward[u])
+        slack = cutoff - here
+        if here >= INFINITE or backward[u] > slack:
             continue
-        start[number[u]] = arcs
-        out_loop[number[u]] = loop[u]
-        slack = cutoff - forward[u]
-        for a in range(arc_start[u], arc_start[u + 1]):
-            v = arc_target[a]
-            if backward[v] < INFINITE and value[arc_label[a]] + backward[v] <= slack:
-                target[arcs] = number[v]
-                label[arcs] = arc_label[a]
-                arcs += 1
+        number[u] = kept
+        start[kept], out_loop[kept], out_backward[kept] = arcs, loop[u], backward[u]
+        kept += 1
+        for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
+            v = np.uint32(arc_target[a])
+            cost = value[np.uint32(arc_label[a])]
+            if backward[v] < INFINITE and cost + backward[v] <= slack:
+                target[arcs], label[arcs] = v, arc_label[a]
+                arcs += np.uint64(1)
+                forward[v] = min(forward[v], np.int32(here + cost))
     start[kept] = arcs
-    return start, target, label, out_loop, number
+    for a in range(arcs):
+        target[a] = number[np.uint32(target[a])]
+    graph = start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept]
+    return graph, out_backward[:kept]
 
 
 def pruned(
@@ -335,12 +341,10 @@ def pruned(
 
     There must be a path of cost at most ``cutoff``. Labels keep all of their kinds.
     """
-    forward = _sweep_forward(graph.arc_start, graph.arc_target, graph.arc_label, value)
-    *parts, number = _pruned(
-        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, forward, backward, value,
-        cutoff,
-    )  # fmt: skip
-    return Graph(*parts), backward[number >= 0]
+    parts, backward = _pruned(
+        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, backward, value, cutoff
+    )
+    return Graph(*parts), backward
 
 
 @njit(nogil=True)

@@ -21,31 +21,38 @@ from optsched.optimize.ramp.graph import (
     Labels,
     TooLargeError,
     by_source,
+    hash_key,
     label_of,
     reversed_arcs,
 )
 from optsched.optimize.ramp.tracker import (
+    AFTER,
+    BEFORE,
+    COLUMNS,
+    END,
+    JOIN,
+    LAST,
     MARGIN,
+    NUMBER,
+    TABLE_MARGIN,
     UNKNOWN,
     Automaton,
     Tracker,
     state_after,
-    state_before,
     wider,
 )
 from optsched.problem.kernel import njit
 
-_DONE, _FULL, _STOPPED, _TOO_LARGE = 0, 1, 2, 3
-"""What the compiled walk returns. After `_FULL` it is called again."""
+_DONE, _FULL, _STOPPED, _TOO_LARGE, _LOOP = 0, 1, 2, 3, 4
+"""What compiled functions return. After `_FULL` the walk is called again."""
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 
-_NODE = record(
-    ("state", np.int32),
-    ("here", np.int32),  # cost from the root
-    ("loop", np.int16),
+_PART = record(
+    ("column", np.int32),  # of the tracker's rows
+    ("label", np.int32),
+    ("low", np.int32),  # least cost of its kinds
 )
-_PART = record(("symbol", np.int32), ("label", np.int32))
 _ABOUT = record(
     ("low", np.int64),  # least and largest cost of its kinds
     ("high", np.int64),
@@ -65,6 +72,7 @@ _PROGRESS = record(
     ("full_nodes", np.int64),  # numbers beyond which there is no room to expand one more node
     ("full_arcs", np.int64),
     ("full_states", np.int64),
+    ("full_table", np.int64),
     ("full_labels", np.int64),
     ("full_parts", np.int64),
 )
@@ -105,7 +113,7 @@ class Room(NamedTuple):
 
 
 class _Coarse(NamedTuple):
-    """The coarse graph, its arcs in order of target, and what fixed steps cost on it."""
+    """The coarse graph, its arcs in order of target, and what may be spent on it."""
 
     start: Any
     source: Any
@@ -114,18 +122,17 @@ class _Coarse(NamedTuple):
     backward: Any
     cutoff: Any
     scale: Any
-    join: Any
-    first_mask: Any
 
 
 class _Labels(NamedTuple):
     """Arrays of `Labels`, what is known of each label, and its parts by symbol."""
 
     mask: Any
-    fixed: Any
     slots: Any
     count: Any
     cost: Any  # of each kind
+    ascending: Any  # the costs in order
+    cheapest: Any  # the masks of so many cheapest kinds
     symbol: Any  # of each kind, as the tracker sees it
     about: Any
     parts: Any
@@ -137,8 +144,8 @@ class _Fine(NamedTuple):
     """The product as far as it has been made."""
 
     first: Any  # node of each coarse node
-    last: Any  # node of each state
-    node: Any
+    state: Any  # of each node
+    here: Any  # cost of each node from the root
     source: Any
     target: Any
     label: Any
@@ -164,21 +171,10 @@ def _learn_ranges(labels: _Labels, p: Any) -> None:
 
 
 @njit(nogil=True)
-def _within(label: Any, slack: Any, labels: _Labels) -> Any:
-    """Return the label of those of a label's kinds that cost no more than ``slack``."""
-    mask = labels.mask[label]
-    kept = _ZERO
-    for k in range(labels.cost.shape[0]):
-        bit = _ONE << np.uint64(k)
-        if mask & bit and labels.cost[k] <= slack:
-            kept |= bit
-    return label_of(kept, labels.mask, labels.slots, labels.count)
-
-
-@njit(nogil=True)
-def _split(label: Any, labels: _Labels, p: Any) -> None:
-    """Part a label into labels of kinds that are the same symbol to the tracker."""
-    mask, by_symbol, touched = labels.mask[label], labels.by_symbol, labels.touched
+def _learn(mask: Any, labels: _Labels, p: Any) -> Any:
+    """Return the label of a mask, parted into kinds that are the same symbol to the tracker."""
+    label = np.int64(label_of(mask, labels.mask, labels.slots, labels.count))
+    by_symbol, touched = labels.by_symbol, labels.touched
     found = 0
     for k in range(labels.symbol.shape[0]):
         bit = _ONE << np.uint64(k)
@@ -192,127 +188,134 @@ def _split(label: Any, labels: _Labels, p: Any) -> None:
     for k in range(found):
         g = touched[k]
         part = labels.parts[first + k]
-        part.symbol = g
+        part.column = AFTER + g
         part.label = label_of(by_symbol[g], labels.mask, labels.slots, labels.count)
         by_symbol[g] = _ZERO
     p.parts = first + found
     _learn_ranges(labels, p)
+    for k in range(first, first + found):
+        part = labels.parts[k]
+        part.low = labels.about[part.label].low
     labels.about[label].first, labels.about[label].end = first, first + found
-
-
-@njit(nogil=True, inline="always")
-def _node(t: int, begin: int, nodes: int, last: Any, node: Any) -> int:
-    """Return the node with state ``t`` from ``begin`` on; it is ``nodes`` if it is new."""
-    y = last[t]
-    if y < begin:
-        y = nodes
-        last[t] = y
-        node[y].state, node[y].here, node[y].loop = t, INFINITE, -1
-    return y
+    return label
 
 
 @njit(nogil=True)
-def _take_step(
-    coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, p: Any
-) -> bool:  # fmt: skip
-    """Follow an arc with a fixed step; return whether there was room for all of it."""
-    first, last, node, info = fine.first, fine.last, fine.node, tracker.info
-    count = tracker.count
-    u, label = coarse.source[p.arc], coarse.label[p.arc]
-    low = labels.fixed[label] * coarse.scale
-    rest = coarse.cutoff - coarse.backward[p.coarse]
-    begin, nodes, arcs = p.begin, p.nodes, p.arcs
-    full = False
-    for x in range(first[u] + p.skip, first[u + 1]):
-        if low > rest - node[x].here:
-            continue
-        full = nodes > p.full_nodes or arcs > p.full_arcs or count[0] > p.full_states
-        if full:
-            p.skip = x - first[u]
-            break
-        t = node[x].state
-        if label < coarse.join:
-            s = t
-            t = info[s].before
-            if t == UNKNOWN:
-                t = state_before(s, tracker)
-        elif label > coarse.join and info[t].final == 0:
-            continue
-        y = _node(t, begin, nodes, last, node)
-        nodes = max(nodes, y + 1)
-        node[y].here = min(np.int64(node[y].here), node[x].here + low)
-        fine.source[arcs], fine.target[arcs], fine.label[arcs] = x, y, label
-        arcs += 1
-    p.nodes, p.arcs = nodes, arcs
-    return not full
+def _follow(
+    coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, room: Room, p: Any,
+    stop: Any
+) -> int:  # fmt: skip
+    """Make the nodes of one coarse node after another, up to one that rounds may not leave.
+
+    Arrays get names before the loops, in which functions that take arrays are rarely called: numba
+    counts references to an array when it is taken out of a tuple and when it is passed on. Places
+    are unsigned: numba asks of signed ones whether they count from the end.
+    """
+    start, source, arc_label, loop, backward, cutoff, _ = coarse
+    first, state, here, sources, targets, numbers = fine
+    mask, slots, count, _, ascending, cheapest, _, about, parts, _, _ = labels
+    table, states, final = tracker.table, tracker.count, tracker.final
+    full_nodes, full_arcs = p.full_nodes, p.full_arcs
+    full_states, full_table = p.full_states, p.full_table
+    kinds, last_slot = ascending.shape[0], np.uint64(slots.shape[0] - 1)
+    begin, nodes, arcs, skip = p.begin, p.nodes, p.arcs, p.skip
+    status = _DONE
+    for v in range(p.coarse, loop.shape[0]):
+        spare = cutoff - backward[v]
+        for a in range(p.arc, start[v + 1]):
+            if backward[v] >= INFINITE:
+                break
+            u, whole = source[a], np.uint64(arc_label[a])
+            low, high = about[whole].low, about[whole].high
+            for x in range(first[u] + skip, first[u + 1]):
+                sofar = here[np.uint64(x)]
+                slack = spare - sofar
+                if low > slack:
+                    continue
+                label, kept = np.int64(whole), mask[whole]
+                if high > slack:  # some of its kinds cost too much
+                    few = kinds - 1
+                    while ascending[few - 1] > slack:
+                        few -= 1
+                    kept &= cheapest[few]
+                    at = hash_key(np.int64(kept)) & last_slot
+                    label = np.int64(slots[at])
+                    while label >= 0 and mask[np.uint64(label)] != kept:
+                        at = (at + _ONE) & last_slot
+                        label = np.int64(slots[at])
+                full = nodes > full_nodes or arcs > full_arcs
+                full = full or states[0] > full_states or states[1] > full_table
+                if not full and (label < 0 or about[np.uint64(label)].first < 0):
+                    full = count[0] > p.full_labels or p.parts > p.full_parts
+                    if not full:
+                        label = np.int64(_learn(kept, labels, p))
+                if full:
+                    p.skip, p.arc, status = x - first[u], a, _FULL
+                    break
+                s, known = np.int64(state[np.uint64(x)]), about[np.uint64(label)]
+                columns = table[np.uint64(s + COLUMNS)]
+                for k in range(np.uint64(known.first), np.uint64(known.end)):
+                    column = parts[k].column
+                    if column >= columns or (column == END and s != final):
+                        continue
+                    t = s if column < 0 else np.int64(table[np.uint64(s + column)])
+                    if t == UNKNOWN:
+                        t = np.int64(state_after(s, column, tracker))
+                    if t < 0:
+                        continue
+                    y, then = np.int64(table[np.uint64(t + LAST)]), np.int32(sofar + parts[k].low)
+                    if y < begin:
+                        y = nodes
+                        nodes += 1
+                        table[np.uint64(t + LAST)] = y
+                        state[np.uint64(y)], here[np.uint64(y)] = t, then
+                    elif then < here[np.uint64(y)]:
+                        here[np.uint64(y)] = then
+                    at = np.uint64(arcs)
+                    sources[at], targets[at], numbers[at] = x, y, parts[k].label
+                    arcs += 1
+            if status == _DONE and stop[0] != 0:
+                status = _STOPPED
+            if status != _DONE:
+                break
+            skip = 0
+        p.coarse, p.nodes, p.arcs = v, nodes, arcs
+        if status != _DONE:
+            return status
+        p.skip, p.arc = 0, start[v + 1]
+        if loop[v] >= 0 and nodes > begin:
+            return _LOOP
+        if not _close(first, states, room, p):
+            return _TOO_LARGE
+        begin = nodes
+    return _DONE
 
 
 @njit(nogil=True)
-def _place(
-    coarse: _Coarse, labels: _Labels, tracker: Automaton, fine: _Fine, p: Any
-) -> bool:  # fmt: skip
-    """Follow an arc that places a request; return whether there was room for all of it."""
-    first, last, node, info, add = fine.first, fine.last, fine.node, tracker.info, tracker.add
-    about, parts, peak = labels.about, labels.parts, tracker.peak
-    count, label_count = tracker.count, labels.count
-    u, whole = coarse.source[p.arc], np.int64(coarse.label[p.arc])
-    low, high = about[whole].low, about[whole].high
-    rest = coarse.cutoff - coarse.backward[p.coarse]
-    begin, nodes, arcs = p.begin, p.nodes, p.arcs
-    full = False
-    for x in range(first[u] + p.skip, first[u + 1]):
-        slack = rest - node[x].here
-        if low > slack:
-            continue
-        full = nodes > p.full_nodes or arcs > p.full_arcs or count[0] > p.full_states
-        label = whole
-        if not full and (high > slack or about[label].first < 0):
-            full = label_count[0] > p.full_labels or p.parts > p.full_parts
-            if not full:
-                if high > slack:
-                    label = _within(label, slack, labels)
-                    _learn_ranges(labels, p)
-                if about[label].first < 0:
-                    _split(label, labels, p)
-        if full:
-            p.skip = x - first[u]
-            break
-        s = node[x].state
-        spare = tracker.capacity - info[s].weight
-        for k in range(about[label].first, about[label].end):
-            g = parts[k].symbol
-            if peak[g] > spare:
-                continue
-            t = add[g, s]
-            if t == UNKNOWN:
-                t = state_after(s, g, tracker)
-            if t < 0:
-                continue
-            y = _node(t, begin, nodes, last, node)
-            nodes = max(nodes, y + 1)
-            part = parts[k].label
-            node[y].here = min(np.int64(node[y].here), node[x].here + about[part].low)
-            fine.source[arcs], fine.target[arcs], fine.label[arcs] = x, y, part
-            arcs += 1
-    p.nodes, p.arcs = nodes, arcs
-    return not full
+def _close(first: Any, states: Any, room: Room, p: Any) -> bool:
+    """Go on to the next coarse node, unless the product is too large."""
+    first[p.coarse + 1] = p.nodes
+    p.begin, p.begin_arc = p.nodes, p.arcs
+    p.coarse += 1
+    return p.nodes <= room.nodes and p.arcs <= room.arcs and states[0] <= room.states
 
 
 @njit(nogil=True)
 def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
     """Add every state that rounds lead to from the nodes of one coarse node."""
+    state, here, table, count = fine.state, fine.here, tracker.table, tracker.count
     x = p.begin
     while x < p.nodes:
         if stop[0] != 0:
             return _STOPPED
-        if p.nodes > p.full_nodes or tracker.count[0] > p.full_states:
+        if p.nodes > p.full_nodes or count[0] > p.full_states or count[1] > p.full_table:
             return _FULL
-        s = fine.node[x].state
-        t = tracker.info[s].before
+        t = np.int64(table[state[x] + BEFORE])
         if t == UNKNOWN:
-            t = state_before(s, tracker)
-        y = _node(t, p.begin, p.nodes, fine.last, fine.node)
-        p.nodes = max(p.nodes, y + 1)
+            t = np.int64(state_after(state[x], BEFORE, tracker))
+        if table[t + LAST] < p.begin:
+            table[t + LAST], state[p.nodes], here[p.nodes] = p.nodes, t, INFINITE
+            p.nodes += 1
         x += 1
     return _DONE
 
@@ -320,21 +323,20 @@ def _add_lighter(tracker: Automaton, fine: _Fine, p: Any, stop: Any) -> int:
 @njit(nogil=True)
 def _heaviest_first(tracker: Automaton, fine: _Fine, p: Any) -> None:
     """Put the nodes of one coarse node in order, so that rounds lead from each to later ones."""
+    state, here, target, table = fine.state, fine.here, fine.target, tracker.table
     begin, end = p.begin, p.nodes
     weight = np.empty(end - begin, dtype=np.int64)
     for x in range(begin, end):
-        weight[x - begin] = -tracker.info[fine.node[x].state].weight
+        weight[x - begin] = -tracker.info[table[state[x] + NUMBER]].weight
     order = np.argsort(weight)
-    before = fine.node[begin:end].copy()
+    states, costs = state[begin:end][order], here[begin:end][order]
+    state[begin:end], here[begin:end] = states, costs
     number = np.empty(end - begin, dtype=np.int64)
     for k in range(end - begin):
         number[order[k]] = begin + k
-        old = before[order[k]]
-        new = fine.node[begin + k]
-        new.state, new.here, new.loop = old.state, old.here, old.loop
-        fine.last[old.state] = begin + k
+        table[states[k] + LAST] = begin + k
     for a in range(p.begin_arc, p.arcs):
-        fine.target[a] = number[fine.target[a] - begin]
+        target[a] = number[target[a] - begin]
 
 
 @njit(nogil=True)
@@ -348,17 +350,15 @@ def _follow_loop(
     if p.arcs + p.nodes - p.begin > fine.source.shape[0]:
         return _FULL
     _heaviest_first(tracker, fine, p)
-    node, last, info = fine.node, fine.last, tracker.info
+    _, state, here, source, target, label = fine
+    table = tracker.table
     placed, arcs = coarse.loop[p.coarse], p.arcs
     for x in range(p.begin, p.nodes):
-        t = info[node[x].state].before
-        then = np.int64(node[x].here) + placed * coarse.scale
-        if t == node[x].state:
-            node[x].loop = placed
-        elif then + coarse.backward[p.coarse] <= coarse.cutoff:
-            y = last[t]
-            node[y].here = min(np.int64(node[y].here), then)
-            fine.source[arcs], fine.target[arcs], fine.label[arcs] = x, y, placed
+        y = table[table[state[x] + BEFORE] + LAST]
+        then = np.int64(here[x]) + placed * coarse.scale
+        if y != x and then + coarse.backward[p.coarse] <= coarse.cutoff:
+            here[y] = min(np.int64(here[y]), then)
+            source[arcs], target[arcs], label[arcs] = x, y, placed
             arcs += 1
     p.arcs = arcs
     return _DONE
@@ -376,31 +376,27 @@ def _walk(
     """
     p = progress[0]
     _learn_ranges(labels, p)
-    while p.coarse < coarse.loop.shape[0]:
-        v = p.coarse
-        if coarse.backward[v] >= INFINITE:
-            p.arc = coarse.start[v + 1]
-        while p.arc < coarse.start[v + 1]:
-            if coarse.label[p.arc] < coarse.first_mask:
-                followed = _take_step(coarse, labels, tracker, fine, p)
-            else:
-                followed = _place(coarse, labels, tracker, fine, p)
-            if not followed:
-                return _FULL
-            p.skip = 0
-            p.arc += 1
-            if stop[0] != 0:
-                return _STOPPED
-        if coarse.loop[v] >= 0 and p.nodes > p.begin:
-            status = _follow_loop(coarse, tracker, fine, p, stop)
-            if status != _DONE:
-                return status
-        fine.first[v + 1] = p.nodes
-        if p.nodes > room.nodes or p.arcs > room.arcs or tracker.count[0] > room.states:
-            return _TOO_LARGE
-        p.begin, p.begin_arc = p.nodes, p.arcs
-        p.coarse = v + 1
-    return _DONE
+    status = _follow(coarse, labels, tracker, fine, room, p, stop)
+    while status == _LOOP:
+        status = _follow_loop(coarse, tracker, fine, p, stop)
+        if status == _DONE:
+            status = _TOO_LARGE
+            if _close(fine.first, tracker.count, room, p):
+                status = _follow(coarse, labels, tracker, fine, room, p, stop)
+    return status
+
+
+@njit(nogil=True)
+def _loops(loop: Any, fine: _Fine, table: Any) -> Any:
+    """Return `Graph.loop` of the product."""
+    first, state = fine.first, fine.state
+    out = np.full(first[-1], -1, dtype=np.int16)
+    for v in range(loop.shape[0]):
+        if loop[v] >= 0:
+            for x in range(first[v], first[v + 1]):
+                if table[state[x] + BEFORE] == state[x]:
+                    out[x] = loop[v]
+    return out
 
 
 @dataclass(eq=False)
@@ -429,7 +425,7 @@ class _Made:
     def __post_init__(self) -> None:
         self.progress = np.zeros(1, dtype=_PROGRESS)
         self.progress["nodes"] = 1
-        self.progress["labels"] = self.labels.first_mask
+        self.progress["labels"] = self.progress["parts"] = self.labels.first_mask
 
     def make_room(self) -> None:
         """Make room to expand more nodes, one array after another."""
@@ -438,22 +434,19 @@ class _Made:
         tracker.make_room()
         self.known = self.known._replace(
             mask=labels.mask,
-            fixed=labels.fixed,
             slots=labels.slots,
             about=wider(self.known.about, len(labels.mask)),
             parts=wider(self.known.parts, int(p.parts) + MARGIN),
         )
         nodes = int(p.nodes) + MARGIN
         arcs = int(p.arcs) + MARGIN + int(p.nodes - p.begin)  # a loop adds an arc per node
-        states = len(self.fine.last)
-        self.fine = self.fine._replace(last=wider(self.fine.last, len(tracker.info)))
-        self.fine.last[states:] = -1
-        self.fine = self.fine._replace(node=wider(self.fine.node, nodes))
-        self.fine = self.fine._replace(source=wider(self.fine.source, arcs))
-        self.fine = self.fine._replace(target=wider(self.fine.target, arcs))
-        self.fine = self.fine._replace(label=wider(self.fine.label, arcs))
-        p.full_nodes, p.full_arcs = len(self.fine.node) - MARGIN, len(self.fine.source) - MARGIN
-        p.full_states = len(tracker.info) - (MARGIN if tracker.width > 0 else 0)
+        first, state, here, *steps = self.fine
+        steps = [wider(array, arcs) for array in steps]
+        self.fine = _Fine(first, wider(state, nodes), wider(here, nodes), *steps)
+        p.full_nodes, p.full_arcs = len(self.fine.state) - MARGIN, len(self.fine.source) - MARGIN
+        grows = tracker.width > 0
+        p.full_states = len(tracker.info) - (MARGIN if grows else 0)
+        p.full_table = len(tracker.table) - (TABLE_MARGIN if grows else 0)
         p.full_labels = len(labels.mask) - MARGIN
         p.full_parts = len(self.known.parts) - MARGIN
 
@@ -499,12 +492,9 @@ def product(
     if stop[0] != 0:
         raise Interrupted
     coarse = _Coarse(
-        start, source, label, graph.loop, prices.backward, int(prices.cutoff), int(prices.scale),
-        labels.join, labels.first_mask,
+        start, source, label, graph.loop, prices.backward, int(prices.cutoff), int(prices.scale)
     )  # fmt: skip
-    made = _Made(
-        labels, tracker, _new_known(labels, tracker, prices.cost), _root(graph.nodes, tracker)
-    )
+    made = _Made(labels, tracker, _new_known(labels, tracker, prices), _root(graph.nodes, tracker))
     status = _FULL
     while status == _FULL:
         made.make_room()
@@ -524,25 +514,35 @@ def product(
     )
     if stop[0] != 0:
         raise Interrupted
-    return Graph(start, target, label, fine.node["loop"][:nodes].copy())
+    return Graph(start, target, label, _loops(graph.loop, fine, tracker.table))
 
 
-def _new_known(labels: Labels, tracker: Tracker, cost: NDArray[np.int64]) -> _Labels:
-    """Return labels of which neither the range of costs nor the parts are known yet."""
-    symbols = tracker.symbols
+def _new_known(labels: Labels, tracker: Tracker, prices: Prices) -> _Labels:
+    """Return labels of which only those of fixed steps are known: each is its own only part."""
+    fixed, cost = labels.first_mask, prices.cost
+    number = np.arange(fixed)
+    parts = np.zeros(fixed + 4 * MARGIN, dtype=_PART)
+    steps = (number > labels.join, number == labels.join)
+    parts["column"][:fixed] = np.select(steps, (END, JOIN), BEFORE)
+    parts["label"][:fixed] = number
+    parts["low"][:fixed] = labels.fixed[:fixed] * prices.scale
+    about = np.zeros(len(labels.mask), dtype=_ABOUT)
+    about["low"][:fixed] = about["high"][:fixed] = parts["low"][:fixed]
+    about["first"][:fixed], about["end"][:fixed] = number, number + 1
+    order = np.argsort(cost)
+    bits = _ONE << order.astype(np.uint64)
     return _Labels(
-        labels.mask, labels.fixed, labels.slots, labels.count, cost, tracker.symbol,
-        np.zeros(len(labels.mask), dtype=_ABOUT), np.zeros(4 * MARGIN, dtype=_PART),
-        np.zeros(symbols, dtype=np.uint64), np.empty(symbols, dtype=np.int64),
+        labels.mask, labels.slots, labels.count, cost, cost[order],
+        np.concatenate([[_ZERO], np.bitwise_or.accumulate(bits)]), tracker.symbol, about, parts,
+        np.zeros(tracker.symbols, dtype=np.uint64), np.empty(tracker.symbols, dtype=np.int64),
     )  # fmt: skip
 
 
 def _root(coarse_nodes: int, tracker: Tracker) -> _Fine:
     """Return a product that has the root only."""
     rows = 16 * MARGIN
-    last = np.full(len(tracker.info), -1, dtype=np.int32)
-    last[0] = 0
-    node = np.zeros(rows, dtype=_NODE)
-    node["loop"][0] = -1
+    tracker.table[LAST] = 0
+    state, here = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
     source, target, label = (np.empty(rows, dtype=np.int32) for _ in range(3))
-    return _Fine(np.zeros(coarse_nodes + 1, dtype=np.int64), last, node, source, target, label)
+    first = np.zeros(coarse_nodes + 1, dtype=np.int64)
+    return _Fine(first, state, here, source, target, label)

@@ -362,7 +362,7 @@ class Relaxation:
             The graph would have too many nodes. It stays as it was.
         """
         states = math.prod(int(self.copies[k]) + 1 for k in kinds)
-        if 4 * states * (len(kinds) + 7) > _STATE_BYTES:
+        if 4 * states * (len(kinds) + 8) > _STATE_BYTES:
             raise self._kernels.TooLargeError
         groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
@@ -371,7 +371,7 @@ class Relaxation:
         self.counted.update(kinds)
 
     def _refine(self, tracker: Any, level: Level, most: int) -> None:
-        per_state = 4 * (tracker.symbols + tracker.width + 6)
+        per_state = 4 * (tracker.symbols + tracker.width + 7)
         cutoff = self.cutoff if self._chain else 2 * _BEYOND
         nodes = min(most, MAX_NODES)
         graph = self._products.product(

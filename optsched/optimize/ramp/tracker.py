@@ -17,15 +17,22 @@ from optsched.problem.kernel import njit
 
 MARGIN = 512
 """Room kept free in every growing array while one node is expanded."""
+TABLE_MARGIN = 16 * MARGIN
+"""The same for the table of a tracker: the rows of so many states."""
 UNKNOWN, REFUSED = -2, -1
 """In place of a state: it has not been looked for yet, or a path may not go there."""
+LAST, NUMBER, COLUMNS, BEFORE, AFTER = 0, 1, 2, 3, 4
+"""Columns of a state's row: its last node in a product, its number, how many columns there are, the
+state one round earlier, and from here on the states after the symbols."""
+JOIN, END = -1, -2
+"""In place of a column: steps that leave the state as it is; to end, it must be the final one."""
 _ONE = np.uint64(1)
 _STATE = record(
     ("items", np.int32),  # how many there are
     ("weight", np.int32),  # of all of them
-    ("before", np.int32),  # the state one round earlier, or `UNKNOWN`
-    ("final", np.int32),  # whether a path may end here
+    ("row", np.int32),  # where its row begins
 )
+_HUGE = 2**22
 
 
 class Automaton(NamedTuple):
@@ -33,16 +40,17 @@ class Automaton(NamedTuple):
 
     Attributes
     ----------
-    width, capacity : int
+    width, capacity, final : int
     span : int
         An item is the number (class of its floor) x span + (its weight).
-    peak, floor_class, floor, heaviest, items, info, add, slots, count : ndarray
+    peak, floor_class, floor, heaviest, items, info, table, slots, count : ndarray
     row : ndarray of int32
         Scratch space for the items of one state.
     """
 
     width: Any
     capacity: Any
+    final: Any
     span: Any
     peak: Any
     floor_class: Any
@@ -50,7 +58,7 @@ class Automaton(NamedTuple):
     heaviest: Any
     items: Any
     info: Any
-    add: Any
+    table: Any
     slots: Any
     count: Any
     row: Any
@@ -58,7 +66,10 @@ class Automaton(NamedTuple):
 
 @dataclass(eq=False)
 class Tracker:
-    """A finite automaton that follows a path: its states have numbers and are made on demand.
+    """A finite automaton that follows a path: its states are made on demand.
+
+    A state is known by the place in one table where its row begins. Rows are as long as there are
+    symbols that fit, so that the table is small beside the caches.
 
     A state is a multiset of (weight, floor) items. With ``width`` 0 it is a row of counters, and
     all states are there from the beginning.
@@ -71,8 +82,10 @@ class Tracker:
         The number of items that a state may have, and one more.
     capacity : int
         The largest weight of a state.
+    final : int
+        The state in which a path may end.
     peak, floor_class : ndarray of int32, shape (symbols,)
-        The item that a symbol puts into the multiset.
+        The item that a symbol puts into the multiset. Peaks ascend.
     floor : ndarray of int32, shape (classes,)
         The weight after which an item of the class vanishes.
     heaviest : ndarray of int64, shape (classes, requests + 1)
@@ -80,26 +93,27 @@ class Tracker:
     items : ndarray of int32, shape (room, width)
         The items of each state in ascending order.
     info : ndarray of records, shape (room,)
-        For each state the number of its items, their weight, the state one round earlier
-        (`UNKNOWN` at first), and whether a path may end here.
-    add : ndarray of int32, shape (symbols, room)
-        The state after each symbol, `REFUSED` or `UNKNOWN`.
+        For each state the number of its items, their weight and its row, in order of numbers.
+    table : ndarray of int32
+        The rows of the states (`LAST`, ...), with `REFUSED` or `UNKNOWN` for a state. Symbols
+        beyond the last column are refused.
     slots : ndarray of int32
         A hash table of the multisets.
-    count : ndarray of int64, shape (1,)
-        The number of states.
+    count : ndarray of int64, shape (2,)
+        The number of states, and the length of their rows.
     """
 
     symbol: NDArray[np.int32]
     width: int
     capacity: int
+    final: int
     peak: NDArray[np.int32]
     floor_class: NDArray[np.int32]
     floor: NDArray[np.int32]
     heaviest: NDArray[np.int64]
     items: NDArray[np.int32]
     info: NDArray[Any]
-    add: NDArray[np.int32]
+    table: NDArray[np.int32]
     slots: NDArray[np.int32]
     count: NDArray[np.int64]
 
@@ -111,22 +125,21 @@ class Tracker:
     def compiled(self) -> Automaton:
         """Return the tracker as compiled functions take it."""
         return Automaton(
-            self.width, self.capacity, self.capacity + 1, self.peak, self.floor_class, self.floor,
-            self.heaviest, self.items, self.info, self.add, self.slots, self.count,
+            self.width, self.capacity, self.final, self.capacity + 1, self.peak, self.floor_class,
+            self.floor, self.heaviest, self.items, self.info, self.table, self.slots, self.count,
             np.zeros(self.width + 2, dtype=np.int32),
         )  # fmt: skip
 
     def make_room(self) -> None:
         """Make room for the states that the expansion of one node can add."""
-        count = int(self.count[0])
-        if self.width == 0 or count + MARGIN <= len(self.info):
+        if self.width == 0:
+            return
+        count, entries = self.count.tolist()
+        self.table = wider(self.table, entries + TABLE_MARGIN + 1)
+        if count + MARGIN < len(self.info):
             return
         need = count + 2 * MARGIN
-        self.items = wider(self.items, need)
-        self.info = wider(self.info, need)
-        add = np.full((len(self.add), len(self.info)), UNKNOWN, dtype=np.int32)
-        add[:, : self.add.shape[1]] = self.add
-        self.add = add
+        self.items, self.info = wider(self.items, need), wider(self.info, need)
         if 2 * need > len(self.slots):
             self.slots = np.full(len(self.slots) * 4, -1, dtype=np.int32)
             _enter_all(self.compiled())
@@ -154,22 +167,24 @@ def multiset_tracker(
         mine = own_peak[class_of == c]
         heaviest[c, : len(mine)] = -np.sort(-mine)
     width = int(min(copies.sum(), capacity // floors.min())) + 1
-    room = 4 * MARGIN
+    room, columns = 4 * MARGIN, AFTER + int(np.searchsorted(peaks, capacity, side="right"))
     tracker = Tracker(
         symbol=symbol.astype(np.int32),
         width=width,
         capacity=capacity,
+        final=0,
         peak=peaks.astype(np.int32),
         floor_class=classes.astype(np.int32),
         floor=floors.astype(np.int32),
         heaviest=heaviest,
         items=np.zeros((room, width), dtype=np.int32),
         info=np.zeros(room, dtype=_STATE),
-        add=np.full((len(peaks), room), -2, dtype=np.int32),
+        table=np.zeros(4 * TABLE_MARGIN, dtype=np.int32),
         slots=np.full(4 * MARGIN, -1, dtype=np.int32),
-        count=np.array([1]),
+        count=np.array([1, columns]),
     )
-    tracker.info[0] = 0, 0, 0, 1
+    tracker.table[:AFTER], tracker.table[AFTER:columns] = (-1, 0, columns, UNKNOWN), UNKNOWN
+    tracker.info[0] = 0, 0, 0
     tracker.slots[int(_hash_items(tracker.items[0], 0)) & (len(tracker.slots) - 1)] = 0
     return tracker
 
@@ -179,40 +194,45 @@ def counting_tracker(groups: list[list[int]], copies: NDArray[np.int64]) -> Trac
     caps = [int(copies[group].sum()) for group in groups]
     states = int(np.prod([c + 1 for c in caps], dtype=np.int64))
     symbol = np.zeros(len(copies), dtype=np.int32)
-    add = np.zeros((len(groups) + 1, states), dtype=np.int32)
     number = np.arange(states)
-    add[0] = number
+    table = np.empty((states, AFTER + len(groups) + 1), dtype=np.int32)
+    columns = table.shape[1]
+    table[:] = columns * number[:, None]
+    table[:, LAST], table[:, NUMBER], table[:, COLUMNS] = -1, number, columns
     step = 1
-    for g, (group, cap) in enumerate(zip(groups, caps, strict=True)):
-        symbol[group] = g + 1
-        digit = number // step % (cap + 1)
-        add[g + 1] = np.where(digit < cap, number + step, -1)
+    for g, (group, cap) in enumerate(zip(groups, caps, strict=True), AFTER + 1):
+        symbol[group] = g - AFTER
+        table[:, g] = np.where(number // step % (cap + 1) < cap, columns * (number + step), REFUSED)
         step *= cap + 1
-    info = np.zeros(states, dtype=_STATE)
-    info["before"] = number
-    info["final"][-1] = 1
     none = np.zeros(1, dtype=np.int32)
     return Tracker(
         symbol=symbol,
         width=0,
         capacity=0,
+        final=columns * (states - 1),
         peak=np.zeros(len(groups) + 1, dtype=np.int32),
         floor_class=none,
         floor=none,
         heaviest=np.zeros((1, 1), dtype=np.int64),
         items=np.zeros((1, 1), dtype=np.int32),
-        info=info,
-        add=add,
+        info=np.zeros(states, dtype=_STATE),
+        table=table.reshape(-1),
         slots=np.full(1, -1, dtype=np.int32),
-        count=np.array([states]),
+        count=np.array([states, table.size]),
     )
 
 
 def wider(array: NDArray[Any], needed: int) -> NDArray[Any]:
-    """Return the array with at least so many rows; what new ones hold is not defined."""
+    """Return the array with at least so many rows; what new ones hold is not defined.
+
+    A large array is the same one, of another size. No view of it may be in use.
+    """
     if needed <= len(array):
         return array
     rows = max(needed, len(array) + len(array) // 2)
+    if array.nbytes >= _HUGE:  # it moves to other addresses without a copy
+        array.resize((rows, *array.shape[1:]), refcheck=False)
+        return array
     more = np.empty((rows, *array.shape[1:]), dtype=array.dtype)
     # Records are copied as bytes: field by field it takes 40 times as long.
     raw = np.dtype((np.void, array.dtype.itemsize))
@@ -242,96 +262,84 @@ def _enter_all(tracker: Automaton) -> None:
 
 
 @njit(nogil=True)
-def _state(length: int, weight: int, tracker: Automaton) -> int:
-    """Return the number of the multiset in the tracker's row, a new one if it has none."""
-    row, items, info, slots = tracker.row, tracker.items, tracker.info, tracker.slots
-    last = np.uint64(slots.shape[0] - 1)
-    at = _hash_items(row, length) & last
-    while slots[at] >= 0:
-        s = slots[at]
-        if info[s].items == length:
-            same = True
-            for k in range(length):
-                if items[s, k] != row[k]:
-                    same = False
-                    break
-            if same:
-                return s
-        at = (at + _ONE) & last
-    s = tracker.count[0]
-    for k in range(length):
-        items[s, k] = row[k]
-    new = info[s]
-    new.items = length
-    new.weight = weight
-    new.before = UNKNOWN
-    new.final = length == 0
-    slots[at] = s
-    tracker.count[0] = s + 1
-    return s
+def state_after(row: int, column: int, tracker: Automaton) -> int:
+    """Return the state after a symbol or a round that has not been followed from here before.
 
-
-@njit(nogil=True)
-def state_before(s: int, tracker: Automaton) -> int:
-    """Return the state one round earlier: every item is one lighter, those at their floor gone."""
-    info, items, floor, row = tracker.info, tracker.items, tracker.floor, tracker.row
-    if info[s].before != UNKNOWN:
-        return info[s].before
-    length = 0
-    weight = 0
-    for k in range(info[s].items):
-        item = items[s, k]
-        w = item % tracker.span
-        if w > floor[item // tracker.span]:
-            row[length] = item - 1
-            length += 1
-            weight += w - 1
-    t = _state(length, weight, tracker)
-    info[s].before = t
-    return t
-
-
-@njit(nogil=True)
-def state_after(s: int, symbol: int, tracker: Automaton) -> int:
-    """Return the state with one more item, or `REFUSED` where it does not fit."""
-    add = tracker.add
-    if add[symbol, s] != UNKNOWN:
-        return add[symbol, s]
-    p = tracker.peak[symbol]
-    weight = tracker.info[s].weight + p
-    if weight > tracker.capacity:
-        t = REFUSED
-    elif p < tracker.floor[tracker.floor_class[symbol]]:
-        t = s  # it is there when it completes, but leaves no trace
-    elif _with_item(s, symbol, tracker):
-        t = _state(tracker.info[s].items + 1, weight, tracker)
-    else:
-        t = REFUSED
-    add[symbol, s] = t
-    return t
-
-
-@njit(nogil=True)
-def _with_item(s: int, symbol: int, tracker: Automaton) -> bool:
-    """Write a state with one more item into the tracker's row; return whether a path may hold it.
-
-    It may not hold more items of a class above a weight than requests have such a peak.
+    A state may not hold more items of a class above a weight than requests have such a peak. One
+    function does it all, since numba counts references to arrays that are passed on.
     """
-    row, items, heaviest, span = tracker.row, tracker.items, tracker.heaviest, tracker.span
-    c = tracker.floor_class[symbol]
-    code = c * span + tracker.peak[symbol]
-    length = tracker.info[s].items
-    at = 0
-    while at < length and items[s, at] < code:
-        row[at] = items[s, at]
-        at += 1
-    row[at] = code
-    for k in range(at, length):
-        row[k + 1] = items[s, k]
-    rank = 0
-    for k in range(length, -1, -1):
-        if row[k] // span == c:
-            if row[k] % span > heaviest[c, rank]:
-                return False
-            rank += 1
-    return True
+    (
+        _,
+        capacity,
+        _,
+        span,
+        peak,
+        floor_class,
+        floor,
+        heaviest,
+        items,
+        info,
+        table,
+        slots,
+        count,
+        to,
+    ) = tracker
+    s, symbol = np.uint64(table[row + NUMBER]), column - AFTER
+    held, weight = info[s].items, np.int64(info[s].weight)
+    length = 0
+    if column == BEFORE:  # every item is one lighter, those at their floor are gone
+        c, base, weight = 0, 0, 0
+        for k in range(held):
+            item = items[s, k]
+            while item >= base + span:
+                c, base = c + 1, base + span
+            if item - base > floor[c]:
+                to[length] = item - 1
+                length += 1
+                weight += item - base - 1
+    elif peak[symbol] < floor[floor_class[symbol]]:
+        table[row + column] = row  # it is there when it completes, but leaves no trace
+        return row
+    else:
+        c = floor_class[symbol]
+        base = c * span
+        item = base + peak[symbol]
+        while length < held and items[s, length] < item:
+            to[length] = items[s, length]
+            length += 1
+        to[length] = item
+        for k in range(length, held):
+            to[k + 1] = items[s, k]
+        length, weight, rank = held + 1, weight + peak[symbol], 0
+        for k in range(held, -1, -1):
+            if base <= to[k] < base + span:
+                if to[k] - base > heaviest[c, rank]:
+                    table[row + column] = REFUSED
+                    return REFUSED
+                rank += 1
+    last = np.uint64(slots.shape[0] - 1)
+    at = _hash_items(to, length) & last
+    while slots[at] >= 0:
+        s = np.uint64(slots[at])
+        k = 0
+        while k < length and items[s, k] == to[k]:
+            k += 1
+        if k == length and info[s].items == length:
+            table[row + column] = info[s].row
+            return info[s].row
+        at = (at + _ONE) & last
+    new, begin = count[0], count[1]
+    slots[at] = new
+    items[new, :length] = to[:length]
+    info[new].items, info[new].weight, info[new].row = length, weight, begin
+    end = begin + AFTER
+    for p in peak:
+        if weight + p > capacity:
+            break
+        table[end] = UNKNOWN
+        end += 1
+    table[begin + LAST], table[begin + NUMBER] = -1, new
+    table[begin + COLUMNS], table[begin + BEFORE] = end - begin, UNKNOWN
+    count[0], count[1] = new + 1, end
+    table[row + column] = begin
+    return begin
