@@ -203,7 +203,7 @@ def kinds_of(relaxation: Relaxation) -> Kinds:
     away = np.abs(sizes[:, :, None] - sizes[:, None, :]).sum(axis=0)
     order = np.argsort(np.where(larger, away, np.iinfo(np.int64).max), axis=1, kind="stable")
     larger = np.where(np.take_along_axis(larger, order, axis=1), order, -1)
-    sign = np.random.default_rng(0).integers(0, 2**64, len(r.copies), dtype=np.uint64)
+    sign = np.random.default_rng(0).integers(-(2**63), 2**63, len(r.copies))
     return Kinds(
         -r.pi, r.copies, r.peak, output, ready, larger, sign, r.jobs.capacity, r.clock
     )  # fmt: skip
@@ -216,9 +216,9 @@ def _new_layer(rows: int, kinds: Kinds) -> Layer:
         about=np.empty((rows, ABOUT), dtype=np.int32),
         rest=np.empty((rows, len(kinds.copies)), dtype=np.uint8),
         tokens=np.empty((rows, int(kinds.output.max())), dtype=tokens),
-        key=np.empty(rows, dtype=np.uint64),
+        key=np.empty(rows, dtype=np.int64),
         kept=np.empty(rows, dtype=np.bool_),
-        slots=np.empty(max(FEW_SLOTS, 1 << (2 * rows).bit_length()), dtype=np.int32),
+        slots=np.empty(max(FEW_SLOTS, 1 << (2 * rows).bit_length()), dtype=np.int64),
         count=np.zeros(3, dtype=np.int64),
     )
 

@@ -17,13 +17,14 @@ DONE, FULL = 0, 1
 """Whether there was room for all labels."""
 NODE, ROUNDS, CLOCK, NEED, AFTER, PARENT, KIND, PASSED, ABOUT = range(9)
 """Of a label: its node, its cost in rounds, the present round or -1 without a clock, the least
-clock at which it may join, the next row of the same key, and how it was made: the row of the layer
-before, the kind placed and the rounds since the placement before."""
+clock at which it may join, the next row of the same key in order of rounds, and how it was made:
+the row of the layer before, the kind placed and the rounds since the placement before."""
 FOUND = 5
 """Of a placement to be tried: the node it leads to, the kind, and cost, passed rounds and clock of
 the label."""
 FEW_SLOTS = 1024
 """The slots in use when a layer is empty."""
+_UPPER = -(2**32)  # the bits of a key that its slot holds
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 
@@ -50,7 +51,7 @@ class Layer(NamedTuple):
     tokens: Any  # live tokens now, one round earlier, ...
     key: Any
     kept: Any
-    slots: Any  # the last row of each key
+    slots: Any  # of each key the upper half and the first row; -1: empty
     count: Any  # rows; rows kept; slots in use
 
 
@@ -90,20 +91,24 @@ def fill_tables(
     A row of ``out`` holds the bytes of all kinds placed never, then those of all kinds placed once.
     Each arc adds what it costs above the node's plain cost, in units and rounded down.
     """
-    kinds = labels.cost.shape[0]
+    arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
+    backward, value, kind, second = graph.backward, labels.value, labels.kind, labels.second
+    start, listed, cost = labels.start, labels.kinds, labels.cost
+    kinds = cost.shape[0]
     row = np.empty(2 * kinds, dtype=np.uint8)
     for u in range(last - 1, first - 1, -1):
-        row[:] = TOP
-        here = np.int64(graph.backward[u])
-        for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
-            v, label = graph.arc_target[a], graph.arc_label[a]
-            more = np.int64(graph.backward[v]) - here
-            least = more + labels.value[label]
-            if here >= INFINITE or graph.backward[v] >= INFINITE or least >= TOP * unit:
+        for j in range(2 * kinds):
+            row[j] = TOP
+        here = np.int64(backward[u])
+        for a in range(arc_start[u], arc_start[u + 1]):
+            v, label = arc_target[a], arc_label[a]
+            more = np.int64(backward[v]) - here
+            least = more + value[label]
+            if here >= INFINITE or backward[v] >= INFINITE or least >= TOP * unit:
                 continue
-            best = labels.kind[label]
+            best = kind[label]
             if best >= 0:
-                other = (more + labels.second[label]) // unit
+                other = (more + second[label]) // unit
                 without = min(np.int64(row[best]), other + out[v, best])
                 later = min(np.int64(row[kinds + best]), other + out[v, kinds + best])
             add = np.uint8(least // unit)
@@ -115,11 +120,12 @@ def fill_tables(
                 row[j] = entry if entry < row[j] else row[j]
             if best >= 0:
                 row[best], row[kinds + best] = without, later
-                for i in range(labels.start[label], labels.start[label + 1]):
-                    k = labels.kinds[i]
-                    now = (more + labels.cost[k]) // unit + out[v, k]
+                for i in range(start[label], start[label + 1]):
+                    k = listed[i]
+                    now = (more + cost[k]) // unit + out[v, k]
                     row[kinds + k] = min(np.int64(row[kinds + k]), now)
-        out[u] = row
+        for j in range(2 * kinds):
+            out[u, j] = row[j]
 
 
 @njit(nogil=True)
@@ -218,25 +224,28 @@ def _left_alike(a: int, b: int, j: int, i: int, rest: Any) -> bool:
 
 
 @njit(nogil=True)
-def _slot(wanted: Any, key: Any, slots: Any, size: int) -> Any:
-    """Return the slot of the labels with a key, or the empty one where they would be."""
-    last = np.uint64(size - 1)
-    at = (wanted ^ (wanted >> np.uint64(29))) & last
-    while slots[at] >= 0 and key[slots[at]] != wanted:
-        at = (at + _ONE) & last
-    return np.int64(at)
+def _slot(key: Any, slots: Any, size: int) -> Any:
+    """Return the slot of the labels with a key, or the empty one where they would be.
+
+    A slot holds the upper half of the key and the row of the label of fewest
+    rounds in the lower one. Keys of
+    equal upper halves may share a slot, so what is left has to be compared, too.
+    """
+    at = key & (size - 1)
+    while slots[at] != -1 and (slots[at] ^ key) >> 32 != 0:
+        at = (at + 1) & (size - 1)
+    return at
 
 
 @njit(nogil=True)
-def _grow(about: Any, key: Any, kept: Any, slots: Any, count: Any) -> None:
+def _grow(key: Any, slots: Any, count: Any) -> None:
     """Use twice the slots."""
+    used = slots[: count[2]].copy()
     count[2] *= 2
     slots[: count[2]] = -1
-    for row in range(count[0]):
-        if kept[row]:
-            at = _slot(key[row], key, slots, count[2])
-            about[row, AFTER] = slots[at]
-            slots[at] = row
+    for entry in used:
+        if entry != -1:
+            slots[_slot(key[np.int32(entry)], slots, count[2])] = entry
 
 
 @njit(nogil=True)
@@ -248,29 +257,32 @@ def _enter(m: int, layer: Layer, join: int) -> None:
     about, rest, tokens, key, kept = layer.about, layer.rest, layer.tokens, layer.key, layer.kept
     slots, count = layer.slots, layer.count
     new = count[0]
-    at = _slot(key[new], key, slots, count[2])
-    row, before = slots[at], -1
+    at = _slot(key[new], slots, count[2])
+    row, before = np.int32(slots[at]), np.int32(-1)
     while row >= 0:
-        after = about[row, AFTER]
-        if _dominates(row, new, m, about, tokens, join):
-            if _left_alike(row, new, -1, -1, rest):
-                return
-        elif _dominates(new, row, m, about, tokens, join) and _left_alike(row, new, -1, -1, rest):
-            kept[row] = False
-            count[1] -= 1
-            if before < 0:
-                slots[at] = after
-            else:
-                about[before, AFTER] = after
-            row = before
-        before, row = row, after
-    about[new, AFTER] = slots[at]
-    slots[at] = new
+        if kept[row]:
+            if _dominates(row, new, m, about, tokens, join):
+                if _left_alike(row, new, -1, -1, rest):
+                    return
+            elif _dominates(new, row, m, about, tokens, join) and _left_alike(
+                row, new, -1, -1, rest
+            ):
+                kept[row] = False
+                count[1] -= 1
+        if about[row, ROUNDS] <= about[new, ROUNDS]:
+            before = row
+        row = about[row, AFTER]
+    if before < 0:
+        about[new, AFTER] = slots[at]
+        slots[at] = (key[new] & _UPPER) | new
+    else:
+        about[new, AFTER] = about[before, AFTER]
+        about[before, AFTER] = new
     kept[new] = True
     count[0] += 1
     count[1] += 1
     if 2 * count[0] > count[2]:
-        _grow(about, key, kept, slots, count)
+        _grow(key, slots, count)
 
 
 @njit(nogil=True)
@@ -440,14 +452,15 @@ def swap(m: int, layer: Layer, kinds: Kinds) -> None:
             if i == number or larger[j, i] < 0:
                 continue
             i = larger[j, i]
-            a = slots[_slot(key[b] - sign[j] + sign[i], key, slots, count[2])]
-            while a >= 0 and not (
-                kept[a]
-                and _dominates(a, b, m, about, tokens, kinds.clock)
-                and _left_alike(a, b, j, i, rest)
-            ):
+            a = np.int32(slots[_slot(key[b] - sign[j] + sign[i], slots, count[2])])
+            while a >= 0 and about[a, ROUNDS] <= about[b, ROUNDS] and kept[b]:
+                if (
+                    kept[a]
+                    and _dominates(a, b, m, about, tokens, kinds.clock)
+                    and _left_alike(a, b, j, i, rest)
+                ):
+                    kept[b] = False
+                    count[1] -= 1
                 a = about[a, AFTER]
-            if a >= 0:
-                kept[b] = False
-                count[1] -= 1
+            if not kept[b]:
                 break
