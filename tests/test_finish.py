@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,12 @@ def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[s
     seen: Counter[str] = Counter()
     for turn in range(count):
         instance = tiny_instance(rng, turn, most)
+        if turn % 4 == 1:  # tokens that do not fit into a byte
+            instance = replace(
+                instance,
+                prompt_tokens=instance.prompt_tokens * 90,
+                kv_capacity=instance.kv_capacity * 90,
+            )
         for jobs in periods(instance):
             part = instance.subset(jobs.index)
             optimum, _ = brute_force_tel(part)

@@ -69,12 +69,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.finish_kernel import (
+    ABOUT,
+    CLOCK,
+    FEW_SLOTS,
+    FOUND,
     FULL,
+    NEED,
+    NODE,
+    PARENT,
+    PASSED,
+    ROUNDS,
     TOP,
     Costs,
     Kinds,
     Layer,
     Scratch,
+    arcs_above,
     estimate,
     fill_tables,
     follow,
@@ -116,6 +126,8 @@ _BUCKETS = 4096
 """The number of buckets of estimates."""
 _STACK = 4096
 """The max number of chains of rounds that wait to be followed from one label."""
+_PLACEMENTS = 65536
+"""The max number of placements that are tried after one label."""
 
 
 def counter_tables(
@@ -131,16 +143,12 @@ def counter_tables(
 
     Returns
     -------
-    table : ndarray of uint8, shape (nodes, 2, kinds)
-        By node, placed never (0) or once (1), and kind: see the module's text.
+    table : ndarray of uint8, shape (nodes, 2 * kinds)
+        By node, the entries of all kinds placed never, then of all placed once: see the module's
+        text.
     unit : int
     """
-    r, kinds, mask = relaxation, len(relaxation.copies), relaxation.labels.mask
-    count = int(r.labels.count[0])
-    value, kind = label_costs(mask, r.labels.fixed, count, r.labels.first_mask, -r.pi, r.scale)
-    second = second_costs(mask[:count], kind, -r.pi)
-    start, listed = kinds_by_label(mask[:count])
-    costs = Costs(value, kind, second, start, listed, -r.pi)
+    r, costs, kinds = relaxation, costs_of(relaxation), len(relaxation.copies)
     unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
     out = np.empty((r.graph.nodes, 2 * kinds), dtype=np.uint8)
     out[-1, :kinds], out[-1, kinds:] = 0, TOP
@@ -148,7 +156,21 @@ def counter_tables(
         if r.stop[0] or (over is not None and over()):
             break
         fill_tables(max(0, last - _TABLE_CHUNK), last, paths_of(r), costs, unit, out)
-    return out.reshape(-1, 2, kinds), unit
+    return out, unit
+
+
+def costs_of(relaxation: Relaxation) -> Costs:
+    """Return the costs of a relaxation's labels of arcs for compiled loops.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+    """
+    r, count = relaxation, int(relaxation.labels.count[0])
+    mask = r.labels.mask[:count]
+    value, kind = label_costs(mask, r.labels.fixed, count, r.labels.first_mask, -r.pi, r.scale)
+    start, listed = kinds_by_label(mask)
+    return Costs(value, kind, second_costs(mask, kind, -r.pi), start, listed, -r.pi)
 
 
 def paths_of(relaxation: Relaxation) -> Paths:
@@ -181,39 +203,49 @@ def kinds_of(relaxation: Relaxation) -> Kinds:
     away = np.abs(sizes[:, :, None] - sizes[:, None, :]).sum(axis=0)
     order = np.argsort(np.where(larger, away, np.iinfo(np.int64).max), axis=1, kind="stable")
     larger = np.where(np.take_along_axis(larger, order, axis=1), order, -1)
-    sign = np.random.default_rng(0).integers(0, 2**64, len(r.copies), dtype=np.uint64)
+    sign = np.random.default_rng(0).integers(-(2**63), 2**63, len(r.copies))
     return Kinds(
         -r.pi, r.copies, r.peak, output, ready, larger, sign, r.jobs.capacity, r.clock
     )  # fmt: skip
 
 
-def _new_layer(rows: int, kinds: int, width: int) -> Layer:
+def _new_layer(rows: int, kinds: Kinds) -> Layer:
     """Return an empty layer. Memory is taken only for rows that are written."""
-    small = [np.empty(rows, dtype=np.int32) for _ in range(8)]
+    tokens = np.uint8 if kinds.capacity <= np.iinfo(np.uint8).max else np.int32
     return Layer(
-        node=small[0],
-        rounds=small[1],
-        clock=small[2],
-        need=small[3],
-        rest=np.empty((rows, kinds), dtype=np.uint8),
-        tokens=np.empty((rows, width), dtype=np.int32),
-        key=np.empty(rows, dtype=np.uint64),
-        after=small[4],
+        about=np.empty((rows, ABOUT), dtype=np.int32),
+        rest=np.empty((rows, len(kinds.copies)), dtype=np.uint8),
+        tokens=np.empty((rows, int(kinds.output.max())), dtype=tokens),
+        key=np.empty(rows, dtype=np.int64),
         kept=np.empty(rows, dtype=np.bool_),
-        parent=small[5],
-        kind=small[6],
-        passed=small[7],
-        count=np.zeros(2, dtype=np.int64),
+        slots=np.empty(max(FEW_SLOTS, 1 << (2 * rows).bit_length()), dtype=np.int64),
+        count=np.zeros(3, dtype=np.int64),
     )
+
+
+def _row_bytes(kinds: Kinds) -> int:
+    """Return the bytes of a label."""
+    return sum(a.nbytes // len(a) for a in _new_layer(1, kinds)[:-2])
+
+
+def _runs(kinds: Kinds) -> NDArray[np.int64]:
+    """Return the tokens of each kind when it completes, one round earlier, and so on."""
+    rounds = np.arange(kinds.output.max())
+    return np.where(rounds < kinds.output[:, None], kinds.peak[:, None] - rounds, 0)
+
+
+def _clear(layer: Layer) -> None:
+    """Make a layer empty."""
+    layer.count[:] = 0, 0, FEW_SLOTS
+    layer.slots[:FEW_SLOTS] = -1
 
 
 def _root(layer: Layer, kinds: Kinds) -> None:
     """Make a layer that has the root only."""
-    layer.node[0] = layer.rounds[0] = layer.key[0] = 0
-    layer.clock[0], layer.need[0] = -1, kinds.clock
-    layer.rest[0], layer.tokens[0] = kinds.copies, 0
+    layer.about[0, [NODE, ROUNDS, CLOCK, NEED]] = 0, 0, -1, kinds.clock
+    layer.rest[0], layer.tokens[0], layer.key[0] = kinds.copies, 0, 0
     layer.kept[0] = True
-    layer.count[:] = 1
+    layer.count[:2] = 1
 
 
 def refused(relaxation: Relaxation) -> str:
@@ -393,16 +425,19 @@ def enumerate_below(
     r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
     kinds, graph = kinds_of(r), paths_of(r)
     table, unit = counter_tables(r, over)
-    longest = int(kinds.output.max())
-    rows = max(2, min(most, _BYTES // (48 + len(r.copies) + 4 * longest)))
-    old, new = (_new_layer(rows, len(r.copies), longest) for _ in range(2))
+    costs = costs_of(r)
+    rows = max(2, min(most, _BYTES // _row_bytes(kinds)))
+    old, new = _new_layer(rows, kinds), _new_layer(rows, kinds)
     scratch = Scratch(
         table=table,
         unit=unit,
-        slots=np.empty(1 << (2 * rows - 1).bit_length(), dtype=np.int32),
+        above=arcs_above(graph, costs.value),
+        start=costs.start,
+        kinds=costs.kinds,
+        runs=_runs(kinds).astype(old.tokens.dtype),
         stack=np.empty((_STACK, 3), dtype=np.int64),
-        never=np.zeros(len(r.copies), dtype=np.uint8),
-        once=np.zeros(len(r.copies), dtype=np.uint8),
+        found=np.empty((_PLACEMENTS, FOUND), dtype=np.int64),
+        open=np.empty(table.shape[1], dtype=np.uint8),
         limit=np.array([r.cutoff, _BUCKETS - 1, 0, 0]),
         counts=np.zeros(_BUCKETS, dtype=np.int64),
     )
@@ -410,8 +445,7 @@ def enumerate_below(
     estimates = np.zeros(1, dtype=np.int64)
     steps, labels = [], []
     for m in range(jobs.n):
-        new.count[:] = 0
-        scratch.slots[:] = -1
+        _clear(new)
         kept = np.flatnonzero(old.kept[: old.count[0]])
         if width is not None:
             kept = kept[np.argsort(estimates[kept], kind="stable")]
@@ -425,7 +459,7 @@ def enumerate_below(
                 return None
             if follow(some, m, old, new, graph, kinds, scratch) == FULL:
                 return None
-        swap(m + 1, new, kinds, scratch.slots)
+        swap(m + 1, new, kinds)
         if width is not None:
             estimates = np.empty(int(new.count[0]), dtype=np.int64)
             estimate(new, graph, kinds, scratch, estimates)
@@ -433,8 +467,7 @@ def enumerate_below(
                 new.kept[: len(estimates)] = False
                 new.kept[np.argpartition(estimates, width)[:width]] = True
                 new.count[1] = width
-        made = slice(int(new.count[0]))
-        steps.append([a[made].copy() for a in (new.parent, new.kind, new.passed)])
+        steps.append(new.about[: new.count[0], PARENT : PASSED + 1].copy())
         labels.append(int(new.count[1]))
         if sum(labels) > most or (like is not None and _too_many(labels, like.labels, most)):
             return None
@@ -461,17 +494,17 @@ def _too_many(labels: list[int], before: list[int], most: int) -> bool:
 def _best(r: Relaxation, layer: Layer, steps: list[Any], labels: list[int]) -> Finished:
     """Return what the last layer shows: its labels are schedules."""
     made = slice(int(layer.count[0]))
+    about = layer.about[made].astype(np.int64)
     live = (layer.tokens[made] > 0).sum(axis=1)
-    since = layer.clock[made].astype(np.int64)  # rounds from the start to the last placement
-    since = np.where(since < 0, np.maximum(layer.need[made], live), since)
-    total = layer.rounds[made] + r.jobs.n * since - r.latency_offset
+    since = about[:, CLOCK]  # rounds from the start to the last placement
+    since = np.where(since < 0, np.maximum(about[:, NEED], live), since)
+    total = about[:, ROUNDS] + r.jobs.n * since - r.latency_offset
     total[~layer.kept[made]] = np.iinfo(np.int64).max
     at = int(np.argmin(total))
     if total[at] >= r.upper:
         return Finished(r.upper, None, labels)
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):
-        kinds[m], passed[m] = steps[m][1][at], steps[m][2][at]
-        at = int(steps[m][0][at])
+        at, kinds[m], passed[m] = steps[m][at]
     starts = r.starts(kinds, np.cumsum(passed))
     return Finished(r.jobs.total(starts), starts, labels)

@@ -15,6 +15,16 @@ NEVER = 2**62
 """The estimate of a label that is not kept."""
 DONE, FULL = 0, 1
 """Whether there was room for all labels."""
+NODE, ROUNDS, CLOCK, NEED, AFTER, PARENT, KIND, PASSED, ABOUT = range(9)
+"""Of a label: its node, its cost in rounds, the present round or -1 without a clock, the least
+clock at which it may join, the next row of the same key in order of rounds, and how it was made:
+the row of the layer before, the kind placed and the rounds since the placement before."""
+FOUND = 5
+"""Of a placement to be tried: the node it leads to, the kind, and cost, passed rounds and clock of
+the label."""
+FEW_SLOTS = 1024
+"""The slots in use when a layer is empty."""
+_UPPER = -(2**32)  # the bits of a key that its slot holds
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 
@@ -34,21 +44,15 @@ class Kinds(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Labels after so many placements, by row."""
+    """Labels after so many placements, by row, and a hash table of their keys."""
 
-    node: Any
-    rounds: Any  # cost in rounds
-    clock: Any  # the present round, or -1 without a clock
-    need: Any  # the least clock at which the label may join
+    about: Any  # integers: see `NODE` and so on
     rest: Any  # how many of each kind are left
     tokens: Any  # live tokens now, one round earlier, ...
     key: Any
-    after: Any  # the next row of the same key
     kept: Any
-    parent: Any
-    kind: Any
-    passed: Any  # rounds since the placement before
-    count: Any  # rows; rows kept
+    slots: Any  # of each key the upper half and the first row; -1: empty
+    count: Any  # rows; rows kept; slots in use
 
 
 class Costs(NamedTuple):
@@ -63,14 +67,17 @@ class Costs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The tables, a hash table of the keys of a layer, and what following one label needs."""
+    """The tables, and what following one label needs."""
 
-    table: Any  # of single counters, in units
+    table: Any  # of single counters, in units: by node, the bytes of all kinds never, then once
     unit: Any
-    slots: Any
+    above: Any  # what each arc costs at least above the plain cost of its node
+    start: Any  # where the kinds of each label of arcs start in ``kinds``
+    kinds: Any
+    runs: Any  # the tokens of each kind when it completes, one round earlier, ...
     stack: Any
-    never: Any  # by kind, 255 where none is left
-    once: Any  # by kind, 255 where one is left
+    found: Any  # placements to be tried: see `FOUND`
+    open: Any  # like a row of ``table``, 255 where none or one is left
     limit: Any  # the cost above which no label is made, its bucket, labels made, most (0: all)
     counts: Any  # labels made, by bucket of their estimate
 
@@ -84,20 +91,24 @@ def fill_tables(
     A row of ``out`` holds the bytes of all kinds placed never, then those of all kinds placed once.
     Each arc adds what it costs above the node's plain cost, in units and rounded down.
     """
-    kinds = labels.cost.shape[0]
+    arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
+    backward, value, kind, second = graph.backward, labels.value, labels.kind, labels.second
+    start, listed, cost = labels.start, labels.kinds, labels.cost
+    kinds = cost.shape[0]
     row = np.empty(2 * kinds, dtype=np.uint8)
     for u in range(last - 1, first - 1, -1):
-        row[:] = TOP
-        here = np.int64(graph.backward[u])
-        for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
-            v, label = graph.arc_target[a], graph.arc_label[a]
-            more = np.int64(graph.backward[v]) - here
-            least = more + labels.value[label]
-            if here >= INFINITE or graph.backward[v] >= INFINITE or least >= TOP * unit:
+        for j in range(2 * kinds):
+            row[j] = TOP
+        here = np.int64(backward[u])
+        for a in range(arc_start[u], arc_start[u + 1]):
+            v, label = arc_target[a], arc_label[a]
+            more = np.int64(backward[v]) - here
+            least = more + value[label]
+            if here >= INFINITE or backward[v] >= INFINITE or least >= TOP * unit:
                 continue
-            best = labels.kind[label]
+            best = kind[label]
             if best >= 0:
-                other = (more + labels.second[label]) // unit
+                other = (more + second[label]) // unit
                 without = min(np.int64(row[best]), other + out[v, best])
                 later = min(np.int64(row[kinds + best]), other + out[v, kinds + best])
             add = np.uint8(least // unit)
@@ -109,11 +120,12 @@ def fill_tables(
                 row[j] = entry if entry < row[j] else row[j]
             if best >= 0:
                 row[best], row[kinds + best] = without, later
-                for i in range(labels.start[label], labels.start[label + 1]):
-                    k = labels.kinds[i]
-                    now = (more + labels.cost[k]) // unit + out[v, k]
+                for i in range(start[label], start[label + 1]):
+                    k = listed[i]
+                    now = (more + cost[k]) // unit + out[v, k]
                     row[kinds + k] = min(np.int64(row[kinds + k]), now)
-        out[u] = row
+        for j in range(2 * kinds):
+            out[u, j] = row[j]
 
 
 @njit(nogil=True)
@@ -147,132 +159,136 @@ def second_costs(mask: Any, kind: Any, cost: Any) -> Any:
     return second
 
 
-@njit(nogil=True, inline="always")
-def _extra(node: int, scratch: Scratch) -> Any:
-    """Return what the tables add to the cost to the end for what is left of each kind."""
+@njit(nogil=True)
+def arcs_above(graph: Paths, value: Any) -> Any:
+    """Return what each arc costs at least above the plain cost of its node."""
+    arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
+    backward = graph.backward
+    out = np.empty(arc_target.shape[0], dtype=np.int32)
+    for u in range(arc_start.shape[0] - 1):
+        for a in range(arc_start[u], arc_start[u + 1]):
+            least = np.int64(backward[arc_target[a]]) + value[arc_label[a]] - backward[u]
+            out[a] = min(least, INFINITE)
+    return out
+
+
+@njit(nogil=True)
+def _extra(table: Any, node: int, open_: Any) -> Any:
+    """Return, in units, what the tables add to the cost to the end for what is left."""
     best = np.uint8(0)
-    for k in range(scratch.never.shape[0]):
-        entry = (scratch.table[node, 0, k] & scratch.never[k]) | (
-            scratch.table[node, 1, k] & scratch.once[k]
-        )
+    for k in range(open_.shape[0]):
+        entry = table[node, k] & open_[k]
         best = entry if entry > best else best
-    return np.int64(best) * scratch.unit
+    return np.int64(best)
 
 
-@njit(nogil=True, inline="always")
-def _left(k: int, rest: Any, scratch: Scratch) -> None:
+@njit(nogil=True)
+def _open(k: int, rest: Any, open_: Any) -> None:
     """Note how many of kind k are left."""
-    scratch.never[k] = 255 if rest == 0 else 0
-    scratch.once[k] = 255 if rest == 1 else 0
+    open_[k] = 255 if rest == 0 else 0
+    open_[open_.shape[0] // 2 + k] = 255 if rest == 1 else 0
 
 
-@njit(nogil=True, inline="always")
-def _waits(a: int, b: int, m: int, layer: Layer, join: int) -> Any:
-    """Return the rounds that label a passes to be where label b is, or -1 if it cannot."""
-    spare = np.int64(layer.rounds[b]) - layer.rounds[a]
-    waits = spare // m
-    need = np.int64(layer.need[a])
-    if spare < 0:
-        waits = -1
-    elif layer.clock[a] >= 0:
-        exact = np.int64(layer.clock[a]) - layer.clock[b]
-        waits = exact if layer.clock[b] >= 0 and 0 <= exact <= waits else -1
-    elif layer.clock[b] >= 0:
-        before = waits - (join - layer.clock[b])  # rounds before the label joins
-        waits = waits if before >= 0 and need - before <= join else -1
-    elif max(need - waits, join) > layer.need[b]:
-        waits = -1
-    return waits
-
-
-@njit(nogil=True, inline="always")
-def _dominates(a: int, b: int, m: int, layer: Layer, join: int) -> bool:
+@njit(nogil=True)
+def _dominates(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether conditions 1 and 2 of the module's text hold for some number of rounds."""
-    waits = _waits(a, b, m, layer, join)
-    width = layer.tokens.shape[1]
-    below = waits >= 0
-    j = 0
-    while below and j + waits < width:
-        below = layer.tokens[a, j + waits] <= layer.tokens[b, j]
+    spare = np.int64(about[b, ROUNDS]) - about[a, ROUNDS]
+    if spare < 0:
+        return False
+    waits = spare // m
+    need, clock = np.int64(about[a, NEED]), np.int64(about[b, CLOCK])
+    if about[a, CLOCK] >= 0:
+        exact = about[a, CLOCK] - clock
+        if clock < 0 or exact < 0 or exact > waits:
+            return False
+        waits = exact
+    elif clock >= 0:
+        before = waits - (join - clock)  # rounds before the label joins
+        if before < 0 or need - before > join:
+            return False
+    elif max(need - waits, join) > about[b, NEED]:
+        return False
+    j, rounds = 0, tokens.shape[1] - waits
+    while j < rounds and tokens[a, j + waits] <= tokens[b, j]:
         j += 1
-    return below
+    return j >= rounds
 
 
-@njit(nogil=True, inline="always")
-def _left_alike(a: int, b: int, j: int, i: int, layer: Layer) -> bool:
+@njit(nogil=True)
+def _left_alike(a: int, b: int, j: int, i: int, rest: Any) -> bool:
     """Whether the same is left of labels a and b, but one more of kind j and one less of i."""
     alike = True
-    for k in range(layer.rest.shape[1]):
-        alike &= layer.rest[a, k] == layer.rest[b, k] + (k == j) - (k == i)
+    for k in range(rest.shape[1]):
+        alike &= rest[a, k] == rest[b, k] + (k == j) - (k == i)
     return alike
 
 
-@njit(nogil=True, inline="always")
-def _slot(key: Any, layer: Layer, slots: Any) -> Any:
-    """Return the slot of the labels with a key, or the empty one where they would be."""
-    last = np.uint64(slots.shape[0] - 1)
-    at = (key ^ (key >> np.uint64(29))) & last
-    while slots[at] >= 0 and layer.key[slots[at]] != key:
-        at = (at + _ONE) & last
-    return np.int64(at)
+@njit(nogil=True)
+def _slot(key: Any, slots: Any, size: int) -> Any:
+    """Return the slot of the labels with a key, or the empty one where they would be.
+
+    A slot holds the upper half of the key and the row of the label of fewest
+    rounds in the lower one. Keys of
+    equal upper halves may share a slot, so what is left has to be compared, too.
+    """
+    at = key & (size - 1)
+    while slots[at] != -1 and (slots[at] ^ key) >> 32 != 0:
+        at = (at + 1) & (size - 1)
+    return at
 
 
-@njit(nogil=True, inline="always")
-def _enter(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
+@njit(nogil=True)
+def _grow(key: Any, slots: Any, count: Any) -> None:
+    """Use twice the slots."""
+    used = slots[: count[2]].copy()
+    count[2] *= 2
+    slots[: count[2]] = -1
+    for entry in used:
+        if entry != -1:
+            slots[_slot(key[np.int32(entry)], slots, count[2])] = entry
+
+
+@njit(nogil=True)
+def _enter(m: int, layer: Layer, join: int) -> None:
     """Keep the label in the row after the last one, unless another deletes it.
 
     Those that it deletes are no longer kept.
     """
-    new = layer.count[0]
-    at = _slot(layer.key[new], layer, slots)
-    row = slots[at]
-    wanted = True
-    while row >= 0 and wanted:
-        if layer.kept[row]:
-            if _dominates(row, new, m, layer, kinds.clock):
-                wanted = not _left_alike(row, new, -1, -1, layer)
-            elif _dominates(new, row, m, layer, kinds.clock) and _left_alike(
-                row, new, -1, -1, layer
+    about, rest, tokens, key, kept = layer.about, layer.rest, layer.tokens, layer.key, layer.kept
+    slots, count = layer.slots, layer.count
+    new = count[0]
+    at = _slot(key[new], slots, count[2])
+    row, before = np.int32(slots[at]), np.int32(-1)
+    while row >= 0:
+        if kept[row]:
+            if _dominates(row, new, m, about, tokens, join):
+                if _left_alike(row, new, -1, -1, rest):
+                    return
+            elif _dominates(new, row, m, about, tokens, join) and _left_alike(
+                row, new, -1, -1, rest
             ):
-                layer.kept[row] = False
-                layer.count[1] -= 1
-        row = layer.after[row]
-    if wanted:
-        layer.after[new] = slots[at]
-        slots[at] = new
-        layer.kept[new] = True
-        layer.count[0] += 1
-        layer.count[1] += 1
+                kept[row] = False
+                count[1] -= 1
+        if about[row, ROUNDS] <= about[new, ROUNDS]:
+            before = row
+        row = about[row, AFTER]
+    if before < 0:
+        about[new, AFTER] = slots[at]
+        slots[at] = (key[new] & _UPPER) | new
+    else:
+        about[new, AFTER] = about[before, AFTER]
+        about[before, AFTER] = new
+    kept[new] = True
+    count[0] += 1
+    count[1] += 1
+    if 2 * count[0] > count[2]:
+        _grow(key, slots, count)
 
 
-@njit(nogil=True, inline="always")
-def _write(
-    e: int, v: int, k: int, so_far: Any, old: Layer, new: Layer, kinds: Kinds
-) -> None:  # fmt: skip
-    """Write the label that places kind k after label e into the row after the last one."""
-    cost, passed, clock = so_far
-    at = new.count[0]
-    new.node[at], new.rounds[at], new.clock[at] = v, cost, clock
-    need = max(np.int64(old.need[e]) - passed, kinds.clock)
-    new.need[at] = max(need, kinds.ready[k]) if clock < 0 else need
-    for j in range(kinds.copies.shape[0]):
-        new.rest[at, j] = old.rest[e, j]
-    new.rest[at, k] -= 1
-    width = new.tokens.shape[1]
-    for j in range(width):
-        new.tokens[at, j] = old.tokens[e, j + passed] if j + passed < width else 0
-    for j in range(kinds.output[k]):
-        new.tokens[at, j] += kinds.peak[k] - j
-    new.key[at] = old.key[e] + kinds.sign[k]
-    new.parent[at], new.kind[at], new.passed[at] = e, k, passed
-
-
-@njit(nogil=True, inline="always")
-def _lower(cost: Any, graph: Paths, scratch: Scratch) -> None:
+@njit(nogil=True)
+def _lower(cost: Any, low: Any, cutoff: Any, limit: Any, counts: Any) -> None:
     """Count a label of this estimate, and lower the limit if there are more than wanted."""
-    limit, counts = scratch.limit, scratch.counts
-    low = np.int64(graph.backward[0])
-    size = (graph.cutoff - low) // counts.shape[0] + 1
+    size = (cutoff - low) // counts.shape[0] + 1
     counts[min(max(cost - low, 0) // size, counts.shape[0] - 1)] += 1
     limit[2] += 1
     while limit[1] > 0 and limit[2] - counts[limit[1]] >= limit[3]:
@@ -281,84 +297,111 @@ def _lower(cost: Any, graph: Paths, scratch: Scratch) -> None:
         limit[0] = low + (limit[1] + 1) * size - 1
 
 
-@njit(nogil=True, inline="always")
-def _place(
-    e: int, a: int, so_far: Any, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds,
-    scratch: Scratch
-) -> int:  # fmt: skip
-    """Make the labels that place a request by arc a, some rounds after label e."""
-    cost, passed, reduced, clock = so_far
-    v = graph.arc_target[a]
-    spare = scratch.limit[0] - reduced - graph.backward[v]
-    room = np.int64(kinds.capacity)
-    if passed < old.tokens.shape[1]:
-        room -= old.tokens[e, passed]
-    bits = graph.mask[graph.arc_label[a]]
-    k = -1
-    while bits != _ZERO:
-        k += 1
-        take = bits & _ONE
-        bits >>= _ONE
-        rest = old.rest[e, k]
-        if not take or rest == 0 or kinds.peak[k] > room or kinds.cost[k] > spare:
-            continue
-        _left(k, rest - 1, scratch)
-        extra = _extra(v, scratch)
-        _left(k, rest, scratch)
-        if kinds.cost[k] + extra > spare:
-            continue
-        if new.count[0] == new.node.shape[0]:
-            return FULL
-        if scratch.limit[3] > 0:
-            _lower(scratch.limit[0] - spare + kinds.cost[k] + extra, graph, scratch)
-            spare = scratch.limit[0] - reduced - graph.backward[v]
-        _write(e, v, k, (cost, passed, clock), old, new, kinds)
-        _enter(m + 1, new, kinds, scratch.slots)
-    return DONE
+@njit(nogil=True)
+def _search(e: int, m: int, old: Layer, graph: Paths, kinds: Kinds, scratch: Scratch) -> Any:
+    """Find what may be placed after label e, after any number of rounds and a join or none.
 
-
-@njit(nogil=True, inline="always")
-def _follow_one(
-    e: int, m: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds, scratch: Scratch
-) -> int:  # fmt: skip
-    """Make the labels that follow label e, after any number of rounds and a join or none."""
-    placed = np.int64(0)
-    for k in range(kinds.cost.shape[0]):
-        placed += (kinds.copies[k] - old.rest[e, k]) * kinds.cost[k]
-        _left(k, old.rest[e, k], scratch)
-    stack = scratch.stack
-    stack[0, 0], stack[0, 1], stack[0, 2] = old.node[e], 0, old.clock[e]
-    depth = 1
+    Returns the cost of what is placed, and how many placements are in ``scratch.found``, or -1
+    where there was no room.
+    """
+    arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
+    backward, loop, join, first_mask = graph.backward, graph.loop, graph.join, graph.first_mask
+    about, rest, tokens = old.about, old.rest, old.tokens
+    cost, peak, capacity, last_clock = kinds.cost, kinds.peak, kinds.capacity, kinds.clock
+    above, start, listed, limit = scratch.above, scratch.start, scratch.kinds, scratch.limit
+    table, unit, open_ = scratch.table, scratch.unit, scratch.open
+    stack, found = scratch.stack, scratch.found
+    placed, number, depth = np.int64(0), 0, 1
+    for k in range(cost.shape[0]):
+        placed += (kinds.copies[k] - rest[e, k]) * cost[k]
+        _open(k, rest[e, k], open_)
+    stack[0, 0], stack[0, 1], stack[0, 2] = about[e, NODE], 0, about[e, CLOCK]
     while depth > 0:
         depth -= 1
         node, passed, clock = stack[depth, 0], stack[depth, 1], stack[depth, 2]
         while node >= 0:
-            cost = np.int64(old.rounds[e]) + passed * m
-            reduced = cost * graph.scale + placed
-            spare = scratch.limit[0] - reduced - graph.backward[node]
-            if spare < 0 or _extra(node, scratch) > spare:
+            rounds = np.int64(about[e, ROUNDS]) + passed * m
+            room = limit[0] - rounds * graph.scale - placed
+            spare = room - backward[node]
+            if spare < 0 or _extra(table, node, open_) * unit > spare:
                 break
-            waiting = clock < 0 and old.need[e] - passed > kinds.clock
+            if number + cost.shape[0] > found.shape[0]:
+                return placed, -1
+            live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else 0
+            waiting = clock < 0 and about[e, NEED] - passed > last_clock
             onward = np.int64(-1)
-            for a in range(graph.arc_start[node], graph.arc_start[node + 1]):
-                v, label = graph.arc_target[a], graph.arc_label[a]
-                if label < graph.join:
-                    onward = v
-                elif label == graph.join and not waiting:
+            for a in range(arc_start[node], arc_start[node + 1]):
+                label = arc_label[a]
+                if label < join:
+                    onward = np.int64(arc_target[a])
+                elif label == join and not waiting:
                     if depth == stack.shape[0]:
-                        return FULL
-                    stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, kinds.clock
+                        return placed, -1
+                    stack[depth, 0], stack[depth, 1] = arc_target[a], passed
+                    stack[depth, 2] = last_clock
                     depth += 1
-                elif label >= graph.first_mask and graph.backward[v] < INFINITE:
-                    so_far = cost, passed, reduced, clock
-                    if _place(e, a, so_far, m, old, new, graph, kinds, scratch) == FULL:
-                        return FULL
-            live = passed < old.tokens.shape[1] and old.tokens[e, passed] > 0
-            if onward < 0 and graph.loop[node] >= 0 and (live or waiting):
-                onward = np.int64(node)
+                elif label >= first_mask and above[a] <= spare:
+                    v = arc_target[a]
+                    for i in range(start[label], start[label + 1]):
+                        k = listed[i]
+                        if (
+                            rest[e, k] > 0
+                            and live + peak[k] <= capacity
+                            and cost[k] + backward[v] <= room
+                        ):
+                            found[number, 0], found[number, 1], found[number, 2] = v, k, rounds
+                            found[number, 3], found[number, 4] = passed, clock
+                            number += 1
+            if onward < 0 and loop[node] >= 0 and (live > 0 or waiting):
+                onward = node
             node = onward
             passed += 1
             clock = clock - 1 if clock >= 0 else clock
+    return placed, number
+
+
+@njit(nogil=True)
+def _make(
+    e: int, m: int, placed: Any, number: int, old: Layer, new: Layer, graph: Paths, kinds: Kinds,
+    scratch: Scratch
+) -> int:  # fmt: skip
+    """Make the labels of the placements that were found after label e."""
+    backward, found, limit = graph.backward, scratch.found, scratch.limit
+    table, unit, open_ = scratch.table, scratch.unit, scratch.open
+    cost, count = kinds.cost, new.count
+    about, rest, tokens, key = new.about, new.rest, new.tokens, new.key
+    old_about, old_rest, old_tokens = old.about, old.rest, old.tokens
+    runs, width = scratch.runs, tokens.shape[1]
+    for i in range(number):
+        v, k, rounds = found[i, 0], found[i, 1], found[i, 2]
+        passed, clock = found[i, 3], found[i, 4]
+        least = rounds * graph.scale + placed + cost[k] + backward[v]
+        if least > limit[0]:
+            continue
+        _open(k, old_rest[e, k] - 1, open_)
+        least += _extra(table, v, open_) * unit
+        _open(k, old_rest[e, k], open_)
+        if least > limit[0]:
+            continue
+        at = count[0]
+        if at == about.shape[0]:
+            return FULL
+        if limit[3] > 0:
+            _lower(least, np.int64(backward[0]), graph.cutoff, limit, scratch.counts)
+        about[at, NODE], about[at, ROUNDS], about[at, CLOCK] = v, rounds, clock
+        need = max(np.int64(old_about[e, NEED]) - passed, kinds.clock)
+        about[at, NEED] = max(need, kinds.ready[k]) if clock < 0 else need
+        about[at, PARENT], about[at, KIND], about[at, PASSED] = e, k, passed
+        for j in range(rest.shape[1]):
+            rest[at, j] = old_rest[e, j]
+        rest[at, k] -= 1
+        live = max(width - passed, 0)
+        for j in range(live):
+            tokens[at, j] = old_tokens[e, j + passed] + runs[k, j]
+        for j in range(live, width):
+            tokens[at, j] = runs[k, j]
+        key[at] = old.key[e] + kinds.sign[k]
+        _enter(m + 1, new, kinds.clock)
     return DONE
 
 
@@ -368,7 +411,10 @@ def follow(
 ) -> int:  # fmt: skip
     """Make the labels that follow those in some rows."""
     for e in rows:
-        if _follow_one(e, m, old, new, graph, kinds, scratch) == FULL:
+        placed, number = _search(e, m, old, graph, kinds, scratch)
+        if number < 0:
+            return FULL
+        if number and _make(e, m, placed, number, old, new, graph, kinds, scratch) == FULL:
             return FULL
     return DONE
 
@@ -376,41 +422,45 @@ def follow(
 @njit(nogil=True)
 def estimate(layer: Layer, graph: Paths, kinds: Kinds, scratch: Scratch, out: Any) -> None:
     """Write the least cost of a completion of each label that is kept, by row."""
+    about, rest, backward, open_ = layer.about, layer.rest, graph.backward, scratch.open
+    cost, copies, table = kinds.cost, kinds.copies, scratch.table
     for e in range(layer.count[0]):
-        cost = np.int64(layer.rounds[e]) * graph.scale + graph.backward[layer.node[e]]
-        for k in range(kinds.cost.shape[0]):
-            cost += (kinds.copies[k] - layer.rest[e, k]) * kinds.cost[k]
-            _left(k, layer.rest[e, k], scratch)
-        out[e] = cost + _extra(layer.node[e], scratch) if layer.kept[e] else NEVER
+        node = about[e, NODE]
+        least = np.int64(about[e, ROUNDS]) * graph.scale + backward[node]
+        for k in range(cost.shape[0]):
+            least += (copies[k] - rest[e, k]) * cost[k]
+            _open(k, rest[e, k], open_)
+        out[e] = least + _extra(table, node, open_) * scratch.unit if layer.kept[e] else NEVER
 
 
 @njit(nogil=True)
-def swap(m: int, layer: Layer, kinds: Kinds, slots: Any) -> None:
+def swap(m: int, layer: Layer, kinds: Kinds) -> None:
     """Delete labels by those that placed a larger request instead of one of theirs.
 
     Only the nearest larger one that is left is tried: others delete next to nothing more.
     """
-    number = kinds.copies.shape[0]
-    rest = layer.rest
-    for b in range(layer.count[0]):
-        for j in range(number):
-            if not layer.kept[b]:
-                break
-            if rest[b, j] == kinds.copies[j]:
+    about, rest, tokens, key, kept = layer.about, layer.rest, layer.tokens, layer.key, layer.kept
+    slots, count, copies, larger = layer.slots, layer.count, kinds.copies, kinds.larger
+    sign, number = kinds.sign, copies.shape[0]
+    for b in range(count[0]):
+        for j in range(number if kept[b] else 0):
+            if rest[b, j] == copies[j]:
                 continue
             i = 0
-            while i < number and kinds.larger[j, i] >= 0 and rest[b, kinds.larger[j, i]] == 0:
+            while i < number and larger[j, i] >= 0 and rest[b, larger[j, i]] == 0:
                 i += 1
-            if i == number or kinds.larger[j, i] < 0:
+            if i == number or larger[j, i] < 0:
                 continue
-            i = kinds.larger[j, i]
-            a = slots[_slot(layer.key[b] - kinds.sign[j] + kinds.sign[i], layer, slots)]
-            while a >= 0 and layer.kept[b]:
+            i = larger[j, i]
+            a = np.int32(slots[_slot(key[b] - sign[j] + sign[i], slots, count[2])])
+            while a >= 0 and about[a, ROUNDS] <= about[b, ROUNDS] and kept[b]:
                 if (
-                    layer.kept[a]
-                    and _dominates(a, b, m, layer, kinds.clock)
-                    and _left_alike(a, b, j, i, layer)
+                    kept[a]
+                    and _dominates(a, b, m, about, tokens, kinds.clock)
+                    and _left_alike(a, b, j, i, rest)
                 ):
-                    layer.kept[b] = False
-                    layer.count[1] -= 1
-                a = layer.after[a]
+                    kept[b] = False
+                    count[1] -= 1
+                a = about[a, AFTER]
+            if not kept[b]:
+                break
