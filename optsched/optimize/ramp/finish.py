@@ -109,8 +109,10 @@ LABELS_PER_S = 40_000
 """How many labels are made in a second, roughly."""
 _MAX_LABELS = 50_000_000
 """The max number of labels of one target."""
-_FIRST = 4
-"""The first target is the bound of the graph and one part in so many of the gap."""
+_FIRST, _NEAR = 4, 125
+"""The first target is the bound of the graph and one part in so many of the gap, or of one part in
+so many of the bound if that is less. It is low enough to cost next to nothing, even if it is below
+what is proved already: the number of its labels says how far more labels will reach."""
 _AHEAD = 12.0
 """The factor by which labels may grow from one target to the next."""
 _SHARE, _MORE = 0.5, 1.5
@@ -319,16 +321,17 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
     while not relaxation.closed:
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
-            target = plain + -(-(relaxation.upper - plain) // _FIRST)
+            target = plain + -(-min(relaxation.upper - plain, plain // _NEAR) // _FIRST)
         else:
             before = max(2, sum(shown.labels))
             room = min(_AHEAD * before, _SHARE * most)
             target = reach(relaxation, room)
-            if room < _MORE * before or target <= relaxation.bound:
+            short = room < _AHEAD * before
+            if room < _MORE * before or (short and target <= relaxation.bound):
                 return
-        target = min(max(target, relaxation.bound + 1), relaxation.upper)
+        target = min(target, relaxation.upper)
         part = relaxation.fork()
-        part.upper = target
+        part.upper, part.bound = target, min(plain, relaxation.bound)
         part.prune()
         most -= part.graph.nodes / _NODES_PER_LABEL
         if most < 1:

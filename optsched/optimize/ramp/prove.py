@@ -63,7 +63,9 @@ _WHOLE_CLOCK = 600
 _CLOCK_PART = 0.03
 """The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
 _ARCS_PER_ORDER = 80
-"""After each level, annealing tries one order per so many arcs: a tenth of the level's time."""
+"""After each level, annealing tries at most one order per so many arcs."""
+_SEARCHED = 0.15
+"""The max time of this annealing, as a share of the level's."""
 _FIRST_ORDERS = 2_000_000
 """The max number of orders that annealing tries before the first graph."""
 _HELPED = 10
@@ -72,9 +74,12 @@ _CLOSE = 0.025
 """Below this gap to the target schedules are enumerated, until there are too many labels."""
 _LABELS, _NODES_PER_LABEL = 3_000, 20
 """There may be so many labels, and one more per so many nodes that the graph was built with."""
-_WIDTH, _NODES_PER_WIDTH = 300, 10_000
-"""The min width of a layer when a share of the labels is followed to find a schedule. It is one per
-so many nodes in larger graphs, where tables take longer than labels."""
+_NEAR = 0.05
+"""Below this gap to the known schedule a share of the labels is followed to find a better one."""
+_WIDTH, _WIDER, _NODES_PER_WIDTH = 300, 3, 1_000
+"""The width of a layer at first, the factor by which it grows, and the nodes per width at most."""
+_FOLLOWED = 0.1
+"""The share of the time left that such a search may be expected to take."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -293,13 +298,14 @@ def _refine(
     base = climb = Climb(first, Ladder(first))
     proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
     first_raise, start = 0, clock()
+    begin, built = start, 0
 
     def lower(nodes: float) -> bool:
         """Lower the target until at most ``nodes`` remain. Return whether it is worth proving.
 
         It is not if enumeration of the present graph should reach it in the time that is left.
         """
-        nonlocal climb, first_raise
+        nonlocal climb, first_raise, begin, built
         relaxation = climb.relaxation
         if climb is base:
             first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
@@ -309,6 +315,7 @@ def _refine(
             return False
         if climb is base:
             climb = base.fork()
+            begin, built = clock(), climb.nodes  # the next target begins here, too
         climb.relaxation.offer(target)
         climb.relaxation.prune()
         return True
@@ -336,26 +343,38 @@ def _refine(
         if relaxation.upper >= annealing.value:
             beam(relaxation, annealing, 300)
             update(relaxation)
-        search(min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER), deadline)
+            if relaxation.gap < _NEAR:
+                follow_some()
+        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        search(orders, min(deadline, clock() + _SEARCHED * (clock() - start)))
         update(relaxation)
         relaxation.prune()
         if relaxation.gap < _CLOSE and not over():
             enumerate_(nodes)
 
-    def enumerate_(built: int) -> None:
-        """Enumerate a graph: a part of the labels first, for a good schedule, then targets."""
-        relaxation = climb.relaxation
-        if relaxation.upper >= annealing.value and not relaxation.counted:
-            starts = sample(
-                relaxation, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH), over
-            )
+    def follow_some() -> None:
+        """Follow a part of the labels for a good schedule, and more of them while time allows."""
+        relaxation, width, took = climb.relaxation, _WIDTH, 0.0
+        most = max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
+        while (
+            not (relaxation.counted or relaxation.closed or over())
+            and width <= most
+            and _WIDER * took <= _FOLLOWED * (deadline - clock())
+        ):
+            before = clock()
+            relaxation.prune()
+            starts = sample(relaxation, width, over)
             if starts is not None:
                 annealing.offer(starts)
             update(relaxation)
-            relaxation.prune()
-            if helper is not None:
-                helper.post(relaxation)
-        finish(relaxation, _LABELS + built // _NODES_PER_LABEL, over)
+            width, took = _WIDER * width, clock() - before
+
+    def enumerate_(nodes: int) -> None:
+        """Prove targets by enumeration."""
+        relaxation = climb.relaxation
+        if relaxation.upper >= annealing.value and not relaxation.counted and helper is not None:
+            helper.post(relaxation)
+        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, over)
         update(relaxation)
 
     def use_up() -> None:
