@@ -142,7 +142,7 @@ def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
 
 def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
     relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
-    finish(relaxation, 300)
+    finish(relaxation, 500)
     first = [target for target, _ in relaxation.shown]
     assert first
     assert first[-1] < relaxation.upper

@@ -105,7 +105,7 @@ _TABLE_CHUNK = 200_000
 """The number of nodes whose tables are filled in before the stop flag is looked at."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
-LABELS_PER_S = 40_000
+LABELS_PER_S = 120_000
 """How many labels are made in a second, roughly."""
 _MAX_LABELS = 50_000_000
 """The max number of labels of one target."""
@@ -118,7 +118,7 @@ _AHEAD = 12.0
 _SHARE, _MORE = 0.5, 1.5
 """A target takes at most this share of the labels left. It is proved only if it may take so many
 times the labels of the target before: to prepare the next one takes longer than the labels."""
-_NODES_PER_LABEL = 50
+_NODES_PER_LABEL = 20
 """To prepare the enumeration takes as long for so many nodes as one label takes."""
 _SURE, _DOUBT = 0.05, 1.5
 """After this share of the labels, it ends if so many times as many as allowed are predicted."""
