@@ -269,24 +269,11 @@ def state_after(row: int, column: int, tracker: Automaton) -> int:
     function does it all, since numba counts references to arrays that are passed on.
     """
     (
-        _,
-        capacity,
-        _,
-        span,
-        peak,
-        floor_class,
-        floor,
-        heaviest,
-        items,
-        info,
-        table,
-        slots,
-        count,
+        _, capacity, _, span, peak, floor_class, floor, heaviest, items, info, table, slots, count,
         to,
-    ) = tracker
+    ) = tracker  # fmt: skip
     s, symbol = np.uint64(table[row + NUMBER]), column - AFTER
-    held, weight = info[s].items, np.int64(info[s].weight)
-    length = 0
+    held, length = info[s].items, 0
     if column == BEFORE:  # every item is one lighter, those at their floor are gone
         c, base, weight = 0, 0, 0
         for k in range(held):
@@ -310,7 +297,7 @@ def state_after(row: int, column: int, tracker: Automaton) -> int:
         to[length] = item
         for k in range(length, held):
             to[k + 1] = items[s, k]
-        length, weight, rank = held + 1, weight + peak[symbol], 0
+        length, weight, rank = held + 1, info[s].weight + peak[symbol], 0
         for k in range(held, -1, -1):
             if base <= to[k] < base + span:
                 if to[k] - base > heaviest[c, rank]:
