@@ -326,9 +326,10 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
             before = max(2, sum(shown.labels))
             room = min(_AHEAD * before, _SHARE * most)
             target = reach(relaxation, room)
-            short = room < _AHEAD * before
-            if room < _MORE * before or (short and target <= relaxation.bound):
+            if room < _MORE * before:
                 return
+            if len(relaxation.shown) > 1 and reach(relaxation, _SHARE * most) <= relaxation.bound:
+                return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
         part = relaxation.fork()
         part.upper, part.bound = target, min(plain, relaxation.bound)
