@@ -294,7 +294,12 @@ class Finished:
     labels: list[int]
 
 
-def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None = None) -> None:
+def finish(
+    relaxation: Relaxation,
+    most: float,
+    over: Callable[[], bool] | None = None,
+    at_end: float = 0,
+) -> None:
     """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
     The number of labels grows exponentially with the target. So the first targets cost next to
@@ -309,6 +314,8 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
         The max number of labels of all targets together.
     over : callable, optional
         Whether to end early.
+    at_end : float
+        The max number of labels if they are expected to prove ``relaxation.upper``.
 
     Raises
     ------
@@ -317,32 +324,35 @@ def finish(relaxation: Relaxation, most: float, over: Callable[[], bool] | None 
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
-    plain = relaxation.graph_bound
+    plain, spent = relaxation.graph_bound, 0.0
     while not relaxation.closed:
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
             target = plain + -(-min(relaxation.upper - plain, plain // _NEAR) // _FIRST)
         else:
             before = max(2, sum(shown.labels))
-            room = min(_AHEAD * before, _SHARE * most)
+            if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
+                most = max(most, at_end)
+            room = min(_AHEAD * before, _SHARE * (most - spent))
             target = reach(relaxation, room)
             if room < _MORE * before:
                 return
-            if len(relaxation.shown) > 1 and reach(relaxation, _SHARE * most) <= relaxation.bound:
+            if len(relaxation.shown) > 1 and reach(relaxation, _SHARE * (most - spent)) <= relaxation.bound:
                 return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
         part = relaxation.fork()
         part.upper, part.bound = target, min(plain, relaxation.bound)
         part.prune()
-        most -= part.graph.nodes / _NODES_PER_LABEL
-        if most < 1:
+        spent += part.graph.nodes / _NODES_PER_LABEL
+        if most - spent < 1:
             return
-        shown = enumerate_below(part, int(min(most, _MAX_LABELS)), like=shown, over=over)
+        allowed = int(min(most - spent, _MAX_LABELS))
+        shown = enumerate_below(part, allowed, like=shown, over=over)
         if shown is None:
             return
         relaxation.shown.append((target, shown))
         relaxation.enumerated(shown.bound, shown.starts)
-        most -= sum(shown.labels)
+        spent += sum(shown.labels)
 
 
 def reach(relaxation: Relaxation, labels: float) -> int:

@@ -38,7 +38,7 @@ _MAX_ROUNDS = 10**7
 _LARGE = 4_000_000
 """A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
 predicts that of larger graphs."""
-_RATE = 800_000.0
+_RATE = 1_500_000.0
 """Nodes per second for building, ascent and search, until they are measured."""
 _BUDGET = 32_000_000
 """The initial budget: the max nodes of a graph before the target is lowered."""
@@ -374,7 +374,9 @@ def _refine(
         relaxation = climb.relaxation
         if relaxation.upper >= annealing.value and not relaxation.counted and helper is not None:
             helper.post(relaxation)
-        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, over)
+        next_s = climb.plan(min(budget, MAX_NODES))[1] * nodes / rate
+        at_end = LABELS_PER_S * min(next_s, deadline - clock())
+        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, over, at_end)
         update(relaxation)
 
     def use_up() -> None:
