@@ -101,7 +101,9 @@ class Climb:
             order = np.argsort(-r.violation, kind="stable").tolist()
             r.count([k for k in order if k not in r.counted][: to - rung], most)
         self.rung = to
-        if r.graph is not None and rung >= 0:
+        if r.graph is None:  # hardly any nodes were left to make
+            self.grown[rung, to] = 1.0
+        elif rung >= 0:
             self.grown[rung, to] = self.nodes / before
             if to <= last:
                 expected = self.ladder.states(to) / self.ladder.states(rung)

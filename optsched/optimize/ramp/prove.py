@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.finish import LABELS_PER_S, finish, reach, sample
+from optsched.optimize.ramp.finish import LABELS_PER_S, finish, reach, refused, sample
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
@@ -343,7 +343,7 @@ def _refine(
         if relaxation.upper >= annealing.value:
             beam(relaxation, annealing, 300)
             update(relaxation)
-            if relaxation.gap < _NEAR:
+            if relaxation.gap < _NEAR and not refused(relaxation):
                 follow_some()
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         search(orders, min(deadline, clock() + _SEARCHED * (clock() - start)))
