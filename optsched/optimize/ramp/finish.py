@@ -46,7 +46,7 @@ stays. The next label of this schedule is made in the next layer, because its pa
 one above another (`finish`): the first costs next to nothing, each is a bound, and they say how far
 the labels that are allowed will reach.
 
-**A share of the labels.** If only the best labels of each layer are kept (`sample`), nothing is
+**A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
 at the least cost, by the graph and single counters. While a layer is made, a limit on this cost
 falls, so that labels which would not be kept are not written.
@@ -61,7 +61,7 @@ Import this module lazily: it loads numba.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,10 @@ _TABLE_CHUNK = 200_000
 """The number of nodes whose tables are filled in before the stop flag is looked at."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
+WIDER = 3
+"""The factor from the width of one part of the labels to that of the next."""
+_WIDTH, _NODES_PER_WIDTH = 300, 100
+"""The max labels of a layer of the first part. It is one per so many nodes in the last part."""
 LABELS_PER_S = 120_000
 """How many labels are made in a second, roughly."""
 _MAX_LABELS = 50_000_000
@@ -118,6 +122,8 @@ _AHEAD = 12.0
 _SHARE, _MORE = 0.5, 1.5
 """A target takes at most this share of the labels left. It is proved only if it may take so many
 times the labels of the target before: to prepare the next one takes longer than the labels."""
+_TELLING = 500
+"""With more labels than this, two targets say how far the labels allowed will reach."""
 _NODES_PER_LABEL = 20
 """To prepare the enumeration takes as long for so many nodes as one label takes."""
 _SURE, _DOUBT = 0.05, 1.5
@@ -324,11 +330,12 @@ def finish(
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
-    plain, spent = relaxation.graph_bound, 0.0
+    plain, spent, part = relaxation.graph_bound, 0.0, None
     while not relaxation.closed:
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
-            target = plain + -(-min(relaxation.upper - plain, plain // _NEAR) // _FIRST)
+            near = min(relaxation.upper - plain, plain // _NEAR)
+            target = plain + max(1, -(-near // _FIRST))
         else:
             before = max(2, sum(shown.labels))
             if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
@@ -337,22 +344,24 @@ def finish(
             target = reach(relaxation, room)
             if room < _MORE * before:
                 return
-            if len(relaxation.shown) > 1 and reach(relaxation, _SHARE * (most - spent)) <= relaxation.bound:
+            if before > _TELLING and reach(relaxation, _SHARE * (most - spent)) <= relaxation.bound:
                 return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
-        part = relaxation.fork()
-        part.upper, part.bound = target, min(plain, relaxation.bound)
-        part.prune()
-        spent += part.graph.nodes / _NODES_PER_LABEL
-        if most - spent < 1:
-            return
-        allowed = int(min(most - spent, _MAX_LABELS))
-        shown = enumerate_below(part, allowed, like=shown, over=over)
-        if shown is None:
-            return
+        part = relaxation.below(target, part)
+        if part.closed:
+            shown = Finished(target, None, [])
+        else:
+            spent += part.graph.nodes / _NODES_PER_LABEL
+            if most - spent < 1:
+                return
+            allowed = int(min(most - spent, _MAX_LABELS))
+            shown = enumerate_below(part, allowed, like=shown, over=over)
+            if shown is None:
+                return
+            part.enumerated(shown.bound, shown.starts)
+            spent += sum(shown.labels)
         relaxation.shown.append((target, shown))
-        relaxation.enumerated(shown.bound, shown.starts)
-        spent += sum(shown.labels)
+        relaxation.take(part)
 
 
 def reach(relaxation: Relaxation, labels: float) -> int:
@@ -375,30 +384,37 @@ def reach(relaxation: Relaxation, labels: float) -> int:
     return far + max(1, int((math.log(labels) - many) / slope))
 
 
-def sample(
-    relaxation: Relaxation, width: int, over: Callable[[], bool] | None = None
-) -> NDArray[np.int64] | None:
-    """Return the starts of a schedule below ``relaxation.upper``, if a part of the labels has one.
+def samples(
+    relaxation: Relaxation, over: Callable[[], bool] | None = None
+) -> Iterator[NDArray[np.int64] | None]:
+    """Follow a part of the labels, then a larger one, and so on.
 
     Parameters
     ----------
     relaxation : Relaxation
-        With multipliers for its graph (`Relaxation.ascend`).
-    width : int
-        The max number of labels of a layer.
+        With multipliers for its graph (`Relaxation.ascend`), and not `refused`.
     over : callable, optional
         Whether to end early.
+
+    Yields
+    ------
+    ndarray of int64, shape (n,), or None
+        At first None, when the tables are there, which all parts share. Then the starts of a
+        schedule below ``relaxation.upper``, if a part has one.
 
     Raises
     ------
     Interrupted
         The stop flag was set.
     """
-    if relaxation.graph is None or relaxation.closed or refused(relaxation):
-        return None
-    most = 10 * width * relaxation.jobs.n
-    shown = enumerate_below(relaxation, most, width=width, over=over)
-    return None if shown is None else shown.starts
+    tables = counter_tables(relaxation, over)
+    yield None
+    width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
+    while width <= widest and not relaxation.closed:
+        most = 10 * width * relaxation.jobs.n
+        shown = enumerate_below(relaxation, most, width=width, tables=tables, over=over)
+        yield None if shown is None else shown.starts
+        width *= WIDER
 
 
 def enumerate_below(
@@ -406,6 +422,7 @@ def enumerate_below(
     most: int,
     *,
     width: int | None = None,
+    tables: tuple[NDArray[np.uint8], int] | None = None,
     like: Finished | None = None,
     over: Callable[[], bool] | None = None,
 ) -> Finished | None:
@@ -420,6 +437,8 @@ def enumerate_below(
     width : int, optional
         The max number of labels of a layer. Those of the least cost to be expected are kept, so
         that a schedule may be found but no bound is shown. Default: all.
+    tables : (ndarray, int), optional
+        What `counter_tables` returns for this graph and these multipliers.
     like : Finished, optional
         What a lower target has shown. The number of labels is predicted from it, so that the
         enumeration ends early if they will be too many.
@@ -438,7 +457,7 @@ def enumerate_below(
     """
     r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
     kinds, graph = kinds_of(r), paths_of(r)
-    table, unit = counter_tables(r, over)
+    table, unit = tables or counter_tables(r, over)
     costs = costs_of(r)
     rows = max(2, min(most, _BYTES // _row_bytes(kinds)))
     old, new = _new_layer(rows, kinds), _new_layer(rows, kinds)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.finish import LABELS_PER_S, finish, reach, refused, sample
+from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
@@ -76,10 +76,8 @@ _LABELS, _NODES_PER_LABEL = 3_000, 20
 """There may be so many labels, and one more per so many nodes that the graph was built with."""
 _NEAR = 0.05
 """Below this gap to the known schedule a share of the labels is followed to find a better one."""
-_WIDTH, _WIDER, _NODES_PER_WIDTH = 300, 3, 1_000
-"""The width of a layer at first, the factor by which it grows, and the nodes per width at most."""
-_FOLLOWED = 0.1
-"""The share of the time left that such a search may be expected to take."""
+_FOLLOWED = 0.3
+"""The time for it, as a share of that for a graph, and of what is left after the last graph."""
 _TOO_LONG = "the next graph would take too long"
 _TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -316,8 +314,12 @@ def _refine(
         if climb is base:
             climb = base.fork()
             begin, built = clock(), climb.nodes  # the next target begins here, too
-        climb.relaxation.offer(target)
-        climb.relaxation.prune()
+        relaxation = climb.relaxation
+        relaxation.offer(target)
+        relaxation.prune()
+        relaxation.ascend()  # on fewer paths other multipliers are best, and delete more
+        relaxation.prune()
+        update(relaxation)
         return True
 
     def settle() -> None:
@@ -343,8 +345,8 @@ def _refine(
         if relaxation.upper >= annealing.value:
             beam(relaxation, annealing, 300)
             update(relaxation)
-            if relaxation.gap < _NEAR and not refused(relaxation):
-                follow_some()
+            if relaxation.gap < _NEAR:
+                follow_some(relaxation, _FOLLOWED * (clock() - start))
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         search(orders, min(deadline, clock() + _SEARCHED * (clock() - start)))
         update(relaxation)
@@ -352,22 +354,22 @@ def _refine(
         if relaxation.gap < _CLOSE and not over():
             enumerate_(nodes)
 
-    def follow_some() -> None:
-        """Follow a part of the labels for a good schedule, and more of them while time allows."""
-        relaxation, width, took = climb.relaxation, _WIDTH, 0.0
-        most = max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
-        while (
-            not (relaxation.counted or relaxation.closed or over())
-            and width <= most
-            and _WIDER * took <= _FOLLOWED * (deadline - clock())
-        ):
-            before = clock()
-            relaxation.prune()
-            starts = sample(relaxation, width, over)
+    def follow_some(relaxation: Relaxation, seconds: float) -> None:
+        """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
+        if relaxation.closed or relaxation.counted or refused(relaxation):
+            return
+        found = samples(relaxation, over)
+        next(found)
+        begin = before = clock()
+        for starts in found:
             if starts is not None:
                 annealing.offer(starts)
-            update(relaxation)
-            width, took = _WIDER * width, clock() - before
+                update(relaxation)
+            now = clock()
+            if over() or now + WIDER * (now - before) > begin + seconds:
+                break
+            before = now
+        relaxation.prune()
 
     def enumerate_(nodes: int) -> None:
         """Prove targets by enumeration."""
@@ -389,6 +391,7 @@ def _refine(
                 continue  # the second thread does so
             if not over() and part.rung >= 0 and relaxation.gap < _CLOSE:
                 relaxation.prune()
+                follow_some(relaxation, _FOLLOWED * (deadline - clock()))
                 finish(relaxation, LABELS_PER_S * (deadline - clock()), over)
                 update(relaxation)
 
@@ -398,8 +401,10 @@ def _refine(
             timely = max(0.0, _NEXT * rate * (deadline - clock()))
             room = min(budget, MAX_NODES, timely)
             to, growth = climb.plan(room)
-            if growth * climb.nodes > room and not lower(room / growth):
-                break
+            if growth * climb.nodes > room:
+                if not lower(room / growth):
+                    break
+                continue
             start = clock()
             try:
                 climb.take(to, int(2 * room) if growth else MAX_NODES)

@@ -300,6 +300,43 @@ class Relaxation:
         other._chain, other._paths = list(self._chain), list(self._paths)
         return other
 
+    def below(self, target: int, like: Relaxation | None = None) -> Relaxation:
+        """Return a copy that is cut down to the paths below a target, with multipliers of its own.
+
+        On fewer paths other multipliers are best. They show more, and delete more.
+
+        Parameters
+        ----------
+        target : int
+            The total latency of the copy's ``upper``, in rounds.
+        like : Relaxation, optional
+            What this returned for another target. Its multipliers are where the ascent begins.
+        """
+        part = self.fork()
+        part.improved, part.upper = None, target
+        part.bound, part.levels = min(self.graph_bound, self.bound), []
+        part.prune()
+        if like is not None:
+            part.pi, part._paths, part._step = like.pi, like._paths, like._step
+        part.ascend()
+        part.prune()
+        return part
+
+    def take(self, part: Relaxation) -> None:
+        """Take the bound that a copy of this relaxation has proved, and the schedules met there.
+
+        Parameters
+        ----------
+        part : Relaxation
+            See `below`.
+        """
+        for starts in part.found:
+            self._offer_starts(starts)
+        if part.bound > self.bound:
+            self.bound, self.levels = part.bound, part.levels
+            if self.improved is not None:
+                self.improved(self)
+
     def target(self, nodes: float) -> int:
         """Return the largest target whose graph would have at most so many nodes.
 

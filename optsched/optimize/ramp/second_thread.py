@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.finish import LABELS_PER_S, finish, sample
+from optsched.optimize.ramp.finish import LABELS_PER_S, finish, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.neighbourhood import improve
@@ -24,8 +25,8 @@ from optsched.optimize.search.orders import Annealing, anneal
 
 MOST_ORDERS = 600_000
 """The number of orders that annealing tries at a time."""
-_WIDTH = 1000
-"""The width of a layer when a share of the labels is followed to find a schedule."""
+_SAMPLES = 3
+"""The number of parts of the labels that are followed to find a schedule."""
 _POLL_S = 0.02
 """Seconds from one look at the time and the flags to the next."""
 _NEIGHBOURHOODS_S = 1.0
@@ -145,10 +146,10 @@ class Helper:
             r.bound, r.levels = before.bound, before.levels
         r.offer(self.annealing.value)
         self.relaxation = r
-        starts = sample(r, _WIDTH, self._over)
-        if starts is not None:
-            self.annealing.offer(starts)
-            r.offer(self.annealing.value)
+        for starts in islice(samples(r, self._over), 1 + _SAMPLES):
+            if starts is not None:
+                self.annealing.offer(starts)
+                r.offer(self.annealing.value)
         self._tell()
         r.prune()
         finish(r, LABELS_PER_S * (self._deadline - time.perf_counter()), self._over)
