@@ -109,7 +109,7 @@ WIDER = 3
 """The factor from the width of one part of the labels to that of the next."""
 _WIDTH, _NODES_PER_WIDTH = 300, 100
 """The max labels of a layer of the first part. It is one per so many nodes in the last part."""
-LABELS_PER_S = 120_000
+LABELS_PER_S = 60_000
 """How many labels are made in a second, roughly."""
 _MAX_LABELS = 50_000_000
 """The max number of labels of one target."""

@@ -376,8 +376,10 @@ def _refine(
         relaxation = climb.relaxation
         if relaxation.upper >= annealing.value and not relaxation.counted and helper is not None:
             helper.post(relaxation)
-        next_s = climb.plan(min(budget, MAX_NODES))[1] * nodes / rate
-        at_end = LABELS_PER_S * min(next_s, deadline - clock())
+        at_end = 0.0  # a second thread goes on to the end anyway
+        if helper is None:
+            next_s = climb.plan(min(budget, MAX_NODES))[1] * nodes / rate
+            at_end = LABELS_PER_S * min(next_s, deadline - clock())
         finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, over, at_end)
         update(relaxation)
 
