@@ -19,6 +19,7 @@ MAX_LABELS = 4_000_000
 MAX_BYTES = 3 * 2**30
 _NEVER = 2**62
 _TOP = 255
+_LOOKS = 16  # labels that may delete one, of those that have placed the same
 _FEW = 1000  # rows of a layer at first
 _DEEP = 64  # ways to join the clock that one label has at first
 _DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
@@ -193,7 +194,8 @@ def _enter(m: int, layer: Layer, join: int) -> int:
 def _swap(m: int, layer: Layer, of: Of) -> None:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
-    Of the larger ones that are left only the nearest is tried, in place of each kind.
+    Of the larger ones that are left only the nearest is tried, in place of each kind, and of
+    labels that have placed the same only the last `_LOOKS`.
     """
     about, left, tokens, keys, there, slots, count = layer
     copies, larger, sign, join = of.copies, of.larger, of.sign, of.clock
@@ -210,7 +212,9 @@ def _swap(m: int, layer: Layer, of: Of) -> None:
                 continue
             a = slots[_slot(keys[b] - sign[j] + sign[i], keys, slots)]
             count[1] += 1
-            while a >= 0 and there[b]:
+            looks = 0
+            while a >= 0 and there[b] and looks < _LOOKS:
+                looks += 1
                 count[1] += 1
                 if there[a] and _deletes(a, b, m, about, tokens, join):
                     there[b] = not _left_alike(a, b, j, i, left)

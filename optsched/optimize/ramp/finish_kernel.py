@@ -22,6 +22,8 @@ the row of the layer before, the kind placed and the rounds since the placement 
 FOUND = 5
 """Of a placement to be tried: the node it leads to, the kind, and cost, passed rounds and clock of
 the label."""
+_LOOKS = 16
+"""How many labels that have placed the same may each delete one, at most."""
 FEW_SLOTS = 1024
 """The slots in use when a layer is empty."""
 _UPPER = -(2**32)  # the bits of a key that its slot holds
@@ -437,7 +439,8 @@ def estimate(layer: Layer, graph: Paths, kinds: Kinds, scratch: Scratch, out: An
 def swap(m: int, layer: Layer, kinds: Kinds) -> None:
     """Delete labels by those that placed a larger request instead of one of theirs.
 
-    Only the nearest larger one that is left is tried: others delete next to nothing more.
+    Only the nearest larger one that is left is tried, and of labels that have placed the same only
+    the first `_LOOKS`: others delete next to nothing more.
     """
     about, rest, tokens, key, kept = layer.about, layer.rest, layer.tokens, layer.key, layer.kept
     slots, count, copies, larger = layer.slots, layer.count, kinds.copies, kinds.larger
@@ -453,7 +456,11 @@ def swap(m: int, layer: Layer, kinds: Kinds) -> None:
                 continue
             i = larger[j, i]
             a = np.int32(slots[_slot(key[b] - sign[j] + sign[i], slots, count[2])])
-            while a >= 0 and about[a, ROUNDS] <= about[b, ROUNDS] and kept[b]:
+            looks = 0
+            while (
+                a >= 0 and looks < _LOOKS and about[a, ROUNDS] <= about[b, ROUNDS] and kept[b]
+            ):  # fmt: skip
+                looks += 1
                 if (
                     kept[a]
                     and _dominates(a, b, m, about, tokens, kinds.clock)
