@@ -27,7 +27,7 @@ from brute_force import brute_force_tel
 from test_ramp import certified, tiny_instance
 
 from optsched.bounds import checker_ramp
-from optsched.optimize.ramp import climb, prove
+from optsched.optimize.ramp import climb, refine
 from optsched.optimize.ramp.prove import prove_all
 
 _NEVER = 10**6
@@ -37,7 +37,7 @@ WAYS = (
     {"_BUDGET": 8, "_CLOSE": 0.0, "_FIRST": 3},
     {"_CLOSE": 1.0, "_FIRST": 3},
 )
-"""The settings of `prove`, with the nodes of the first graph, that make tiny proofs take a way."""
+"""The settings of `refine`, with the nodes of the first graph, that make tiny proofs take a way."""
 
 
 def contradiction(number: int) -> str:
@@ -48,7 +48,7 @@ def contradiction(number: int) -> str:
     compiled = number // len(WAYS) % 2
     with ExitStack() as settings:
         for name, value in WAYS[number % len(WAYS)].items():
-            module = climb if name == "_FIRST" else prove
+            module = climb if name == "_FIRST" else refine
             settings.enter_context(patch.object(module, name, value))
         settings.enter_context(patch.object(checker_ramp, "FEW", 0 if compiled else _NEVER))
         proofs = prove_all(instance, seed=number)

@@ -22,7 +22,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
-from optsched.optimize.ramp import climb, finish as ramp_finish, prove
+from optsched.optimize.ramp import climb, finish as ramp_finish, refine
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
@@ -94,7 +94,7 @@ def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_reques
 
 def test_proofs_end_by_enumeration_at_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     # With coarse first graphs and a wide limit, most tiny proofs end by enumeration.
-    monkeypatch.setattr(prove, "_CLOSE", 1.0)
+    monkeypatch.setattr(refine, "_CLOSE", 1.0)
     monkeypatch.setattr(climb, "_FIRST", 3)
     rng = np.random.default_rng(9)
     enumerated = 0
@@ -282,7 +282,7 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
     refusals = 0
     for turn in range(40):
         instance = tiny_instance(rng, turn, 5)
-        monkeypatch.setattr(prove, "_CLOSE", float(turn % 2))
+        monkeypatch.setattr(refine, "_CLOSE", float(turn % 2))
         monkeypatch.setattr(climb, "_FIRST", 3)
         proofs = prove_all(instance, seed=turn)
         for change in (0, 1, -1):
@@ -351,7 +351,7 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
         rng = np.random.default_rng([5, turn])
         instance = tiny_instance(rng, turn, 5)
         with monkeypatch.context() as patch:  # tiny proofs end by enumeration, too
-            patch.setattr(prove, "_CLOSE", 1.0)
+            patch.setattr(refine, "_CLOSE", 1.0)
             patch.setattr(climb, "_FIRST", 3)
             proofs = prove_all(instance, seed=turn)
         leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])

@@ -19,6 +19,7 @@ from optsched.optimize.ramp import (
     graph as ramp_graph,
     product as ramp_product,
     prove,
+    refine,
     relaxation as ramp,
     second_thread,
     tracker as ramp_tracker,
@@ -81,7 +82,7 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 
 
 def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_LARGE", 0)
+    monkeypatch.setattr(refine, "_LARGE", 0)
     monkeypatch.setattr(climb, "_FIRST", 10)
     check_against_brute_force(3, 150, 4)
     instance = generate("jaillet-model-2", seed=2, n=7)
@@ -102,7 +103,7 @@ def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound(
     # Both end within a hundredth of the gap of the best multipliers, whatever they begin with.
     assert before < other.graph_bound
     assert abs(relaxation.graph_bound - other.graph_bound) <= 0.02 * (900 - other.graph_bound) + 1
-    monkeypatch.setattr(prove, "_LARGE", 0)
+    monkeypatch.setattr(refine, "_LARGE", 0)
     monkeypatch.setattr(climb, "_FIRST", 10)
     check_against_brute_force(4, 100, 4)
 
@@ -120,10 +121,10 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
         return found
 
     monkeypatch.setattr(Relaxation, "target", target)
-    monkeypatch.setattr(prove, "_BUDGET", 8)
+    monkeypatch.setattr(refine, "_BUDGET", 8)
     for first, large in ((10, 4_000_000), (3, 0)):
         monkeypatch.setattr(climb, "_FIRST", first)
-        monkeypatch.setattr(prove, "_LARGE", large)
+        monkeypatch.setattr(refine, "_LARGE", large)
         check_against_brute_force(31 + first, 100, 4)
     assert sum(found < upper for found, upper in targets) > 30
     instance = generate("jaillet-model-2", seed=2, n=7)

@@ -16,100 +16,31 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.beam import beam
-from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
-from optsched.optimize.ramp.floors import Ladder, count_multisets
+from optsched.optimize.ramp.climb import CLOCKED_SHARE
+from optsched.optimize.ramp.floors import count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
-from optsched.optimize.ramp.relaxation import MAX_NODES, Level, Relaxation, unsupported
+from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
+from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation, unsupported
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.instance import Instance
 
 _MAX_ROUNDS = 10**7
 """The max length of annealing's array of rounds."""
-_LARGE = 4_000_000
-"""A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
-predicts that of larger graphs."""
-_RATE = 1_500_000.0
-"""Nodes per second for building, ascent and search, until they are measured."""
-_BUDGET = 32_000_000
-"""The initial budget: the max nodes of a graph before the target is lowered."""
-_RAISE = 3.0
-"""The factor by which the budget is raised once a target is proved or out of reach."""
-_LAST = 10.0
-"""If the time left allows less than this factor, the next raise is the last and uses all of it."""
-_WORTH = 1.3
-"""The min factor of the budget for which it is worth beginning again."""
-_NEARLY = 1.25
-"""The known value is the target if it is at most so many times as far as the next target."""
-_NEXT = 0.6
-"""The share of the time left for the next graph, since others follow."""
-_STEEPER = 1.2
-"""A factor of the measured slope, since the logarithm of the nodes is convex in the target."""
-_FURTHER = 0.1
-"""The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
-_CAREFUL = 0.8
-"""The share of the time left that is planned, since larger graphs take longer per node."""
 _WHOLE_CLOCK = 600
 """A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
 """The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
-_ARCS_PER_ORDER = 80
-"""After each level, annealing tries at most one order per so many arcs."""
-_SEARCHED = 0.15
-"""The max time of this annealing, as a share of the level's."""
 _FIRST_ORDERS = 2_000_000
 """The max number of orders that annealing tries before the first graph."""
 _HELPED = 10
 """The divisor of the first thread's orders if a second thread looks for schedules too."""
-_CLOSE = 0.025
-"""Below this gap to the target schedules are enumerated, until there are too many labels."""
-_LABELS, _NODES_PER_LABEL = 3_000, 20
-"""There may be so many labels, and one more per so many nodes that the graph was built with."""
-_NEAR = 0.05
-"""Below this gap to the known schedule a share of the labels is followed to find a better one."""
-_FOLLOWED = 0.3
-"""The time for it, as a share of that for a graph, and of what is left after the last graph."""
-_TOO_LONG = "the next graph would take too long"
-_TOO_LARGE = "the next graph would be too large"
-_NO_MORE = "nothing is left to refine"
-
-
-@dataclass(eq=False)
-class Proof:
-    """What is known of one busy period.
-
-    Attributes
-    ----------
-    value : int
-        The total latency of ``starts``, in rounds.
-    bound : int
-        The bound on the total latency, in rounds.
-    denominator : int
-        The denominator of the multipliers.
-    levels : sequence of Level
-        The chain that proves the bound (`optsched.optimize.ramp.relaxation.ramp_leaf`).
-    note : str
-        The reason why the refinement ended.
-    """
-
-    jobs: Jobs
-    starts: NDArray[np.int64]
-    value: int
-    bound: int
-    denominator: int = 1
-    clock: int = 0
-    levels: Sequence[Level] = ()
-    note: str = ""
-
 
 Report = Callable[[int, int], None]
 
@@ -238,7 +169,7 @@ def _prove(
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
         return
-    room = min(MAX_NODES, _RATE * (deadline - time.perf_counter()))
+    room = min(MAX_NODES, RATE * (deadline - time.perf_counter()))
     try:
         clock, needed = _clock(jobs, room, stop), needed_clock(jobs)
     except Interrupted:
@@ -249,17 +180,17 @@ def _prove(
         tried.add(clock)
         relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update)
         try:
-            proof.note = _refine(
+            proof.note = Refinement(
                 relaxation, proof, annealing, helper, over, update, search, deadline
-            )
+            ).run()
         except Interrupted:
             proof.note = "stopped"
         except TooLargeError:
-            proof.note = _TOO_LARGE
+            proof.note = TOO_LARGE
         update(relaxation)
         if over():
             break
-        if proof.note != _TOO_LONG:
+        if proof.note != TOO_LONG:
             clock = needed
     while proof.note and not over() and deadline < math.inf:
         look(annealing, deadline, stop)
@@ -273,184 +204,6 @@ def _clock(jobs: Jobs, room: float, stop: NDArray[np.int8]) -> int:
     pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
     few = (pairs <= _WHOLE_CLOCK) | (CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room)
     return int(few.sum()) - 1
-
-
-def _refine(
-    first: Relaxation,
-    proof: Proof,
-    annealing: Annealing,
-    helper: Helper | None,
-    over: Callable[[], bool],
-    update: Callable[[Relaxation], None],
-    search: Callable[[int, float], None],
-    deadline: float,
-) -> str:
-    """Prove one target after another. Return why the last one is not the known value.
-
-    The lower the target, the smaller is the graph of the paths below it. If the next graph would
-    exceed a budget of nodes, the target is lowered. Once the target is proved or out of reach, the
-    budget is raised. Refinement then begins again at the graph where the target was first lowered.
-    """
-    clock = time.perf_counter
-    rate, budget, timely = _RATE, float(min(_BUDGET, MAX_NODES)), math.inf
-    base = climb = Climb(first, Ladder(first))
-    proved: list[tuple[int, int]] = []  # targets, and the nodes that it took
-    first_raise, start = 0, clock()
-    begin, built = start, 0
-
-    def lower(nodes: float) -> bool:
-        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving.
-
-        It is not if enumeration of the present graph should reach it in the time that is left.
-        """
-        nonlocal climb, first_raise, begin, built
-        relaxation = climb.relaxation
-        if climb is base:
-            first_raise = max(1, int(_FURTHER * (proof.value - first.bound)))
-        target = relaxation.target(nodes)
-        labels = LABELS_PER_S * (deadline - clock()) / 2 if timely < budget else 0.0
-        if target <= max(proof.bound, reach(relaxation, labels)):
-            return False
-        if climb is base:
-            climb = base.fork()
-            begin, built = clock(), climb.nodes  # the next target begins here, too
-        relaxation = climb.relaxation
-        relaxation.offer(target)
-        relaxation.prune()
-        relaxation.ascend()  # on fewer paths other multipliers are best, and delete more
-        relaxation.prune()
-        update(relaxation)
-        return True
-
-    def settle() -> None:
-        """Use a new graph: improve multipliers, delete, and look for schedules."""
-        nonlocal rate
-        relaxation, nodes = climb.relaxation, climb.nodes
-        update(relaxation)
-        if over() or relaxation.closed:
-            return
-        while True:
-            if relaxation.graph.nodes > _LARGE:
-                relaxation.prune()
-            large = relaxation.graph.nodes > _LARGE
-            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
-            relaxation.ascend(until=middle if large else None)
-            update(relaxation)
-            if over() or relaxation.closed:
-                return
-            if not large or relaxation.graph_bound < middle:
-                break
-        if nodes >= _LARGE:
-            rate = nodes / (clock() - start)
-        if relaxation.upper >= annealing.value:
-            beam(relaxation, annealing, 300)
-            update(relaxation)
-            if relaxation.gap < _NEAR:
-                follow_some(relaxation, _FOLLOWED * (clock() - start))
-        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
-        search(orders, min(deadline, clock() + _SEARCHED * (clock() - start)))
-        update(relaxation)
-        relaxation.prune()
-        if relaxation.gap < _CLOSE and not over():
-            enumerate_(nodes)
-
-    def follow_some(relaxation: Relaxation, seconds: float) -> None:
-        """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
-        if relaxation.closed or relaxation.counted or refused(relaxation):
-            return
-        found = samples(relaxation, over)
-        next(found)
-        begin = before = clock()
-        for starts in found:
-            if starts is not None:
-                annealing.offer(starts)
-                update(relaxation)
-            now = clock()
-            if over() or now + WIDER * (now - before) > begin + seconds:
-                break
-            before = now
-        relaxation.prune()
-
-    def enumerate_(nodes: int) -> None:
-        """Prove targets by enumeration."""
-        relaxation = climb.relaxation
-        if relaxation.upper >= annealing.value and not relaxation.counted and helper is not None:
-            helper.post(relaxation)
-        at_end = 0.0  # a second thread goes on to the end anyway
-        if helper is None:
-            next_s = climb.plan(min(budget, MAX_NODES))[1] * nodes / rate
-            at_end = LABELS_PER_S * min(next_s, deadline - clock())
-        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, over, at_end)
-        update(relaxation)
-
-    def use_up() -> None:
-        """Enumerate for the rest of the time."""
-        for part in (climb,) if climb is base or helper is not None else (climb, base):
-            relaxation = part.relaxation
-            relaxation.offer(annealing.value)
-            relaxation.bound = max(relaxation.bound, proof.bound)
-            if helper is not None and part is base:
-                continue  # the second thread does so
-            if not over() and part.rung >= 0 and relaxation.gap < _CLOSE:
-                relaxation.prune()
-                follow_some(relaxation, _FOLLOWED * (deadline - clock()))
-                finish(relaxation, LABELS_PER_S * (deadline - clock()), over)
-                update(relaxation)
-
-    while True:
-        begin, built = clock(), climb.nodes
-        while not over() and not climb.ended:
-            timely = max(0.0, _NEXT * rate * (deadline - clock()))
-            room = min(budget, MAX_NODES, timely)
-            to, growth = climb.plan(room)
-            if growth * climb.nodes > room:
-                if not lower(room / growth):
-                    break
-                continue
-            start = clock()
-            try:
-                climb.take(to, int(2 * room) if growth else MAX_NODES)
-            except TooLargeError:
-                if not lower(climb.nodes / 3):
-                    break
-                continue
-            if climb.relaxation.graph is not None:
-                built += climb.nodes
-                settle()
-        if over():
-            return ""
-        if climb.relaxation.closed:
-            proved.append((climb.relaxation.upper, built))
-        elif climb.ended:
-            return _NO_MORE
-        elif timely < budget:
-            use_up()
-            return _TOO_LONG
-        elif budget >= MAX_NODES:
-            return _TOO_LARGE
-        else:
-            first_raise = (first_raise + 1) // 2
-        factor = _CAREFUL * (deadline - clock()) / (clock() - begin)
-        if factor < _WORTH:
-            use_up()
-            return _TOO_LONG
-        factor = factor if factor < _LAST else _RAISE
-        budget = min(MAX_NODES, factor * budget)
-        climb = base.fork()
-        further = _further(proved, factor, first_raise)
-        if annealing.value > proof.bound + _NEARLY * further:
-            climb.relaxation.offer(proof.bound + further)
-        climb.relaxation.offer(annealing.value)
-        climb.relaxation.prune()
-
-
-def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
-    """Return the raise of the target for ``factor`` times the nodes, from the earlier targets."""
-    slope = math.log(_RAISE) / first
-    if len(proved) > 1:
-        (before, few), (last, many) = proved[-2:]
-        slope = max(slope / 2, _STEEPER * math.log(many / few) / (last - before))
-    return max(1, int(math.log(factor) / slope))
 
 
 def prove_all(

@@ -1,0 +1,311 @@
+"""From coarse graphs to fine ones, one target after another, until bound and schedule meet.
+
+Where the next graph would be too large for the time or the memory, only the paths below a target
+are kept. Each target that is proved is a bound. Import this module lazily: it loads numba.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.optimize.ramp.beam import beam
+from optsched.optimize.ramp.climb import Climb
+from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
+from optsched.optimize.ramp.floors import Ladder
+from optsched.optimize.ramp.graph import TooLargeError
+from optsched.optimize.ramp.jobs import Jobs
+from optsched.optimize.ramp.relaxation import MAX_NODES, Level, Relaxation
+from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
+from optsched.optimize.search.orders import Annealing
+
+_LARGE = 4_000_000
+"""A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
+predicts that of larger graphs."""
+RATE = 1_500_000.0
+"""Nodes per second for building, ascent and search, until they are measured."""
+_BUDGET = 32_000_000
+"""The initial budget: the max nodes of a graph before the target is lowered."""
+_RAISE = 3.0
+"""The factor by which the budget is raised once a target is proved or out of reach."""
+_LAST = 10.0
+"""If the time left allows less than this factor, the next raise is the last and uses all of it."""
+_WORTH = 1.3
+"""The min factor of the budget for which it is worth beginning again."""
+_NEARLY = 1.25
+"""The known value is the target if it is at most so many times as far as the next target."""
+_NEXT = 0.6
+"""The share of the time left for the next graph, since others follow."""
+_STEEPER = 1.2
+"""A factor of the measured slope, since the logarithm of the nodes is convex in the target."""
+_FURTHER = 0.1
+"""The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
+_CAREFUL = 0.8
+"""The share of the time left that is planned, since larger graphs take longer per node."""
+_ARCS_PER_ORDER = 80
+"""After each level, annealing tries at most one order per so many arcs."""
+_SEARCHED = 0.15
+"""The max time of this annealing, as a share of the level's."""
+_CLOSE = 0.025
+"""Below this gap to the target schedules are enumerated, until there are too many labels."""
+_LABELS, _NODES_PER_LABEL = 3_000, 20
+"""There may be so many labels, and one more per so many nodes that the graph was built with."""
+_NEAR = 0.05
+"""Below this gap to the known schedule a share of the labels is followed to find a better one."""
+_FOLLOWED = 0.3
+"""The time for it, as a share of that for a graph, and of what is left after the last graph."""
+TOO_LONG = "the next graph would take too long"
+TOO_LARGE = "the next graph would be too large"
+_NO_MORE = "nothing is left to refine"
+
+
+@dataclass(eq=False)
+class Proof:
+    """What is known of one busy period.
+
+    Attributes
+    ----------
+    value : int
+        The total latency of ``starts``, in rounds.
+    bound : int
+        The bound on the total latency, in rounds.
+    denominator : int
+        The denominator of the multipliers.
+    levels : sequence of Level
+        The chain that proves the bound (`optsched.optimize.ramp.relaxation.ramp_leaf`).
+    note : str
+        The reason why the refinement ended.
+    """
+
+    jobs: Jobs
+    starts: NDArray[np.int64]
+    value: int
+    bound: int
+    denominator: int = 1
+    clock: int = 0
+    levels: Sequence[Level] = ()
+    note: str = ""
+
+
+@dataclass(eq=False)
+class Refinement:
+    """Proves one target after another.
+
+    The lower the target, the smaller is the graph of the paths below it. If the next graph would
+    exceed a budget of nodes, the target is lowered. Once the target is proved or out of reach, the
+    budget is raised. Refinement then begins again at the graph where the target was first lowered.
+
+    Parameters
+    ----------
+    first : Relaxation
+        It has no graph yet but that without memory.
+    proof : Proof
+        What is known. ``update`` keeps it up to date.
+    annealing : Annealing
+    helper : Helper or None
+        The second thread, if there is one.
+    over : callable
+        Whether time is up, or bound and schedule are close enough.
+    update : callable
+        Takes over what a relaxation has proved and found.
+    search : callable
+        ``search(orders, until)`` anneals.
+    deadline : float
+        A time of `time.perf_counter`.
+    """
+
+    first: Relaxation
+    proof: Proof
+    annealing: Annealing
+    helper: Helper | None
+    over: Callable[[], bool]
+    update: Callable[[Relaxation], None]
+    search: Callable[[int, float], None]
+    deadline: float
+    base: Climb = field(init=False)  # where targets begin
+    climb: Climb = field(init=False)  # for the present target
+    rate: float = RATE  # nodes per second
+    budget: float = field(init=False)  # the max nodes of a graph
+    timely: float = math.inf  # the nodes that there is time for
+    first_raise: int = 0  # of the target, in rounds
+    proved: list[tuple[int, int]] = field(default_factory=list)  # targets, and the nodes they took
+    start: float = field(init=False)  # of the present graph
+    begin: float = field(init=False)  # of the present target
+    built: int = 0  # the nodes since then
+
+    def __post_init__(self) -> None:
+        self.base = self.climb = Climb(self.first, Ladder(self.first))
+        self.budget = float(min(_BUDGET, MAX_NODES))
+        self.start = self.begin = time.perf_counter()
+
+    @property
+    def _left(self) -> float:
+        """The seconds that are left."""
+        return self.deadline - time.perf_counter()
+
+    def run(self) -> str:
+        """Prove targets. Return why the last one is not the known value, or an empty string."""
+        while True:
+            self._climb_on()
+            if self.over():
+                return ""
+            if self.climb.relaxation.closed:
+                self.proved.append((self.climb.relaxation.upper, self.built))
+            elif self.climb.ended:
+                return _NO_MORE
+            elif self.timely < self.budget:
+                self._use_up()
+                return TOO_LONG
+            elif self.budget >= MAX_NODES:
+                return TOO_LARGE
+            else:
+                self.first_raise = (self.first_raise + 1) // 2
+            factor = _CAREFUL * self._left / (time.perf_counter() - self.begin)
+            if factor < _WORTH:
+                self._use_up()
+                return TOO_LONG
+            factor = factor if factor < _LAST else _RAISE
+            self.budget = min(MAX_NODES, factor * self.budget)
+            self.climb = self.base.fork()
+            further = _further(self.proved, factor, self.first_raise)
+            if self.annealing.value > self.proof.bound + _NEARLY * further:
+                self.climb.relaxation.offer(self.proof.bound + further)
+            self.climb.relaxation.offer(self.annealing.value)
+            self.climb.relaxation.prune()
+
+    def _climb_on(self) -> None:
+        """Make finer and finer graphs for the target, which may become lower on the way."""
+        self.begin, self.built = time.perf_counter(), self.climb.nodes
+        while not self.over() and not self.climb.ended:
+            self.timely = max(0.0, _NEXT * self.rate * self._left)
+            room = min(self.budget, MAX_NODES, self.timely)
+            to, growth = self.climb.plan(room)
+            if growth * self.climb.nodes > room:
+                if not self._lower(room / growth):
+                    break
+                continue
+            self.start = time.perf_counter()
+            try:
+                self.climb.take(to, int(2 * room) if growth else MAX_NODES)
+            except TooLargeError:
+                if not self._lower(self.climb.nodes / 3):
+                    break
+                continue
+            if self.climb.relaxation.graph is not None:
+                self.built += self.climb.nodes
+                self._settle()
+
+    def _lower(self, nodes: float) -> bool:
+        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving.
+
+        It is not if enumeration of the present graph should reach it in the time that is left.
+        """
+        relaxation = self.climb.relaxation
+        if self.climb is self.base:
+            self.first_raise = max(1, int(_FURTHER * (self.proof.value - self.first.bound)))
+        target = relaxation.target(nodes)
+        labels = LABELS_PER_S * self._left / 2 if self.timely < self.budget else 0.0
+        if target <= max(self.proof.bound, reach(relaxation, labels)):
+            return False
+        if self.climb is self.base:
+            self.climb = self.base.fork()
+            # The next target begins here, too.
+            self.begin, self.built = time.perf_counter(), self.climb.nodes
+        relaxation = self.climb.relaxation
+        relaxation.offer(target)
+        relaxation.prune()
+        relaxation.ascend()  # on fewer paths other multipliers are best, and delete more
+        relaxation.prune()
+        self.update(relaxation)
+        return True
+
+    def _settle(self) -> None:
+        """Use a new graph: improve multipliers, delete, and look for schedules."""
+        relaxation, nodes = self.climb.relaxation, self.climb.nodes
+        self.update(relaxation)
+        if self.over() or relaxation.closed:
+            return
+        while True:
+            if relaxation.graph.nodes > _LARGE:
+                relaxation.prune()
+            large = relaxation.graph.nodes > _LARGE
+            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
+            relaxation.ascend(until=middle if large else None)
+            self.update(relaxation)
+            if self.over() or relaxation.closed:
+                return
+            if not large or relaxation.graph_bound < middle:
+                break
+        if nodes >= _LARGE:
+            self.rate = nodes / (time.perf_counter() - self.start)
+        if relaxation.upper >= self.annealing.value:
+            beam(relaxation, self.annealing, 300)
+            self.update(relaxation)
+            if relaxation.gap < _NEAR:
+                self._follow_some(relaxation, _FOLLOWED * (time.perf_counter() - self.start))
+        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        now = time.perf_counter()
+        self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))
+        self.update(relaxation)
+        relaxation.prune()
+        if relaxation.gap < _CLOSE and not self.over():
+            self._enumerate(nodes)
+
+    def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
+        """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
+        if relaxation.closed or relaxation.counted or refused(relaxation):
+            return
+        found = samples(relaxation, self.over)
+        next(found)
+        begin = before = time.perf_counter()
+        for starts in found:
+            if starts is not None:
+                self.annealing.offer(starts)
+                self.update(relaxation)
+            now = time.perf_counter()
+            if self.over() or now + WIDER * (now - before) > begin + seconds:
+                break
+            before = now
+        relaxation.prune()
+
+    def _enumerate(self, nodes: int) -> None:
+        """Prove targets by enumeration."""
+        relaxation, at_end = self.climb.relaxation, 0.0
+        if self.helper is None:
+            next_s = self.climb.plan(min(self.budget, MAX_NODES))[1] * nodes / self.rate
+            at_end = LABELS_PER_S * min(next_s, self._left)
+        elif relaxation.upper >= self.annealing.value and not relaxation.counted:
+            self.helper.post(relaxation)  # it goes on to the end
+        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, self.over, at_end)
+        self.update(relaxation)
+
+    def _use_up(self) -> None:
+        """Enumerate for the rest of the time."""
+        parts = [self.climb]
+        if self.helper is not None and self.climb is self.base:
+            parts = []  # the second thread does so
+        elif self.helper is None and self.climb is not self.base:
+            parts.append(self.base)
+        for part in parts:
+            relaxation = part.relaxation
+            relaxation.offer(self.annealing.value)
+            relaxation.bound = max(relaxation.bound, self.proof.bound)
+            if not self.over() and part.rung >= 0 and relaxation.gap < _CLOSE:
+                relaxation.prune()
+                self._follow_some(relaxation, _FOLLOWED * self._left)
+                finish(relaxation, LABELS_PER_S * self._left, self.over)
+                self.update(relaxation)
+
+
+def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
+    """Return the raise of the target for ``factor`` times the nodes, from the earlier targets."""
+    slope = math.log(_RAISE) / first
+    if len(proved) > 1:
+        (before, few), (last, many) = proved[-2:]
+        slope = max(slope / 2, _STEEPER * math.log(many / few) / (last - before))
+    return max(1, int(math.log(factor) / slope))
