@@ -6,7 +6,7 @@ Slow and short; the tests demand the same bound and as many labels in every laye
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 from optsched.optimize.ramp.graph import INFINITE
 from optsched.optimize.ramp.relaxation import Relaxation
@@ -29,7 +29,7 @@ class Label:
 class Readable:
     """The enumeration of one relaxation."""
 
-    def __init__(self, relaxation: Relaxation) -> None:
+    def __init__(self, relaxation: Relaxation, size: int = 16) -> None:
         r = self.r = relaxation
         self.pi = [int(x) for x in r.pi]
         self.copies = [int(x) for x in r.copies]
@@ -38,7 +38,10 @@ class Readable:
         arrivals = bool(r.jobs.arrival.any())
         self.ready = [int(x) if arrivals else 0 for x in r.ready]
         self.kinds = range(len(self.pi))
-        self.never, self.once, self.unit = self.tables()
+        self.unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
+        self.size = size
+        self.groups = self.split(size)
+        self.counters = [self.tables(group) for group in self.groups]
 
     def arcs(self, u: int) -> list[tuple[int, int, str, list[int]]]:
         """Return target, fixed rounds, what it is, and kinds of the arcs of a node."""
@@ -54,33 +57,50 @@ class Readable:
                 out.append((v, int(labels.fixed[label]) * self.r.scale, what, kinds))
         return out
 
-    def tables(self) -> tuple[Any, Any, int]:
-        """Return the tables of single counters and their unit."""
-        back = [int(x) for x in self.r.backward]
-        unit = max(0, self.r.cutoff - back[0]) // TOP + 1
-        never, once = ([[TOP] * len(self.pi) for _ in back] for _ in range(2))
-        never[-1] = [0] * len(self.pi)
+    def split(self, size: int) -> list[list[int]]:
+        """Return kinds in order of peak and output, in groups of at most so many entries."""
+        groups: list[list[int]] = []
+        entries = size
+        for k in sorted(self.kinds, key=lambda k: (self.peak[k], self.output[k])):
+            own = min(self.copies[k], size - 1) + 1
+            fits = entries * own <= size
+            groups = [*groups[:-1], [*groups[-1], k]] if fits else [*groups, [k]]
+            entries = entries * own if fits else own
+        return groups
+
+    def tables(self, group: list[int]) -> list[dict[tuple[int, ...], int]]:
+        """Return by node the counters of a group, by what is left of its kinds."""
+        back, unit = [int(x) for x in self.r.backward], self.unit
+        ways = list(product(*(range(self.told_apart(k) + 1) for k in group)))
+        out = [dict.fromkeys(ways, TOP) for _ in back]
+        out[-1][ways[0]] = 0
         for u in range(len(back) - 2, -1, -1):
-            for k in self.kinds if back[u] < INFINITE else ():
-                without, later = [TOP * unit], [TOP * unit]
+            for left in ways if back[u] < INFINITE else ():
+                costs = [TOP * unit]
                 for v, fixed, what, kinds in self.arcs(u):
                     more = back[v] - back[u]
-                    others = [-self.pi[j] for j in kinds if j != k]
-                    if what != "place" or others:
-                        least = more + (min(others) if what == "place" else fixed)
-                        without.append(least + unit * never[v][k])
-                        later.append(least + unit * once[v][k])
-                    if k in kinds:
-                        later.append(more - self.pi[k] + unit * never[v][k])
-                never[u][k], once[u][k] = min(without) // unit, min(later) // unit
-        return never, once, unit
+                    for k in kinds:
+                        if k not in group:
+                            costs.append(more - self.pi[k] + unit * out[v][left])
+                        elif left[group.index(k)]:
+                            less = tuple(x - (j == k) for j, x in zip(group, left, strict=True))
+                            costs.append(more - self.pi[k] + unit * out[v][less])
+                    if what != "place":
+                        costs.append(more + fixed + unit * out[v][left])
+                out[u][left] = min(costs) // unit
+        return out
+
+    def told_apart(self, k: int) -> int:
+        """Return up to which number left of a kind the counters tell numbers apart."""
+        return min(self.copies[k], self.size - 1)
 
     def least(self, node: int, rest: tuple[int, ...]) -> int:
-        """Return the least cost to the end that the graph and single counters allow."""
+        """Return the least cost to the end that the graph and counters allow."""
         extra = [0]
-        for k, left in enumerate(rest):
-            extra += [self.never[node][k]] if left == 0 else []
-            extra += [self.once[node][k]] if left == 1 else []
+        for group, table in zip(self.groups, self.counters, strict=True):
+            left = tuple(rest[k] for k in group)
+            if all(rest[k] < self.size - 1 or self.copies[k] < self.size for k in group):
+                extra.append(table[node][left])
         return int(self.r.backward[node]) + self.unit * max(extra)
 
     def following(self, label: Label, m: int) -> list[Label]:

@@ -22,7 +22,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
-from optsched.optimize.ramp import climb, finish as ramp_finish, refine
+from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
@@ -34,8 +34,11 @@ from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
 
-def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[str]:
-    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin."""
+def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 16) -> Counter[str]:
+    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin.
+
+    Groups of kinds have at most ``size`` counters.
+    """
     rng = np.random.default_rng(seed)
     seen: Counter[str] = Counter()
     for turn in range(count):
@@ -71,13 +74,14 @@ def check_enumeration(seed: int, count: int, most: int, every: int) -> Counter[s
                 assert jobs.feasible(shown.starts)
                 assert jobs.total(shown.starts) == optimum
             if turn % every == 0:
-                assert Readable(relaxation).finish() == (shown.bound, shown.labels)
+                assert Readable(relaxation, size).finish() == (shown.bound, shown.labels)
                 seen["as the twin"] += 1
             finish(relaxation, 10**6)
             assert relaxation.bound == shown.bound
             assert replayed(part, relaxation) == shown.bound
             seen["found" if upper > optimum else "proved"] += 1
             seen["short clocks"] += relaxation.clock < needed_clock(jobs)
+            seen["not told apart"] += relaxation.copies.max() >= size
     return seen
 
 
@@ -85,6 +89,39 @@ def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() 
     seen = check_enumeration(1, 150, 5, 3)
     assert min(seen["found"], seen["proved"], seen["as the twin"]) > 10
     assert seen["short clocks"] > 5
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_optimum_or_the_target_is_proved_with_small_groups(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # That two (three) equal requests are left has no counter of its own.
+    monkeypatch.setattr(counters, "_SIZES", (size,))
+    seen = check_enumeration(7 + size, 120, 5, 2, size)
+    assert seen["as the twin"] > 10
+    assert seen["not told apart"] > 0
+
+
+def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Peaks 4, 4, 7, 8, 11: two requests and three others. 3 x 2 x 2 entries, then 2 are left.
+    instance = Instance([0] * 5, [2, 2, 4, 3, 1], [2, 2, 3, 5, 10], kv_capacity=20)
+    relaxation = Relaxation(periods(instance)[0], 100)
+    relaxation.use_floors(coarse_to_fine(relaxation)[0])
+
+    def groups() -> tuple[list[int], int]:
+        split = counters.groups_of(relaxation)
+        order = np.argsort(relaxation.peak)
+        return split.group[order].tolist(), int(split.first[-1])
+
+    assert groups() == ([0, 0, 0, 1], 14)
+    bytes_ = relaxation.graph.nodes * 14
+    for most, expected in (
+        (bytes_, ([0, 0, 0, 1], 14)),
+        (bytes_ - 1, ([0, 0, 1, 1], 10)),  # at most 8 entries: 3 x 2, then 2 x 2
+        (0, ([0, 1, 1, 2], 9)),  # at most 4: 3, 2 x 2, 2
+    ):
+        monkeypatch.setattr(counters, "_BYTES", most)
+        assert groups() == expected
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Independent check of an enumeration at the end of a ramp leaf: is there a schedule below a value?
 
-`optsched.optimize.ramp.finish` describes labels, single counters and dominance, and why they are
-valid. No code of it is used here. It needs the last graph, each node's cost to the end, and the
-requests.
+`optsched.optimize.ramp.finish` describes labels and dominance, `optsched.optimize.ramp.counters`
+single counters, and why they are valid. No code of them is used here. It needs the last graph, each
+node's cost to the end, and the requests.
 
 **Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
 has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and

@@ -10,11 +10,8 @@ schedule is below the target. The labels of the last layer are schedules.
 **Every schedule below the target is in the graph**, since the graph lost only paths that cost the
 target or more. So labels and bounds may use the graph, and dominance may argue with schedules.
 
-**Single counters.** For each node and each kind of requests, two tables hold the least cost to the
-end with that kind never placed, and with it placed exactly once, above the node's plain cost. A
-label whose requests of the kind are all placed but one, or all placed, costs at least as much. The
-largest entry over all kinds counts. Entries are bytes in a unit that makes the slack 255, and are
-rounded down.
+**Counters.** A label costs at least the graph's cost to the end, and what this rises by if a few
+kinds of requests are placed exactly as often as they are left: `optsched.optimize.ramp.counters`.
 
 **Dominance.** Let A and B be labels of one layer with m requests placed, of cost F_A and F_B in
 rounds. Let A pass k more rounds, so that its cost is F_A + k m <= F_B. Let w_A(j) be A's tokens j
@@ -48,7 +45,7 @@ the labels that are allowed will reach.
 
 **A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and single counters. While a layer is made, a limit on this cost
+at the least cost, by the graph and counters. While a layer is made, a limit on this cost
 falls, so that labels which would not be kept are not written.
 
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
@@ -68,6 +65,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.optimize.ramp.counters import Counters, costs_of, counters_of
 from optsched.optimize.ramp.finish_kernel import (
     ABOUT,
     CLOCK,
@@ -79,20 +77,15 @@ from optsched.optimize.ramp.finish_kernel import (
     PARENT,
     PASSED,
     ROUNDS,
-    TOP,
-    Costs,
     Kinds,
     Layer,
     Scratch,
     arcs_above,
     estimate,
-    fill_tables,
     follow,
-    kinds_by_label,
-    second_costs,
     swap,
 )
-from optsched.optimize.ramp.graph import Interrupted, Paths, label_costs
+from optsched.optimize.ramp.graph import Interrupted, Paths
 from optsched.optimize.ramp.relaxation import Relaxation
 
 MAX_OUTPUT = 1024
@@ -101,8 +94,6 @@ MAX_COPIES = 255
 """The max number of equal requests."""
 _BYTES = 2**29
 """The max bytes of one layer."""
-_TABLE_CHUNK = 200_000
-"""The number of nodes whose tables are filled in before the stop flag is looked at."""
 _CHUNK = 1024
 """The number of labels that are followed before the stop flag is looked at."""
 WIDER = 3
@@ -136,49 +127,6 @@ _STACK = 4096
 """The max number of chains of rounds that wait to be followed from one label."""
 _PLACEMENTS = 65536
 """The max number of placements that are tried after one label."""
-
-
-def counter_tables(
-    relaxation: Relaxation, over: Callable[[], bool] | None = None
-) -> tuple[NDArray[np.uint8], int]:
-    """Return the tables of single counters, and the unit of their entries.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    over : callable, optional
-        Whether to end early. The tables are then incomplete.
-
-    Returns
-    -------
-    table : ndarray of uint8, shape (nodes, 2 * kinds)
-        By node, the entries of all kinds placed never, then of all placed once: see the module's
-        text.
-    unit : int
-    """
-    r, costs, kinds = relaxation, costs_of(relaxation), len(relaxation.copies)
-    unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
-    out = np.empty((r.graph.nodes, 2 * kinds), dtype=np.uint8)
-    out[-1, :kinds], out[-1, kinds:] = 0, TOP
-    for last in range(len(out) - 1, 0, -_TABLE_CHUNK):
-        if r.stop[0] or (over is not None and over()):
-            break
-        fill_tables(max(0, last - _TABLE_CHUNK), last, paths_of(r), costs, unit, out)
-    return out, unit
-
-
-def costs_of(relaxation: Relaxation) -> Costs:
-    """Return the costs of a relaxation's labels of arcs for compiled loops.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    """
-    r, count = relaxation, int(relaxation.labels.count[0])
-    mask = r.labels.mask[:count]
-    value, kind = label_costs(mask, r.labels.fixed, count, r.labels.first_mask, -r.pi, r.scale)
-    start, listed = kinds_by_label(mask)
-    return Costs(value, kind, second_costs(mask, kind, -r.pi), start, listed, -r.pi)
 
 
 def paths_of(relaxation: Relaxation) -> Paths:
@@ -407,12 +355,12 @@ def samples(
     Interrupted
         The stop flag was set.
     """
-    tables = counter_tables(relaxation, over)
+    counters = counters_of(relaxation, paths_of(relaxation), costs_of(relaxation), over)
     yield None
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     while width <= widest and not relaxation.closed:
         most = 10 * width * relaxation.jobs.n
-        shown = enumerate_below(relaxation, most, width=width, tables=tables, over=over)
+        shown = enumerate_below(relaxation, most, width=width, counters=counters, over=over)
         yield None if shown is None else shown.starts
         width *= WIDER
 
@@ -422,7 +370,7 @@ def enumerate_below(
     most: int,
     *,
     width: int | None = None,
-    tables: tuple[NDArray[np.uint8], int] | None = None,
+    counters: Counters | None = None,
     like: Finished | None = None,
     over: Callable[[], bool] | None = None,
 ) -> Finished | None:
@@ -437,8 +385,8 @@ def enumerate_below(
     width : int, optional
         The max number of labels of a layer. Those of the least cost to be expected are kept, so
         that a schedule may be found but no bound is shown. Default: all.
-    tables : (ndarray, int), optional
-        What `counter_tables` returns for this graph and these multipliers.
+    counters : Counters, optional
+        What `counters_of` returns for this graph and these multipliers.
     like : Finished, optional
         What a lower target has shown. The number of labels is predicted from it, so that the
         enumeration ends early if they will be too many.
@@ -457,20 +405,19 @@ def enumerate_below(
     """
     r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
     kinds, graph = kinds_of(r), paths_of(r)
-    table, unit = tables or counter_tables(r, over)
     costs = costs_of(r)
+    counters = counters or counters_of(r, graph, costs, over)
     rows = max(2, min(most, _BYTES // _row_bytes(kinds)))
     old, new = _new_layer(rows, kinds), _new_layer(rows, kinds)
     scratch = Scratch(
-        table=table,
-        unit=unit,
+        counters=counters,
         above=arcs_above(graph, costs.value),
         start=costs.start,
         kinds=costs.kinds,
         runs=_runs(kinds).astype(old.tokens.dtype),
         stack=np.empty((_STACK, 3), dtype=np.int64),
         found=np.empty((_PLACEMENTS, FOUND), dtype=np.int64),
-        open=np.empty(table.shape[1], dtype=np.uint8),
+        at=np.empty(len(counters.groups.first) - 1, dtype=np.uint64),
         limit=np.array([r.cutoff, _BUCKETS - 1, 0, 0]),
         counts=np.zeros(_BUCKETS, dtype=np.int64),
     )

@@ -1,4 +1,4 @@
-"""Compiled loops of `optsched.optimize.ramp.finish`: labels, tables of counters and dominance."""
+"""Compiled loops of `optsched.optimize.ramp.finish`: labels and dominance."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.optimize.ramp.counters import Groups
 from optsched.optimize.ramp.graph import INFINITE, Paths
 from optsched.problem.kernel import njit
 
-TOP = 255
-"""An entry of the tables that is beyond the cutoff."""
 NEVER = 2**62
 """The estimate of a label that is not kept."""
 DONE, FULL = 0, 1
@@ -57,108 +56,19 @@ class Layer(NamedTuple):
     count: Any  # rows; rows kept; slots in use
 
 
-class Costs(NamedTuple):
-    """What the labels of a graph cost, and the kinds that they may place."""
-
-    value: Any  # the least cost of each label
-    kind: Any  # the kind that has it
-    second: Any  # the least cost of its other kinds
-    start: Any  # where the label's kinds start in ``kinds``
-    kinds: Any
-    cost: Any  # of each kind
-
-
 class Scratch(NamedTuple):
     """The tables, and what following one label needs."""
 
-    table: Any  # of single counters, in units: by node, the bytes of all kinds never, then once
-    unit: Any
+    counters: Any
     above: Any  # what each arc costs at least above the plain cost of its node
     start: Any  # where the kinds of each label of arcs start in ``kinds``
     kinds: Any
     runs: Any  # the tokens of each kind when it completes, one round earlier, ...
     stack: Any
     found: Any  # placements to be tried: see `FOUND`
-    open: Any  # like a row of ``table``, 255 where none or one is left
+    at: Any  # by group of kinds, the entry of a row of the tables for what is left
     limit: Any  # the cost above which no label is made, its bucket, labels made, most (0: all)
     counts: Any  # labels made, by bucket of their estimate
-
-
-@njit(nogil=True)
-def fill_tables(
-    first: int, last: int, graph: Paths, labels: Costs, unit: int, out: Any
-) -> None:  # fmt: skip
-    """Fill in the tables of single counters for the nodes ``last - 1`` down to ``first``.
-
-    A row of ``out`` holds the bytes of all kinds placed never, then those of all kinds placed once.
-    Each arc adds what it costs above the node's plain cost, in units and rounded down.
-    """
-    arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
-    backward, value, kind, second = graph.backward, labels.value, labels.kind, labels.second
-    start, listed, cost = labels.start, labels.kinds, labels.cost
-    kinds = cost.shape[0]
-    row = np.empty(2 * kinds, dtype=np.uint8)
-    for u in range(last - 1, first - 1, -1):
-        for j in range(2 * kinds):
-            row[j] = TOP
-        here = np.int64(backward[u])
-        for a in range(arc_start[u], arc_start[u + 1]):
-            v, label = arc_target[a], arc_label[a]
-            more = np.int64(backward[v]) - here
-            least = more + value[label]
-            if here >= INFINITE or backward[v] >= INFINITE or least >= TOP * unit:
-                continue
-            best = kind[label]
-            if best >= 0:
-                other = (more + second[label]) // unit
-                without = min(np.int64(row[best]), other + out[v, best])
-                later = min(np.int64(row[kinds + best]), other + out[v, kinds + best])
-            add = np.uint8(least // unit)
-            room = np.uint8(TOP - add)
-            for j in range(2 * kinds):  # in bytes, so that it is done for many kinds at once
-                entry = out[v, j]
-                entry = room if entry > room else entry
-                entry = np.uint8(entry + add)
-                row[j] = entry if entry < row[j] else row[j]
-            if best >= 0:
-                row[best], row[kinds + best] = without, later
-                for i in range(start[label], start[label + 1]):
-                    k = listed[i]
-                    now = (more + cost[k]) // unit + out[v, k]
-                    row[kinds + k] = min(np.int64(row[kinds + k]), now)
-        for j in range(2 * kinds):
-            out[u, j] = row[j]
-
-
-@njit(nogil=True)
-def kinds_by_label(mask: Any) -> Any:
-    """Return where the kinds of each label start, and these kinds."""
-    start = np.zeros(mask.shape[0] + 1, dtype=np.int64)
-    for label in range(mask.shape[0]):
-        start[label + 1] = start[label]
-        bits = mask[label]
-        while bits != _ZERO:
-            bits &= bits - _ONE
-            start[label + 1] += 1
-    kinds = np.empty(start[-1], dtype=np.uint8)
-    for label in range(mask.shape[0]):
-        at = start[label]
-        for k in range(64 if mask[label] else 0):
-            if (mask[label] >> np.uint64(k)) & _ONE:
-                kinds[at] = k
-                at += 1
-    return start, kinds
-
-
-@njit(nogil=True)
-def second_costs(mask: Any, kind: Any, cost: Any) -> Any:
-    """Return the least cost of each label's kinds without the one of least cost."""
-    second = np.full(kind.shape[0], INFINITE, dtype=np.int64)
-    for label in range(kind.shape[0]):
-        for k in range(cost.shape[0]):
-            if (mask[label] >> np.uint64(k)) & _ONE and k != kind[label]:
-                second[label] = min(second[label], cost[k])
-    return second
 
 
 @njit(nogil=True)
@@ -175,20 +85,22 @@ def arcs_above(graph: Paths, value: Any) -> Any:
 
 
 @njit(nogil=True)
-def _extra(table: Any, node: int, open_: Any) -> Any:
+def _extra(table: Any, node: Any, at: Any) -> Any:
     """Return, in units, what the tables add to the cost to the end for what is left."""
     best = np.uint8(0)
-    for k in range(open_.shape[0]):
-        entry = table[node, k] & open_[k]
-        best = entry if entry > best else best
+    for g in range(at.shape[0]):
+        best = max(best, table[np.uint64(node), at[g]])
     return np.int64(best)
 
 
 @njit(nogil=True)
-def _open(k: int, rest: Any, open_: Any) -> None:
-    """Note how many of kind k are left."""
-    open_[k] = 255 if rest == 0 else 0
-    open_[open_.shape[0] // 2 + k] = 255 if rest == 1 else 0
+def _look_up(e: int, rest: Any, groups: Groups, at: Any) -> None:
+    """Note the entries for what is left of label e."""
+    group, stride, top, first = groups.group, groups.stride, groups.top, groups.first
+    for g in range(at.shape[0]):
+        at[g] = first[g]
+    for k in range(group.shape[0]):
+        at[group[k]] += np.uint64(min(np.int64(rest[e, k]), top[k]) * stride[k])
 
 
 @njit(nogil=True)
@@ -311,12 +223,12 @@ def _search(e: int, m: int, old: Layer, graph: Paths, kinds: Kinds, scratch: Scr
     about, rest, tokens = old.about, old.rest, old.tokens
     cost, peak, capacity, last_clock = kinds.cost, kinds.peak, kinds.capacity, kinds.clock
     above, start, listed, limit = scratch.above, scratch.start, scratch.kinds, scratch.limit
-    table, unit, open_ = scratch.table, scratch.unit, scratch.open
+    table, unit, at = scratch.counters.table, scratch.counters.unit, scratch.at
     stack, found = scratch.stack, scratch.found
     placed, number, depth = np.int64(0), 0, 1
     for k in range(cost.shape[0]):
         placed += (kinds.copies[k] - rest[e, k]) * cost[k]
-        _open(k, rest[e, k], open_)
+    _look_up(e, rest, scratch.counters.groups, at)
     stack[0, 0], stack[0, 1], stack[0, 2] = about[e, NODE], 0, about[e, CLOCK]
     while depth > 0:
         depth -= 1
@@ -325,7 +237,7 @@ def _search(e: int, m: int, old: Layer, graph: Paths, kinds: Kinds, scratch: Scr
             rounds = np.int64(about[e, ROUNDS]) + passed * m
             room = limit[0] - rounds * graph.scale - placed
             spare = room - backward[node]
-            if spare < 0 or _extra(table, node, open_) * unit > spare:
+            if spare < 0 or _extra(table, node, at) * unit > spare:
                 break
             if number + cost.shape[0] > found.shape[0]:
                 return placed, -1
@@ -369,8 +281,9 @@ def _make(
 ) -> int:  # fmt: skip
     """Make the labels of the placements that were found after label e."""
     backward, found, limit = graph.backward, scratch.found, scratch.limit
-    table, unit, open_ = scratch.table, scratch.unit, scratch.open
-    cost, count = kinds.cost, new.count
+    table, unit, left = scratch.counters.table, scratch.counters.unit, scratch.at
+    groups, cost, count = scratch.counters.groups, kinds.cost, new.count
+    group, stride, top = groups.group, groups.stride, groups.top
     about, rest, tokens, key = new.about, new.rest, new.tokens, new.key
     old_about, old_rest, old_tokens = old.about, old.rest, old.tokens
     runs, width = scratch.runs, tokens.shape[1]
@@ -380,9 +293,10 @@ def _make(
         least = rounds * graph.scale + placed + cost[k] + backward[v]
         if least > limit[0]:
             continue
-        _open(k, old_rest[e, k] - 1, open_)
-        least += _extra(table, v, open_) * unit
-        _open(k, old_rest[e, k], open_)
+        fewer = np.uint64(stride[k] if old_rest[e, k] <= top[k] else 0)
+        left[group[k]] -= fewer
+        least += _extra(table, v, left) * unit
+        left[group[k]] += fewer
         if least > limit[0]:
             continue
         at = count[0]
@@ -424,15 +338,16 @@ def follow(
 @njit(nogil=True)
 def estimate(layer: Layer, graph: Paths, kinds: Kinds, scratch: Scratch, out: Any) -> None:
     """Write the least cost of a completion of each label that is kept, by row."""
-    about, rest, backward, open_ = layer.about, layer.rest, graph.backward, scratch.open
-    cost, copies, table = kinds.cost, kinds.copies, scratch.table
+    about, rest, backward, at = layer.about, layer.rest, graph.backward, scratch.at
+    cost, copies, counters = kinds.cost, kinds.copies, scratch.counters
     for e in range(layer.count[0]):
         node = about[e, NODE]
         least = np.int64(about[e, ROUNDS]) * graph.scale + backward[node]
         for k in range(cost.shape[0]):
             least += (copies[k] - rest[e, k]) * cost[k]
-            _open(k, rest[e, k], open_)
-        out[e] = least + _extra(table, node, open_) * scratch.unit if layer.kept[e] else NEVER
+        _look_up(e, rest, counters.groups, at)
+        least += _extra(counters.table, node, at) * counters.unit
+        out[e] = least if layer.kept[e] else NEVER
 
 
 @njit(nogil=True)
