@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.bounds.checker_groups import MOST, fill, groups, moves, rises
 from optsched.bounds.checker_parts import Budget, Rejected
 from optsched.bounds.checker_states import JOIN, ROUND
 from optsched.problem.kernel import njit
@@ -23,8 +24,8 @@ _LOOKS = 16  # labels that may delete one, of those that have placed the same
 _FEW = 1000  # rows of a layer at first
 _DEEP = 64  # ways to join the clock that one label has at first
 _DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
-_ONE, _ZERO = np.uint64(1), np.uint64(0)
-_NODE, _COST, _CLOCK, _NEED, _NEXT, _ROWS = 0, 1, 2, 3, 4, 5
+_ONE = np.uint64(1)
+_NODE, _COST, _CLOCK, _NEED, _NEXT, _NOW, _ALL, _ROWS = range(8)
 
 
 class Paths(NamedTuple):
@@ -39,8 +40,11 @@ class Paths(NamedTuple):
     begin: Any  # of the kinds of each label
     kinds: Any
     rest: Any
-    rise: Any  # by node, what its cost to the end rises by with none of each kind, then with one
-    step: Any  # the unit of it
+    table: Any  # by node, what its cost to the end rises by (`checker_groups`)
+    of: Any  # of each kind, its group or -1
+    stride: Any
+    columns: Any  # by group, the first one
+    step: Any  # the unit of the table
     cost: Any  # of each kind
     unit: Any
     cutoff: Any
@@ -72,59 +76,6 @@ class Layer(NamedTuple):
 
 
 @njit(allocates=False)
-def _counters(paths: Paths, into: Any, source: Any, label: Any, price: Any) -> None:
-    """Fill in the tables, from the end backward; the arcs are in order of target.
-
-    ``price`` has the least cost of each label, the kind of this cost or -1, and the least cost of
-    its other kinds.
-    """
-    rise, rest, cost, step = paths.rise, paths.rest, paths.cost, paths.step
-    begin, listed = paths.begin, paths.kinds
-    kinds = len(cost)
-    rise[:] = _TOP
-    rise[-1, :kinds] = 0
-    for v in range(len(into) - 2, -1, -1):
-        for a in range(into[v], into[v + 1] if rest[v] < _NEVER else 0):
-            u, number = source[a], label[a]
-            more = rest[v] - rest[u]
-            best = price[number, 1]
-            before, before_once = np.int64(rise[u, best]), np.int64(rise[u, kinds + best])
-            usual = (more + price[number, 0]) // step
-            if usual < _TOP:
-                add, most = np.uint8(usual), np.uint8(_TOP - usual)
-                for k in range(2 * kinds):  # in bytes: many at a time
-                    rise[u, k] = min(rise[u, k], np.uint8(add + min(most, rise[v, k])))
-            if best < 0:
-                continue
-            other = (more + price[number, 2]) // step if price[number, 2] < _NEVER else _TOP
-            rise[u, best] = min(before, other + rise[v, best])
-            rise[u, kinds + best] = min(before_once, other + rise[v, kinds + best])
-            for j in range(begin[number], begin[number + 1]):
-                k = listed[j]
-                placed = (more + cost[k]) // step + rise[v, k]
-                rise[u, kinds + k] = min(np.int64(rise[u, kinds + k]), placed)
-
-
-@njit(allocates=False)
-def _rises(node: Any, rise: Any, left: Any) -> Any:
-    """Return by how much the cost to the end rises for what is left, in units of the tables.
-
-    ``left`` has 255 for each kind of which none is left, then for each of which one is left.
-    """
-    most = np.uint8(0)
-    for k in range(len(left)):
-        most = max(most, rise[node, k] & left[k])
-    return np.int64(most)
-
-
-@njit(allocates=False)
-def _note(k: int, number: Any, left: Any) -> None:
-    """Note for `_rises` how many are left of kind k."""
-    left[k] = _TOP if number == 0 else 0
-    left[len(left) // 2 + k] = _TOP if number == 1 else 0
-
-
-@njit(allocates=False)
 def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     gain = about[b, _COST] - about[a, _COST]
@@ -138,6 +89,8 @@ def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool
         right &= before >= 0 and about[a, _NEED] - before <= join
     else:
         right &= max(about[a, _NEED] - waits, join) <= about[b, _NEED]
+    # Tokens only fall, so this many are left of a at least.
+    right &= about[a, _ALL] - waits * about[a, _NOW] <= about[b, _ALL]
     j = 0
     while right and j + waits < tokens.shape[1]:
         right = tokens[a, j + waits] <= tokens[b, j]
@@ -237,6 +190,10 @@ def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -
         tokens[at, j] = live[e, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
         tokens[at, j] += peak - j
+    total = np.int64(0)
+    for j in range(width):
+        total += tokens[at, j]
+    about[at, _NOW], about[at, _ALL] = tokens[at, 0], total
     new.key[at] = old.key[e] + of.sign[k]
 
 
@@ -250,8 +207,8 @@ def _layer(
     a new one is compared with; ``new.count`` has how many were taken. ``few`` is scratch space.
     """
     first, target, label, loop, what = paths[:5]
-    least, begin, listed, rest, rise = paths[5:10]
-    step, cost, unit, cutoff = paths[10:]
+    least, begin, listed, rest, table = paths[5:10]
+    group, stride, columns, step, cost, unit, cutoff = paths[10:]
     about, left, tokens, there = old.about, old.left, old.tokens, old.there
     count, rows = new.count, len(new.key)
     copies, peak, capacity, join = of.copies, of.peak, of.capacity, of.clock
@@ -260,9 +217,12 @@ def _layer(
     new.slots[:] = -1
     for e in range(old.count[0]):
         placed = np.int64(0)
+        for g in range(len(few)):
+            few[g] = columns[g]
         for k in range(len(cost)):
             placed += (copies[k] - left[e, k]) * cost[k]
-            _note(k, left[e, k], few)
+            if group[k] >= 0:
+                few[group[k]] += left[e, k] * stride[k]
         stack[0, 0], stack[0, 1], stack[0, 2] = about[e, _NODE], 0, about[e, _CLOCK]
         depth = 1 if there[e] else 0
         while depth > 0:
@@ -274,7 +234,7 @@ def _layer(
                     return _NO_STEPS
                 so_far = about[e, _COST] + m * passed
                 spare = cutoff - so_far * unit - placed
-                if rest[node] > spare or rest[node] + _rises(node, rise, few) * step > spare:
+                if rest[node] > spare or rest[node] + rises(node, table, few) * step > spare:
                     break
                 live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else 0
                 early = clock < 0 and about[e, _NEED] - passed > join
@@ -292,13 +252,14 @@ def _layer(
                         depth += 1
                     for j in range(begin[number], begin[number + 1]):
                         k = listed[j]
-                        remain = left[e, k]
                         room = spare - cost[k] - rest[v]
-                        if remain == 0 or live + peak[k] > capacity or room < 0:
+                        if left[e, k] == 0 or live + peak[k] > capacity or room < 0:
                             continue
-                        _note(k, remain - 1, few)
-                        more = _rises(v, rise, few) * step
-                        _note(k, remain, few)
+                        if group[k] >= 0:
+                            few[group[k]] -= stride[k]
+                        more = rises(v, table, few) * step
+                        if group[k] >= 0:
+                            few[group[k]] += stride[k]
                         if more <= room:
                             if count[0] == rows:
                                 return _NO_ROW
@@ -361,18 +322,20 @@ def none_left(
     cost = -np.array(pi, dtype=np.int64)
     step = max(0, cutoff - int(engine.rest[0])) // _TOP + 1
     first, targets, numbers = outward
-    kinds = np.arange(len(cost), dtype=np.uint64)
-    number, kind = np.nonzero(labels.mask[:count, None] >> kinds & _ONE)
+    arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
+    output, copies = peak - floor + 1, np.array(engine.copies)
+    group = groups(peak, copies, nodes)
+    move = moves(labels.mask[:count], price, cost, group)
+    table = np.empty((nodes, group.first[-1]), np.uint8)
+    save = np.empty(MOST, np.uint8)
+    fill(table, engine.rest, graph.into, graph.source, graph.label, move, group, step, save)
     paths = Paths(
         first, targets, numbers, graph.loop, labels.what[:count],
-        engine.rest[targets] + price[numbers, 0], np.searchsorted(number, np.arange(count + 1)),
-        kind, engine.rest, np.empty((nodes, 2 * len(cost)), np.uint8), step, cost, unit, cutoff,
+        engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, table,
+        group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
     )  # fmt: skip
-    _counters(paths, graph.into, graph.source, graph.label, price)
-    arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
-    output = peak - floor + 1
     of = Of(
-        np.array(engine.copies), peak, output,
+        copies, peak, output,
         arrival + output if arrival.any() else np.zeros_like(peak),
         larger_kinds(arrival, peak, output),
         np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
@@ -381,9 +344,9 @@ def none_left(
     width = int(output.max())
     most = min(MAX_LABELS, MAX_BYTES // (64 + len(cost) + 4 * width))
     old, new = (_empty(min(_FEW, most), len(cost), width, engine.capacity) for _ in range(2))
-    old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1), of.copies, 0
+    old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1, 0, 0), of.copies, 0
     old.key[0], old.there[0], old.count[0] = 0, True, 1
-    few, stack = np.empty(2 * len(cost), np.uint8), np.empty((_DEEP, 3), np.int64)
+    few, stack = np.empty(len(paths.columns), np.int64), np.empty((_DEEP, 3), np.int64)
     for m in range(engine.n):
         short = -1
         while short != _DONE:
