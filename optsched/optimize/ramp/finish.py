@@ -331,6 +331,8 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
     plain, spent, part = relaxation.graph_bound, 0.0, None
+    # Better multipliers may have passed targets of before. These say nothing of the next ones.
+    relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
     while not relaxation.closed:
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
@@ -348,6 +350,7 @@ def finish(
                 return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
         part = relaxation.below(target, part)
+        relaxation.take(part)  # its multipliers alone may have shown more
         if part.closed:
             shown = Finished(target, None, [])
         else:
