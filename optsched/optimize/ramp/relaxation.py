@@ -605,12 +605,13 @@ class Relaxation:
         """Delete the nodes and arcs that lie only on paths no better than the known schedule."""
         if self.graph is None or self.closed:
             return
-        if int(self.backward[0]) > self.cutoff:
+        cutoff = self.cutoff  # another thread may lower it
+        if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
         before = self.graph.nodes, self.graph.arcs
         self.graph, self.backward = self._kernels.pruned(
-            self.graph, self._values(self.pi)[0], self.backward, self.cutoff
+            self.graph, self._values(self.pi)[0], self.backward, cutoff
         )
         self._deleted |= (self.graph.nodes, self.graph.arcs) != before
 

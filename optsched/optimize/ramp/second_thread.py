@@ -166,7 +166,8 @@ class Helper:
         traceback: TracebackType | None,
     ) -> None:
         self._left.set()
-        self._next[0] = 1
+        # Multipliers that are being improved look at this flag only, and nobody waits for them.
+        self._next[0] = self.halt[0] = 1
         for thread in self._threads:
             thread.join()
         if self.error is not None and error is None:
