@@ -177,9 +177,14 @@ def test_targets_that_better_multipliers_have_passed_since_say_nothing() -> None
     assert targets == sorted(set(targets))
 
 
-def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted() -> None:
+def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     assert enumerate_below(relaxation, 10**6, over=lambda: True) is None
+    with monkeypatch.context() as patch:  # no graph is cut down, no multipliers are improved
+        patch.setattr(Relaxation, "below", None)
+        finish(relaxation, 10**6, over=lambda: True)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     needed = sum(shown.labels)

@@ -333,7 +333,7 @@ def finish(
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
-    while not relaxation.closed:
+    while not (relaxation.closed or (over is not None and over())):
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
             near = min(relaxation.upper - plain, plain // _NEAR)

@@ -539,7 +539,7 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
-        if self.graph.nodes > _LARGE:
+        if self.graph.nodes > _LARGE and not self.stop[0]:
             self._ascend_on_part()
         kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
         bundle = Bundle(self.pi / self.scale, self._step)
