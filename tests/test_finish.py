@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -22,7 +23,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
-from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine
+from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
@@ -164,17 +165,20 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
 
 
 def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
-    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    instance = generate("jaillet-model-2", seed=2, n=8)
+    relaxation = ready(instance, 680)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     needed = sum(shown.labels)
-    before = relaxation.bound, list(relaxation.levels)
-    finish(relaxation, 1)
-    assert (relaxation.bound, relaxation.levels) == before
+    before = relaxation.bound
+    finish(relaxation, 1)  # no label, but multipliers of the first target
+    first = relaxation.bound
+    assert before <= first < shown.bound
+    assert replayed(instance, relaxation) == first
     finish(relaxation, needed - 1)
-    assert before[0] <= relaxation.bound <= shown.bound  # often lower targets suffice
+    assert first <= relaxation.bound <= shown.bound  # often lower targets suffice
     finish(relaxation, 100 * needed)
-    assert relaxation.bound == shown.bound > before[0]
+    assert relaxation.bound == shown.bound > before
 
 
 def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
@@ -200,9 +204,24 @@ def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
     assert reach(relaxation, 10_000) == low
 
 
-def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted() -> None:
+def test_targets_that_better_multipliers_have_passed_since_say_nothing() -> None:
+    # The graph's bound is 276 now. The next target after 276 was 276 again, without an end.
+    relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
+    relaxation.shown = [(relaxation.graph_bound, Finished(0, None, [40]))]
+    finish(relaxation, 10**6)
+    assert relaxation.closed
+    targets = [target for target, _ in relaxation.shown]
+    assert targets == sorted(set(targets))
+
+
+def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     assert enumerate_below(relaxation, 10**6, over=lambda: True) is None
+    with monkeypatch.context() as patch:  # no graph is cut down, no multipliers are improved
+        patch.setattr(Relaxation, "below", None)
+        finish(relaxation, 10**6, over=lambda: True)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
     needed = sum(shown.labels)
@@ -258,6 +277,28 @@ def test_the_second_thread_enumerates_the_graph_that_it_is_given() -> None:
     assert helper.relaxation is not None
     assert helper.relaxation.bound == helper.annealing.value == shown.bound == told[-1][0]
     assert relaxation.bound < shown.bound  # it works on a copy
+
+
+def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Multipliers are improved until the stop flag of their relaxation is set.
+    relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
+    annealing = Annealing(relaxation.jobs, np.random.default_rng(0))
+    began, ended = threading.Event(), threading.Event()
+
+    def improve(relaxation: Relaxation, most: float, over: Any) -> None:
+        began.set()
+        give_up = time.perf_counter() + 20
+        while not relaxation.stop[0] and time.perf_counter() < give_up:
+            time.sleep(0.01)
+        if relaxation.stop[0]:
+            ended.set()
+
+    monkeypatch.setattr(second_thread, "finish", improve)
+    stop, deadline = np.zeros(1, dtype=np.int8), time.perf_counter() + 60
+    with Helper(annealing, deadline, stop, lambda *found: None) as helper:
+        helper.post(relaxation)
+        assert began.wait(20)
+    assert ended.is_set()
 
 
 def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

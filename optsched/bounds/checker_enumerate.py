@@ -272,7 +272,7 @@ def _layer(
 
 def _empty(rows: int, kinds: int, width: int, capacity: int) -> Layer:
     """Return a layer. Memory is taken only for rows that are written."""
-    tokens = np.uint8 if capacity < 256 else np.int32  # live ones never exceed the capacity
+    tokens = np.uint8 if capacity < 256 else np.int32  # they only fall from round to round
     return Layer(
         np.empty((rows, _ROWS), np.int64), np.empty((rows, kinds), np.uint8),
         np.empty((rows, width), tokens), np.empty(rows, np.uint64), np.empty(rows, np.bool_),

@@ -279,7 +279,9 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
     plain, spent, part = relaxation.graph_bound, 0.0, None
-    while not relaxation.closed:
+    # Better multipliers may have passed targets of before. These say nothing of the next ones.
+    relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
+    while not (relaxation.closed or (over is not None and over())):
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
             near = min(relaxation.upper - plain, plain // _NEAR)
@@ -296,6 +298,7 @@ def finish(
                 return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
         part = relaxation.below(target, part)
+        relaxation.take(part)  # its multipliers alone may have shown more
         if part.closed:
             shown = Finished(target, None, [])
         else:

@@ -141,9 +141,8 @@ def _left_alike(a: int, b: int, j: int, i: int, rest: Any) -> bool:
 def _slot(key: Any, slots: Any, size: int) -> Any:
     """Return the slot of the labels with a key, or the empty one where they would be.
 
-    A slot holds the upper half of the key and the row of the label of fewest
-    rounds in the lower one. Keys of
-    equal upper halves may share a slot, so what is left has to be compared, too.
+    A slot holds the upper half of the key, and in the lower one the row of the label of fewest
+    rounds. Keys of equal upper halves may share a slot, so what is left has to be compared, too.
     """
     at = key & (size - 1)
     while slots[at] != -1 and (slots[at] ^ key) >> 32 != 0:

@@ -539,7 +539,7 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
-        if self.graph.nodes > _LARGE:
+        if self.graph.nodes > _LARGE and not self.stop[0]:
             self._ascend_on_part()
         kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
         bundle = Bundle(self.pi / self.scale, self._step)
@@ -605,12 +605,13 @@ class Relaxation:
         """Delete the nodes and arcs that lie only on paths no better than the known schedule."""
         if self.graph is None or self.closed:
             return
-        if int(self.backward[0]) > self.cutoff:
+        cutoff = self.cutoff  # another thread may lower it
+        if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
         before = self.graph.nodes, self.graph.arcs
         self.graph, self.backward = self._kernels.pruned(
-            self.graph, self._values(self.pi)[0], self.backward, self.cutoff
+            self.graph, self._values(self.pi)[0], self.backward, cutoff
         )
         self._deleted |= (self.graph.nodes, self.graph.arcs) != before
 

@@ -142,7 +142,7 @@ class Helper:
     def _enumerate(self, r: Relaxation) -> None:
         """Look for a schedule in a graph, then prove target after target."""
         before, r.stop = self.relaxation, self.halt
-        if before is not None and before.bound > r.bound:
+        if before is not None and before.bound > r.bound and before.clock == r.clock:
             r.bound, r.levels = before.bound, before.levels
         r.offer(self.annealing.value)
         self.relaxation = r
@@ -166,7 +166,8 @@ class Helper:
         traceback: TracebackType | None,
     ) -> None:
         self._left.set()
-        self._next[0] = 1
+        # Multipliers that are being improved look at this flag only, and nobody waits for them.
+        self._next[0] = self.halt[0] = 1
         for thread in self._threads:
             thread.join()
         if self.error is not None and error is None:
