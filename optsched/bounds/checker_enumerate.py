@@ -2,7 +2,8 @@
 
 Numbers stay below 2**60 (`optsched.bounds.checker_compiled.fits`). A layer has at most `MAX_LABELS`
 labels in at most `MAX_BYTES`. Of the kinds that are larger than one, only the nearest that is left
-is tried instead of it. So some labels stay that the twin deletes.
+is tried instead of it. So some labels stay that the twin deletes. Tables are of groups of kinds
+(`optsched.bounds.checker_groups`), where the twin's are of single kinds.
 """
 
 from __future__ import annotations

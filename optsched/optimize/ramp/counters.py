@@ -14,8 +14,9 @@ one with one less of the kind if it places a kind of the group that is left. Wha
 rounded down, so that entries are never too large. If there are too many equal requests to tell
 their numbers apart, the last entries stand for so many or more. These are 0.
 
-**Single counters**, with which certificates are checked, are groups of one kind each, of which none
-or one is left. Their entries are no larger than those of the groups here, which allow fewer paths.
+**Single counters**, with which small certificates are checked, are groups of one kind each, of
+which none or one is left. Their entries are no larger than those of the groups here, which allow
+fewer paths.
 
 Import this module lazily: it loads numba.
 """
