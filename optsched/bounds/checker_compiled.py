@@ -118,20 +118,14 @@ def _pruned(graph: Graph, price: Any, rest: Any, cutoff: int) -> Any:
 
 @njit
 def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
-    price = np.empty((len(mask), 3), np.int64)
+    price = np.empty((len(mask), 2), np.int64)
     for label in range(len(mask)):
         # A label of no kinds is on no arc.
         least = rounds[label] if label < fixed else np.int64(NEVER // 4)
-        price[label, 0], price[label, 1], price[label, 2] = least, -1, NEVER
+        price[label, 0], price[label, 1] = least, -1
         for k in range(len(cost)):
-            if (mask[label] >> np.uint64(k)) & _ONE:
-                if cost[k] < price[label, 0]:
-                    price[label, 2], price[label, 0] = price[label, 0], cost[k]
-                    price[label, 1] = k
-                elif cost[k] < price[label, 2]:
-                    price[label, 2] = cost[k]
-        if price[label, 2] == NEVER // 4:
-            price[label, 2] = NEVER
+            if (mask[label] >> np.uint64(k)) & _ONE and cost[k] < price[label, 0]:
+                price[label, 0], price[label, 1] = cost[k], k
     return price
 
 
@@ -275,7 +269,7 @@ class Compiled:
         return None if self.rest[0] >= NEVER else int(self.rest[0])
 
     def prices(self, pi: list[int], unit: int) -> Any:
-        """Return each label's least cost, the kind of this cost or -1, and the next least cost."""
+        """Return each label's least cost, and the kind of this cost or -1."""
         count = int(self.count[LABELS])
         cost = -np.array(pi, dtype=np.int64)
         labels = self.labels

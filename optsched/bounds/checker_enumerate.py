@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_groups import MOST, fill, groups, moves, rises
+from optsched.bounds.checker_groups import MOST, TOP, fill, groups, moves, rises
 from optsched.bounds.checker_parts import Budget, Rejected
 from optsched.bounds.checker_states import JOIN, ROUND
 from optsched.problem.kernel import njit
 
 MAX_LABELS = 4_000_000
 MAX_BYTES = 3 * 2**30
-_NEVER = 2**62
-_TOP = 255
 _LOOKS = 16  # labels that may delete one, of those that have placed the same
 _FEW = 1000  # rows of a layer at first
 _DEEP = 64  # ways to join the clock that one label has at first
@@ -308,7 +306,7 @@ def none_left(
         The arcs by the node that they leave: the first of each node, the nodes that they reach,
         and the numbers of their labels.
     price : ndarray
-        Of each label: see `_counters`.
+        Of each label the least cost, and the kind of this cost or -1.
     pi : list of int
     unit, cutoff : int
     budget : Budget
@@ -321,7 +319,7 @@ def none_left(
     graph, labels, count = engine.graph, engine.labels, int(engine.count[2])
     nodes = len(graph.loop)
     cost = -np.array(pi, dtype=np.int64)
-    step = max(0, cutoff - int(engine.rest[0])) // _TOP + 1
+    step = max(0, cutoff - int(engine.rest[0])) // TOP + 1
     first, targets, numbers = outward
     arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
     output, copies = peak - floor + 1, np.array(engine.copies)

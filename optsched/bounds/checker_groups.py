@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.bounds.checker_product import NEVER
 from optsched.problem.kernel import njit
 
 MOST = 16
 """Max entries of a group. They are fewer if tables would have more than `MAX_BYTES`."""
 MAX_BYTES = 2**30
-_TOP = 255
-_NEVER = 2**62
+TOP = 255
+"""An entry of so many steps or more."""
 
 
 class Groups(NamedTuple):
@@ -56,9 +57,7 @@ def groups(peak: Any, copies: Any, nodes: int) -> Groups:
     -------
     Groups
     """
-    most = 2 * MOST
-    while True:
-        most //= 2
+    for most in (MOST, MOST // 2, MOST // 4, 2):
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
         size = most  # of the present group, which is full at first
         for k in np.argsort(peak, kind="stable"):
@@ -70,7 +69,7 @@ def groups(peak: Any, copies: Any, nodes: int) -> Groups:
             of[k], stride[k] = len(first) - 2, size
             size *= int(copies[k]) + 1
             first[-1] = first[-2] + size
-        if nodes * first[-1] <= MAX_BYTES or most == 2:
+        if nodes * first[-1] <= MAX_BYTES:
             break
     column = np.arange(MOST)
     holds = column // stride[:, None] % (copies[:, None] + 1) > 0
@@ -84,7 +83,7 @@ def moves(mask: Any, price: Any, cost: Any, kinds: Groups) -> Moves:
     ----------
     mask : ndarray of uint64
         The kinds that each label places.
-    price : ndarray of int64, shape (labels, 2 or more)
+    price : ndarray of int64, shape (labels, 2)
         The least cost of each label, and the kind of this cost or -1.
     cost : ndarray of int64
         Of each kind.
@@ -100,7 +99,7 @@ def moves(mask: Any, price: Any, cost: Any, kinds: Groups) -> Moves:
     # A kind without a group has no column that it could lower, so all others are outside.
     home = np.where(best >= 0, kinds.of[best], -1)
     apart = there & ((kinds.of[None, :] != home[:, None]) | (home[:, None] < 0))
-    outside = np.where(apart, cost, _NEVER).min(axis=1, initial=_NEVER)
+    outside = np.where(apart, cost, NEVER).min(axis=1, initial=NEVER)
     number, kind = np.nonzero(there)
     begin = np.searchsorted(number, np.arange(len(mask) + 1))
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
@@ -118,15 +117,15 @@ def fill(
     begin, kinds, bests, least, outside, cost = move
     of, stride, first, holds = group
     width = first[-1]
-    table[:] = _TOP
+    table[:] = TOP
     for g in range(len(first) - 1):
         table[-1, first[g]] = 0
     for v in range(len(into) - 2, -1, -1):
-        for a in range(into[v], into[v + 1] if rest[v] < _NEVER else 0):
+        for a in range(into[v], into[v + 1] if rest[v] < NEVER else 0):
             u, number = source[a], label[a]
             more = rest[v] - rest[u]
             usual = (more + least[number]) // step
-            if usual >= _TOP:
+            if usual >= TOP:
                 continue  # and all that the arc may do costs as much
             best = bests[number]
             home = of[best] if best >= 0 else -1
@@ -134,16 +133,16 @@ def fill(
             high = first[home + 1] if home >= 0 else 0
             for j in range(low, high):
                 save[j - low] = table[u, j]
-            add, most = np.uint8(usual), np.uint8(_TOP - usual)
+            add, most = np.uint8(usual), np.uint8(TOP - usual)
             for j in range(width):  # in bytes: many at a time
                 table[u, j] = min(table[u, j], np.uint8(add + min(most, table[v, j])))
-            other = (more + outside[number]) // step if outside[number] < _NEVER else _TOP
+            other = (more + outside[number]) // step if outside[number] < NEVER else TOP
             for j in range(low, high):
                 table[u, j] = min(np.int64(save[j - low]), other + table[v, j])
             for i in range(begin[number], begin[number + 1]):
                 k = kinds[i]
                 g, placed = of[k], (more + cost[k]) // step
-                for j in range(first[g], first[g + 1] if g >= 0 and placed < _TOP else 0):
+                for j in range(first[g], first[g + 1] if g >= 0 and placed < TOP else 0):
                     if holds[k, j - first[g]]:
                         table[u, j] = min(np.int64(table[u, j]), placed + table[v, j - stride[k]])
 

@@ -26,8 +26,6 @@ _LOOKS = 16
 FEW_SLOTS = 1024
 """The slots in use when a layer is empty."""
 _UPPER = -(2**32)  # the bits of a key that its slot holds
-_ONE = np.uint64(1)
-_ZERO = np.uint64(0)
 
 
 class Kinds(NamedTuple):

@@ -216,12 +216,8 @@ class Refinement:
             self.climb = self.base.fork()
             # The next target begins here, too.
             self.begin, self.built = time.perf_counter(), self.climb.nodes
-        relaxation = self.climb.relaxation
-        relaxation.offer(target)
-        relaxation.prune()
-        relaxation.ascend()  # on fewer paths other multipliers are best, and delete more
-        relaxation.prune()
-        self.update(relaxation)
+        self.climb.relaxation.cut(target)
+        self.update(self.climb.relaxation)
         return True
 
     def _settle(self) -> None:

@@ -313,14 +313,24 @@ class Relaxation:
             What this returned for another target. Its multipliers are where the ascent begins.
         """
         part = self.fork()
-        part.improved, part.upper = None, target
-        part.bound, part.levels = min(self.graph_bound, self.bound), []
-        part.prune()
-        if like is not None:
-            part.pi, part._paths, part._step = like.pi, like._paths, like._step
-        part.ascend()
-        part.prune()
+        part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
+        part.cut(target, like)
         return part
+
+    def cut(self, target: int, like: Relaxation | None = None) -> None:
+        """Keep the paths below a target only, and improve the multipliers on them; see `below`.
+
+        Parameters
+        ----------
+        target : int
+        like : Relaxation, optional
+        """
+        self.offer(target)
+        self.prune()
+        if like is not None:
+            self.pi, self._paths, self._step = like.pi, like._paths, like._step
+        self.ascend()
+        self.prune()
 
     def take(self, part: Relaxation) -> None:
         """Take the bound that a copy of this relaxation has proved, and the schedules met there.
