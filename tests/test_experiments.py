@@ -266,6 +266,14 @@ def test_mc_sf_beside_the_proved_optimum_of_the_synthetic_models(model: str) -> 
             assert verify_certificate(instance, json.loads(row["certificate"])) == row["bound"]
 
 
+def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
+    settings = {"time_limit": 0.01, "certificate_every": 1}
+    (row,) = run_experiment("jaillet-model-1", settings, trials=1).rows
+    assert row["error"] is None
+    # The bound is the mean-busy-time bound at least, the certificate that of the relaxation.
+    assert 0 < row["certified"] <= row["bound"] < row["best_known"]
+
+
 def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
     with pytest.raises(InputError, match=r"perf_model\.csv, or the environment variable"):

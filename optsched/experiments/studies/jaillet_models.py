@@ -39,6 +39,11 @@ def run(trial: Row) -> Row:
     """Bound the optimum, and compare MC-SF with the best schedule known and with the bound.
 
     The certificate of every few seeds is checked, and kept as it would stand in a file.
+
+    Raises
+    ------
+    ViolationError
+        A certificate does not prove what it claims.
     """
     fixed = {k: trial[k] for k in ("n", "kv_capacity") if trial[k]}
     instance = generate(trial["model"], seed=trial["seed"], **fixed)
@@ -57,8 +62,6 @@ def run(trial: Row) -> Row:
     assert found.bound is not None
     every = trial["certificate_every"]
     certificate = found.certificate if every and trial["seed"] % every == 0 else None
-    if certificate is not None:
-        assert verify_certificate(instance, certificate) == found.bound
     return {
         "requests": instance.n,
         "capacity": instance.kv_capacity,
@@ -68,6 +71,7 @@ def run(trial: Row) -> Row:
         "proved": found.status == "optimal",
         "ratio_to_best_known": mc_sf / found.objective,
         "ratio_to_bound": mc_sf / found.bound,
+        "certified": None if certificate is None else verify_certificate(instance, certificate),
         "certificate": None if certificate is None else json.dumps(certificate),
     }
 
@@ -123,9 +127,10 @@ def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
         claims.append(Claim(what, printed["optimal"], ours, met))
     proved = sum(row["proved"] for row in rows)
     claims.append(Claim("trials with a proved optimum", "all", f"{proved} of {len(rows)}"))
-    checked = sum(bool(row["certificate"]) for row in rows)
+    checked = [row for row in rows if row["certificate"]]
     if checked:
-        what, ours = "trials with a checked certificate", f"{checked} of {len(rows)}"
+        certified = sum(row["certified"] == row["bound"] for row in checked)
+        what, ours = "bounds that a checked certificate proves", f"{certified} of {len(checked)}"
         claims.append(Claim(what, "none", ours))
     return claims
 
@@ -155,7 +160,9 @@ MODEL_1, MODEL_2 = (
             "proved": "whether best_known equals the bound",
             "ratio_to_best_known": "mc_sf / best_known, a lower bound of the ratio to the optimum",
             "ratio_to_bound": "mc_sf / bound, an upper bound of the ratio to the optimum",
-            "certificate": "a certificate of the bound that was checked, as JSON",
+            "certified": "the bound that the certificate proves. Where an interrupted run has not "
+            "got beyond the mean-busy-time bound, it is less than the bound",
+            "certificate": "the certificate that was checked, as JSON",
         },
         figures=[
             Figure(

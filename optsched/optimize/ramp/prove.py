@@ -99,7 +99,7 @@ def prove(
                     report(told[0], told[1])
 
     # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
-    orders = int((24 if jobs.arrival.any() else 6) * CHUNK * (jobs.n / 12) ** 4)
+    orders = int(6 * CHUNK * (jobs.n / 12) ** 4)
     if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
         _prove(proof, annealing, min(orders, _FIRST_ORDERS), None, deadline, stop, tell, gap)
         return proof

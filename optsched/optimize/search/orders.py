@@ -1,9 +1,8 @@
-"""Annealing over orders of requests, which are placed forward and backward in turn.
+"""Annealing over orders of completion.
 
-Forward, each request is placed at its earliest feasible start. Backward, the requests are placed in
-order of completion, the last first, each as late as it fits; then each moves to its earliest start.
-The search is deterministic from the seed unless a time limit ends it. Import this module lazily: it
-loads numba.
+The requests are placed in this order, the last first, each as late as it fits. Then each moves to
+its earliest feasible start. The search is deterministic from the seed unless a time limit ends it.
+Import this module lazily: it loads numba.
 """
 
 from __future__ import annotations
@@ -89,21 +88,22 @@ def serial(
 
 @njit(nogil=True)
 def backward_serial(
-    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any,
-    worth: int
+    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
 ) -> int:  # fmt: skip
     """Place the requests in order of completion, the last first. Return the sum of ends.
 
     In reverse time a request starts at its peak and only shrinks. So it fits at all later moments
     if it fits at the first one. Placed at a later moment, it is heavier from then on. So the last
     placement ends soonest if each request is placed at the first moment where it fits, but not
-    before the request placed before it. Then the whole schedule moves until no request starts
-    before its arrival. At last, if the value is at most ``worth``, each request moves to its
-    earliest feasible start, in order of completion.
+    before the request placed before it.
+
+    Then time runs forward, and completions that would be too early for an arrival move, together
+    with all later ones. This breaks no limit, since those that move hold less in each round, and
+    the others are further away.
+
+    ``used`` is all zero before and after, and longer than any schedule.
     """
-    n = order.shape[0]
     at = 0
-    finish = 0
     top = 0
     for i in order:
         o = output[i]
@@ -114,37 +114,51 @@ def backward_serial(
             used[at + j] += peak - j
         starts[i] = at
         top = max(top, at + o)
-        finish = max(finish, at + o + arrival[i])
     used[: top + 1] = 0
     total = 0
-    for i in order:
-        starts[i] = finish - starts[i] - output[i]
-        total += starts[i] + output[i]
-    if total > worth:
-        return total
+    end = 0
+    for b in range(order.shape[0] - 1, -1, -1):
+        i = order[b]
+        end = max(end + at - starts[i], arrival[i] + output[i])
+        at = starts[i]
+        starts[i] = end - output[i]
+        total += end
+    return total
+
+
+@njit(nogil=True)
+def _advance(
+    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
+) -> int:  # fmt: skip
+    """Move each request to its earliest feasible start. Return the rounds gained.
+
+    ``order`` is that of completion, the last first, before and after.
+    """
+    gain = 0
     for i in order:
         put(used, first_kv[i] - 1, output[i], starts[i], 1)
     for _ in range(2):
-        moved = False
-        for b in range(n - 1, -1, -1):
+        before = gain
+        for b in range(order.shape[0] - 1, -1, -1):
             i = order[b]
-            if starts[i] == arrival[i]:
-                continue
-            f = first_kv[i]
-            o = output[i]
             was = starts[i]
-            put(used, f - 1, o, was, -1)
-            k = _soonest(used, capacity, f, o, arrival[i])
-            put(used, f - 1, o, k, 1)
-            if k < was:
-                starts[i] = k
-                total -= was - k
-                moved = True
-        if not moved:
+            if was > arrival[i]:
+                put(used, first_kv[i] - 1, output[i], was, -1)
+                starts[i] = _soonest(used, capacity, first_kv[i], output[i], arrival[i])
+                put(used, first_kv[i] - 1, output[i], starts[i], 1)
+                gain += was - starts[i]
+        if gain == before:
             break
     for i in order:
         used[starts[i] + 1 : starts[i] + 1 + output[i]] = 0
-    return total
+    for b in range(1, order.shape[0] if gain > 0 else 0):
+        i = order[b]
+        end = starts[i] + output[i]
+        while b > 0 and starts[order[b - 1]] + output[order[b - 1]] < end:
+            order[b] = order[b - 1]
+            b -= 1
+        order[b] = i
+    return gain
 
 
 class _Requests(NamedTuple):
@@ -157,18 +171,18 @@ class _Requests(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """An annealing run: temperatures in rounds, the orders to try, and the direction."""
+    """An annealing run: temperatures in rounds, and the orders to try."""
 
     hot: float
     cold: float
     steps: int
-    forward: bool
 
 
 class _Reached(NamedTuple):
-    """The state of a run: the sums of ends of the present and the best order, and orders tried."""
+    """The state of a run: sums of ends, and orders tried."""
 
-    value: int
+    placed: int  # of the present order as it was placed
+    value: int  # of the schedule that it led to
     best: int
     steps: int
 
@@ -178,12 +192,15 @@ def _anneal_orders(
     requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
     used: Any, rng: Any
 ) -> _Reached:  # fmt: skip
-    """Try more orders, beginning at the present ``order``, changed in place. Return the state."""
+    """Try more orders, beginning at the present ``order``, changed in place. Return the state.
+
+    Requests are advanced only if the order is almost as good as the present one was before that.
+    The order becomes that of the schedule which this leads to.
+    """
     arrival, first_kv, output, capacity = requests
-    value, best, first = reached
+    placed, value, best, first = reached
     starts = np.empty_like(best_starts)
     n = order.shape[0]
-    arrives = arrival.max() > 0
     trial = order.copy()
     for step in range(first, first + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
@@ -200,18 +217,17 @@ def _anneal_orders(
             trial[a], trial[b] = trial[b], trial[a]
         else:
             move(trial, a, b)
-        if run.forward:
-            new = serial(trial, arrival, first_kv, output, capacity, used, starts)
-        else:
-            worth = 2**62 if arrives else value + int(4 * temperature) + 1
-            new = backward_serial(trial, arrival, first_kv, output, capacity, used, starts, worth)
-        if new <= value or rng.random() < math.exp((value - new) / temperature):
+        new = backward_serial(trial, arrival, first_kv, output, capacity, used, starts)
+        if new > placed + int(4 * temperature) + 1:
+            continue
+        gain = _advance(trial, arrival, first_kv, output, capacity, used, starts)
+        if new - gain <= value or rng.random() < math.exp((value - new + gain) / temperature):
             order[:] = trial
-            value = new
+            placed, value = new, new - gain
             if value < best:
                 best = value
                 best_starts[:] = starts
-    return _Reached(value, best, first + steps)
+    return _Reached(placed, value, best, first + steps)
 
 
 class Annealing:
@@ -236,7 +252,6 @@ class Annealing:
         self.value = jobs.total(self.starts)
         for key in keys:
             self.offer_order(np.lexsort((index, jobs.arrival, key)))
-        self._runs = 0
 
     def offer_order(self, order: NDArray[np.int64]) -> int:
         """Place the requests in an order, and keep the result if it is the best.
@@ -293,24 +308,17 @@ class Annealing:
             return
         if hot <= 0:
             hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
-        # Without arrivals the forward scheme takes three times as long and ends far higher.
-        forward = self._runs % 2 == 1 and bool(jobs.arrival.any())
-        self._runs += 1
         starts = np.empty(jobs.n, dtype=np.int64)
         if fresh:
             noise = self.rng.uniform(0.5, 2.0, jobs.n)
             ready = jobs.arrival + noise * jobs.volume / jobs.capacity * math.sqrt(jobs.n)
-            order = np.argsort(ready if forward else -ready, kind="stable")
-        elif forward:
-            order = np.argsort(self.starts, kind="stable")
+            order = np.argsort(-ready, kind="stable")
         else:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
         requests = _Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
-        if forward:
-            value = serial(order, *requests, self._used, starts)
-        else:
-            value = backward_serial(order, *requests, self._used, starts, 2**62)
-        run, reached = _Run(hot, 0.4, steps, forward), _Reached(value, value, 0)
+        placed = backward_serial(order, *requests, self._used, starts)
+        value = placed - _advance(order, *requests, self._used, starts)
+        run, reached = _Run(hot, 0.4, steps), _Reached(placed, value, value, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
         while reached.steps < steps and time.perf_counter() < deadline and not (
             stop is not None and stop[0]
