@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
+import pytest
 from brute_force import brute_force_tel
 
 from optsched.optimize.ramp.jobs import Jobs, periods
-from optsched.optimize.search.orders import Annealing, backward_serial
+from optsched.optimize.search import orders
+from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
 
 
 def instances(count: int, most: int) -> list[Instance]:
@@ -25,13 +29,12 @@ def instances(count: int, most: int) -> list[Instance]:
     return drawn
 
 
-def placed(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, np.ndarray]:
-    used = np.zeros(int(jobs.output.sum() + jobs.output.max()) + 2, dtype=np.int64)
-    starts = np.empty(jobs.n, dtype=np.int64)
-    ends = backward_serial(
-        np.array(order), jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, used, starts
-    )
-    assert not used.any()
+def placed(jobs: Jobs, order: Sequence[int]) -> tuple[int, np.ndarray]:
+    """Place an order from scratch."""
+    kept, starts = orders.new_kept(jobs), np.empty(jobs.n, dtype=np.int64)
+    requests = orders.Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
+    ends = orders.place_backward(np.array(order), 0, jobs.n, True, kept, requests, starts)
+    assert not kept.used.any()
     return ends, starts
 
 
@@ -55,6 +58,33 @@ def test_an_arrival_delays_only_what_completes_later() -> None:
     )  # fmt: skip
     _, starts = placed(jobs, (2, 1, 0))
     assert (starts + jobs.output).tolist() == [2, 3, 7]
+
+
+@pytest.mark.parametrize("windows", [1, 60, 1 << 22])
+@pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
+def test_an_order_that_differs_in_part_is_placed_as_from_scratch(
+    model: str, windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_WINDOWS", windows)
+    rng = np.random.default_rng(2)
+    for jobs in periods(generate(model, seed=3, n=25)):
+        kept, requests = orders.new_kept(jobs), orders.Requests(
+            jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity
+        )  # fmt: skip
+        order, starts = rng.permutation(jobs.n), np.empty(jobs.n, dtype=np.int64)
+        orders.place_backward(order, 0, jobs.n, True, kept, requests, starts)
+        for turn in range(300):
+            a, b = sorted(rng.integers(0, jobs.n, 2))
+            trial = order.copy()
+            orders.move(trial, *((a, b) if turn % 2 else (b, a)))
+            ends, expected = placed(jobs, trial)
+            assert orders.place_backward(trial, a, b, False, kept, requests, starts) == ends
+            assert starts.tolist() == expected.tolist()
+            if turn % 3 == 0:
+                order = trial
+                assert orders.place_backward(order, a, b, True, kept, requests, starts) == ends
+                assert starts.tolist() == expected.tolist()
+            assert not kept.used.any()
 
 
 def test_annealing_finds_the_optimum_of_tiny_instances() -> None:

@@ -22,6 +22,8 @@ CHUNK = 2000
 """The number of orders between two checks of the clock."""
 _CHUNK_ROUNDS = 20_000_000
 """The max rounds of runs in these orders. They take some 0.1 s, however long outputs are."""
+_WINDOWS = 1 << 22
+"""The max number of entries of `Kept.window`."""
 _LONG = 150
 """The max orders of a run, per square of the number of requests."""
 
@@ -86,9 +88,56 @@ def serial(
     return total
 
 
-@njit(nogil=True)
-def backward_serial(
-    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
+class Requests(NamedTuple):
+    """The columns of `Jobs`, for compiled code."""
+
+    arrival: Any
+    first_kv: Any
+    output: Any
+    capacity: int
+
+
+class Kept(NamedTuple):
+    """What is known of an order that `place_backward` has placed.
+
+    Attributes
+    ----------
+    used : ndarray of int64
+        Scratch space: the KV in use in each round, all zero, longer than any schedule.
+    moment : ndarray of int64, shape (n,)
+        When the request at each position of the order is placed, in rounds before the end.
+    window : ndarray of int64, shape (windows, longest output)
+        The KV in use before every `step`-th request is placed, from the moment of the last one on.
+    trial : ndarray of int64, shape (n,)
+        Scratch space: the moments of an order that is not kept.
+    """
+
+    used: Any
+    moment: Any
+    window: Any
+    trial: Any
+
+
+def new_kept(jobs: Jobs) -> Kept:
+    """Return the arrays for a first order.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    """
+    longest = int(jobs.output.max())
+    rows = max(1, min(jobs.n, _WINDOWS // longest))
+    return Kept(
+        used=np.zeros(2 * jobs.rounds + longest + 2, dtype=np.int64),
+        moment=np.zeros(jobs.n, dtype=np.int64),
+        window=np.zeros((rows, longest), dtype=np.int64),
+        trial=np.zeros(jobs.n, dtype=np.int64),
+    )
+
+
+@njit(allocates=False, nogil=True)
+def place_backward(
+    order: Any, first: int, last: int, keep: bool, kept: Kept, requests: Any, starts: Any
 ) -> int:  # fmt: skip
     """Place the requests in order of completion, the last first. Return the sum of ends.
 
@@ -101,39 +150,89 @@ def backward_serial(
     with all later ones. This breaks no limit, since those that move hold less in each round, and
     the others are further away.
 
-    ``used`` is all zero before and after, and longer than any schedule.
+    The requests before the position ``first`` are where the order that is kept has them. Once the
+    requests behind ``last`` find the same KV in use as there, they follow in the same distances.
+
+    Parameters
+    ----------
+    order : ndarray of int64, shape (n,)
+    first, last : int
+        The first and the last position at which it differs from the order that is kept.
+    keep : bool
+        Whether to keep this order from now on.
+    kept : Kept
+    requests : Requests
+    starts : ndarray of int64, shape (n,)
+        Written.
+
+    Returns
+    -------
+    int
     """
-    at = 0
-    top = 0
-    for i in order:
-        o = output[i]
-        peak = first_kv[i] + o - 1
-        while used[at] + peak > capacity:
-            at += 1
-        for j in range(o):
-            used[at + j] += peak - j
-        starts[i] = at
-        top = max(top, at + o)
-    used[: top + 1] = 0
-    total = 0
-    end = 0
-    for b in range(order.shape[0] - 1, -1, -1):
-        i = order[b]
-        end = max(end + at - starts[i], arrival[i] + output[i])
-        at = starts[i]
+    used, moment, window, trial = kept
+    arrival, first_kv, output, capacity = requests
+    n, width = np.uint64(order.shape[0]), np.uint64(window.shape[1])
+    step = (n + np.uint64(window.shape[0]) - np.uint64(1)) // np.uint64(window.shape[0])
+    row = np.uint64(first) // step
+    begin = row * step
+    at = np.uint64(0)
+    for k in range(begin):
+        trial[k] = moment[k]
+        at = np.uint64(moment[k])
+    since = at
+    for k in range(width):
+        used[at + k] = window[row, k]
+    q = begin
+    while q < n:
+        if q == row * step:
+            if keep:
+                for k in range(width):
+                    window[row, k] = used[at + k]
+            elif q > np.uint64(last):
+                j = np.uint64(0)
+                while j < width and used[at + j] == window[row, j]:
+                    j += np.uint64(1)
+                if j == width:
+                    later = np.int64(at) - moment[q - np.uint64(1)]
+                    while q < n:
+                        trial[q] = moment[q] + later
+                        q += np.uint64(1)
+                    break
+            row += np.uint64(1)
+        i = np.uint64(order[q])
+        length = np.uint64(output[i])
+        peak = first_kv[i] + output[i] - 1
+        room = capacity - peak
+        while used[at] > room:
+            at += np.uint64(1)
+        for k in range(length):
+            used[at + k] += peak - np.int64(k)
+        trial[q] = at
+        q += np.uint64(1)
+    used[since : at + width] = 0
+    total = end = 0
+    before = np.int64(trial[n - np.uint64(1)])
+    while q > 0:
+        q -= np.uint64(1)
+        i = np.uint64(order[q])
+        end = max(end + before - trial[q], arrival[i] + output[i])
+        before = trial[q]
         starts[i] = end - output[i]
         total += end
+        if keep:
+            moment[q] = trial[q]
     return total
 
 
 @njit(nogil=True)
 def _advance(
-    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
+    order: Any, requests: Any, used: Any, starts: Any
 ) -> int:  # fmt: skip
     """Move each request to its earliest feasible start. Return the rounds gained.
 
     ``order`` is that of completion, the last first, before and after.
     """
+    arrival, first_kv, output, capacity = requests
     gain = 0
     for i in order:
         put(used, first_kv[i] - 1, output[i], starts[i], 1)
@@ -161,15 +260,6 @@ def _advance(
     return gain
 
 
-class _Requests(NamedTuple):
-    """The columns of `Jobs`, for compiled code."""
-
-    arrival: Any
-    first_kv: Any
-    output: Any
-    capacity: int
-
-
 class _Run(NamedTuple):
     """An annealing run: temperatures in rounds, and the orders to try."""
 
@@ -181,53 +271,49 @@ class _Run(NamedTuple):
 class _Reached(NamedTuple):
     """The state of a run: sums of ends, and orders tried."""
 
-    placed: int  # of the present order as it was placed
-    value: int  # of the schedule that it led to
-    best: int
+    placed: int  # of the present order
+    best: int  # of all schedules
     steps: int
 
 
 @njit(nogil=True)
 def _anneal_orders(
-    requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
-    used: Any, rng: Any
+    requests: Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
+    kept: Kept, rng: Any
 ) -> _Reached:  # fmt: skip
     """Try more orders, beginning at the present ``order``, changed in place. Return the state.
 
-    Requests are advanced only if the order is almost as good as the present one was before that.
-    The order becomes that of the schedule which this leads to.
+    Where an order is taken, its requests are advanced. The order of this schedule is the next one.
     """
-    arrival, first_kv, output, capacity = requests
-    placed, value, best, first = reached
-    starts = np.empty_like(best_starts)
+    placed, best, tried = reached
+    starts, trial = np.empty_like(order), order.copy()
     n = order.shape[0]
-    trial = order.copy()
-    for step in range(first, first + steps):
+    reach = max(2, n // 3)
+    for step in range(tried, tried + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
-        trial[:] = order
         a = rng.integers(0, n)
         if rng.random() < 0.5:
-            reach = max(2, n // 3)
             b = min(n - 1, max(0, a + rng.integers(-reach, reach + 1)))
         else:
             b = rng.integers(0, n)
         if a == b:
             continue
+        trial[:] = order
         if rng.random() < 0.4:
             trial[a], trial[b] = trial[b], trial[a]
         else:
             move(trial, a, b)
-        new = backward_serial(trial, arrival, first_kv, output, capacity, used, starts)
-        if new > placed + int(4 * temperature) + 1:
+        first, last = min(a, b), max(a, b)
+        new = place_backward(trial, first, last, False, kept, requests, starts)
+        if new > placed and rng.random() >= math.exp((placed - new) / temperature):
             continue
-        gain = _advance(trial, arrival, first_kv, output, capacity, used, starts)
-        if new - gain <= value or rng.random() < math.exp((value - new + gain) / temperature):
-            order[:] = trial
-            placed, value = new, new - gain
-            if value < best:
-                best = value
-                best_starts[:] = starts
-    return _Reached(placed, value, best, first + steps)
+        order[:] = trial
+        gain = _advance(order, requests, kept.used, starts)
+        if new - gain < best:
+            best = new - gain
+            best_starts[:] = starts
+        placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
+    return _Reached(placed, best, tried + steps)
 
 
 class Annealing:
@@ -245,7 +331,7 @@ class Annealing:
         self, jobs: Jobs, rng: np.random.Generator, starts: NDArray[np.int64] | None = None
     ) -> None:
         self.jobs, self.rng = jobs, rng
-        self._used = np.zeros(2 * jobs.rounds + int(jobs.output.max()) + 2, dtype=np.int64)
+        self._kept = new_kept(jobs)
         index = np.arange(jobs.n)
         keys = (jobs.volume, jobs.output, jobs.peak, jobs.arrival + jobs.volume // jobs.capacity)
         self.starts = in_line(jobs) if starts is None else starts
@@ -267,7 +353,7 @@ class Annealing:
         """
         jobs, starts = self.jobs, np.empty(self.jobs.n, dtype=np.int64)
         serial(
-            order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._used, starts
+            order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._kept.used, starts
         )  # fmt: skip
         value = jobs.total(starts)
         if value < self.value:
@@ -315,17 +401,16 @@ class Annealing:
             order = np.argsort(-ready, kind="stable")
         else:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
-        requests = _Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
-        placed = backward_serial(order, *requests, self._used, starts)
-        value = placed - _advance(order, *requests, self._used, starts)
-        run, reached = _Run(hot, 0.4, steps), _Reached(placed, value, value, 0)
+        requests = Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
+        placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
+        run, reached = _Run(hot, 0.4, steps), _Reached(placed, placed, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
         while reached.steps < steps and time.perf_counter() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
             more = min(chunk, steps - reached.steps)
             reached = _anneal_orders(
-                requests, run, reached, more, order, starts, self._used, self.rng
+                requests, run, reached, more, order, starts, self._kept, self.rng
             )
         self.offer(starts)
 
