@@ -25,11 +25,11 @@ from optsched.optimize.ramp import (
     tracker as ramp_tracker,
 )
 from optsched.optimize.ramp.floors import Ladder, count_multisets
-from optsched.optimize.ramp.jobs import most_completed, needed_clock, periods
+from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Relaxation, ramp_leaf, unsupported
 from optsched.optimize.ramp.second_thread import Helper
-from optsched.optimize.search.orders import Annealing
+from optsched.optimize.search.orders import Annealing, Windows, move, resumed
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.instance import Instance, Limits
@@ -551,6 +551,46 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     result = solve(instance, method="ramp", time_limit_s=600, progress=progress, stop=stop)
     assert reached
     assert result.status == "feasible"
+
+
+def backward_sum(order: Any, jobs: Jobs) -> int:
+    """Return the sum of ends if each request, the last first, is placed as late as it fits."""
+    used, moments, at = [0] * (2 * jobs.rounds), [], 0
+    for i in order:
+        while used[at] + jobs.peak[i] > jobs.capacity:
+            at += 1
+        for j in range(jobs.output[i]):
+            used[at + j] += int(jobs.peak[i]) - j
+        moments.append(at)
+    end = max(at + int(jobs.output[i]) for at, i in zip(moments, order, strict=True))
+    return sum(end - at for at in moments)
+
+
+def test_orders_placed_from_a_position_on_have_the_sum_of_all() -> None:
+    rng = np.random.default_rng(5)
+    for turn in range(30):
+        n = int(rng.integers(2, 15))
+        prompt, output = rng.integers(1, 6, n), rng.integers(1, 12, n)
+        jobs = periods(Instance([0] * n, prompt, output, kv_capacity=int(rng.integers(18, 40))))[0]
+        used = np.zeros(jobs.rounds + 2 * int(output.max()), dtype=np.int32)
+        none = np.zeros(n, dtype=np.int64)
+        kept = Windows(used, np.zeros((n, int(output.max())), dtype=np.int32), none, none.copy())
+        order, about = rng.permutation(n), (jobs.peak, jobs.output, jobs.capacity, kept)
+        known = resumed(order, 0, 0, *about, -1)
+        for _ in range(100):
+            a, b = sorted(int(x) for x in rng.integers(0, n, 2))
+            other = order.copy()
+            if rng.random() < 0.5:
+                other[[a, b]] = order[[b, a]]
+            else:
+                move(other, a, b)
+            total = resumed(other, a, b, *about, known)
+            assert total == backward_sum(other, jobs), turn
+            assert not used.any()
+            if rng.random() < 0.3:
+                order = other
+                known = resumed(order, a, b, *about, -1)
+                assert known == total
 
 
 def test_bounds_of_a_stopped_run_are_certified_too() -> None:

@@ -27,6 +27,33 @@ _LONG = 150
 """The max orders of a run, per square of the number of requests."""
 
 
+_FORWARD, _BACKWARD, _RESUMED = 0, 1, 2
+"""How orders are placed: by `serial`, `backward_serial` or `resumed`."""
+_MAX_WINDOWS = 1 << 24
+"""The max number of entries of `Windows.window`."""
+
+
+class Windows(NamedTuple):
+    """What is known of an order placed backward, before each of its requests is placed.
+
+    Attributes
+    ----------
+    used : ndarray of int32
+        Scratch space: the KV in use in each round, all zero, longer than any schedule.
+    window : ndarray of int32, shape (n, longest output)
+        The KV in use from ``moment`` on, in tokens.
+    moment : ndarray of int64, shape (n,)
+        When the request before was placed, in rounds before the end.
+    cost : ndarray of int64, shape (n,)
+        What the rounds up to then add to the sum of ends.
+    """
+
+    used: Any
+    window: Any
+    moment: Any
+    cost: Any
+
+
 @njit(nogil=True, inline="always")
 def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
@@ -89,17 +116,16 @@ def serial(
 
 @njit(nogil=True)
 def backward_serial(
-    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any,
-    worth: int
-) -> int:  # fmt: skip
+    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
+) -> int:
     """Place the requests in order of completion, the last first. Return the sum of ends.
 
     In reverse time a request starts at its peak and only shrinks. So it fits at all later moments
     if it fits at the first one. Placed at a later moment, it is heavier from then on. So the last
     placement ends soonest if each request is placed at the first moment where it fits, but not
     before the request placed before it. Then the whole schedule moves until no request starts
-    before its arrival. At last, if the value is at most ``worth``, each request moves to its
-    earliest feasible start, in order of completion.
+    before its arrival. At last each request moves to its earliest feasible start, in order of
+    completion.
     """
     n = order.shape[0]
     at = 0
@@ -120,8 +146,6 @@ def backward_serial(
     for i in order:
         starts[i] = finish - starts[i] - output[i]
         total += starts[i] + output[i]
-    if total > worth:
-        return total
     for i in order:
         put(used, first_kv[i] - 1, output[i], starts[i], 1)
     for _ in range(2):
@@ -147,6 +171,63 @@ def backward_serial(
     return total
 
 
+@njit(allocates=False, nogil=True)
+def resumed(
+    order: Any, first: int, last: int, peak: Any, output: Any, capacity: int, kept: Windows,
+    known: Any
+) -> Any:  # fmt: skip
+    """Return what `backward_serial` does before moving requests, where all arrive together.
+
+    Only the requests from the position ``first`` on are placed. The others are where the order
+    whose windows are kept has them. Once the requests behind ``last``, which the orders have in the
+    same places, find the same KV in use, they add what they added before.
+
+    Parameters
+    ----------
+    order : ndarray of int64, shape (n,)
+    first, last : int
+        The first and the last position at which it differs from the order that is kept.
+    peak, output : ndarray of int64, shape (n,)
+    capacity : int
+    kept : Windows
+    known : int
+        The sum of ends of the order that is kept. If it is negative, ``order`` is kept from now on.
+    """
+    used, window, moment, cost = kept
+    n, width, q = np.uint64(order.shape[0]), np.uint64(window.shape[1]), np.uint64(first)
+    begin = at = np.uint64(moment[q])
+    spent, total = cost[q], np.int64(-1)
+    for j in range(width):
+        used[at + j] = window[q, j]
+    while q < n:
+        i = np.uint64(order[q])
+        if known < 0:
+            moment[q], cost[q] = at, spent
+            for j in range(width):
+                window[q, j] = used[at + j]
+        elif q > np.uint64(last) and used[at] == window[q, 0]:
+            same = np.uint64(1)
+            while same < width and used[at + same] == window[q, same]:
+                same += np.uint64(1)
+            if same == width:
+                total = known + spent - cost[q]
+                break
+        room, before = capacity - peak[i], at
+        while used[at] > room:
+            at += np.uint64(1)
+        spent += np.int64(q) * np.int64(at - before)
+        for j in range(np.uint64(output[i])):
+            used[at + j] += np.int32(peak[i] - np.int64(j))
+        q += np.uint64(1)
+    if total < 0:
+        end = at
+        while used[end] > 0:
+            end += np.uint64(1)
+        total = spent + np.int64(n) * np.int64(end - at)
+    used[begin : at + width] = 0
+    return total
+
+
 class _Requests(NamedTuple):
     """The columns of `Jobs`, for compiled code."""
 
@@ -157,12 +238,12 @@ class _Requests(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """An annealing run: temperatures in rounds, the orders to try, and the direction."""
+    """An annealing run: temperatures in rounds, the orders to try, and how these are placed."""
 
     hot: float
     cold: float
     steps: int
-    forward: bool
+    scheme: int
 
 
 class _Reached(NamedTuple):
@@ -175,43 +256,48 @@ class _Reached(NamedTuple):
 
 @njit(nogil=True)
 def _anneal_orders(
-    requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
-    used: Any, rng: Any
+    requests: _Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_order: Any,
+    used: Any, kept: Windows, rng: Any
 ) -> _Reached:  # fmt: skip
     """Try more orders, beginning at the present ``order``, changed in place. Return the state."""
     arrival, first_kv, output, capacity = requests
-    value, best, first = reached
-    starts = np.empty_like(best_starts)
+    value, best, tried = reached
+    starts, peak = np.empty_like(order), first_kv + output - 1
     n = order.shape[0]
-    arrives = arrival.max() > 0
-    trial = order.copy()
-    for step in range(first, first + steps):
+    reach = max(2, n // 3)
+    for step in range(tried, tried + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
-        trial[:] = order
         a = rng.integers(0, n)
         if rng.random() < 0.5:
-            reach = max(2, n // 3)
             b = min(n - 1, max(0, a + rng.integers(-reach, reach + 1)))
         else:
             b = rng.integers(0, n)
         if a == b:
             continue
-        if rng.random() < 0.4:
-            trial[a], trial[b] = trial[b], trial[a]
+        swapped = rng.random() < 0.4
+        if swapped:
+            order[a], order[b] = order[b], order[a]
         else:
-            move(trial, a, b)
-        if run.forward:
-            new = serial(trial, arrival, first_kv, output, capacity, used, starts)
+            move(order, a, b)
+        first, last = min(a, b), max(a, b)
+        if run.scheme == _FORWARD:
+            new = serial(order, arrival, first_kv, output, capacity, used, starts)
+        elif run.scheme == _BACKWARD:
+            new = backward_serial(order, arrival, first_kv, output, capacity, used, starts)
         else:
-            worth = 2**62 if arrives else value + int(4 * temperature) + 1
-            new = backward_serial(trial, arrival, first_kv, output, capacity, used, starts, worth)
+            new = resumed(order, first, last, peak, output, capacity, kept, value)
         if new <= value or rng.random() < math.exp((value - new) / temperature):
-            order[:] = trial
             value = new
+            if run.scheme == _RESUMED:
+                resumed(order, first, last, peak, output, capacity, kept, -1)
             if value < best:
                 best = value
-                best_starts[:] = starts
-    return _Reached(value, best, first + steps)
+                best_order[:] = order
+        elif swapped:
+            order[a], order[b] = order[b], order[a]
+        else:
+            move(order, b, a)
+    return _Reached(value, best, tried + steps)
 
 
 class Annealing:
@@ -237,6 +323,15 @@ class Annealing:
         for key in keys:
             self.offer_order(np.lexsort((index, jobs.arrival, key)))
         self._runs = 0
+        longest = int(jobs.output.max())
+        fits = not jobs.arrival.any() and jobs.n * longest <= _MAX_WINDOWS
+        rows = jobs.n if fits else 0
+        self._kept = Windows(
+            used=np.zeros(jobs.rounds + 2 * longest, dtype=np.int32),
+            window=np.zeros((rows, longest), dtype=np.int32),
+            moment=np.zeros(rows, dtype=np.int64),
+            cost=np.zeros(rows, dtype=np.int64),
+        )
 
     def offer_order(self, order: NDArray[np.int64]) -> int:
         """Place the requests in an order, and keep the result if it is the best.
@@ -296,7 +391,6 @@ class Annealing:
         # Without arrivals the forward scheme takes three times as long and ends far higher.
         forward = self._runs % 2 == 1 and bool(jobs.arrival.any())
         self._runs += 1
-        starts = np.empty(jobs.n, dtype=np.int64)
         if fresh:
             noise = self.rng.uniform(0.5, 2.0, jobs.n)
             ready = jobs.arrival + noise * jobs.volume / jobs.capacity * math.sqrt(jobs.n)
@@ -306,19 +400,23 @@ class Annealing:
         else:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
         requests = _Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
-        if forward:
-            value = serial(order, *requests, self._used, starts)
+        place, scheme = (serial, _FORWARD) if forward else (backward_serial, _BACKWARD)
+        starts, best = np.empty_like(order), order.copy()
+        if len(self._kept.window):
+            scheme = _RESUMED
+            value = resumed(order, 0, 0, jobs.peak, jobs.output, jobs.capacity, self._kept, -1)
         else:
-            value = backward_serial(order, *requests, self._used, starts, 2**62)
-        run, reached = _Run(hot, 0.4, steps, forward), _Reached(value, value, 0)
+            value = place(order, *requests, self._used, starts)
+        run, reached = _Run(hot, 0.4, steps, scheme), _Reached(value, value, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
         while reached.steps < steps and time.perf_counter() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
             more = min(chunk, steps - reached.steps)
             reached = _anneal_orders(
-                requests, run, reached, more, order, starts, self._used, self.rng
+                requests, run, reached, more, order, best, self._used, self._kept, self.rng
             )
+        place(best, *requests, self._used, starts)
         self.offer(starts)
 
 
