@@ -49,7 +49,7 @@ class Readable:
         out = []
         for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
             label, v = int(graph.arc_label[a]), int(graph.arc_target[a])
-            mask = int(labels.mask[label])
+            mask = sum(int(word) << 64 * at for at, word in enumerate(labels.mask[label]))
             kinds = [k for k in self.kinds if mask >> k & 1]
             what = "place" if label >= labels.first_mask else "end"
             what = "join" if label == labels.join else "round" if label < labels.join else what

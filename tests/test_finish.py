@@ -304,8 +304,8 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
 def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     many = Instance(
-        np.zeros(70), rng.integers(1, 4, 70), np.arange(1, 71), kv_capacity=100
-    )  # 70 kinds of outputs: more than 63, so that some are merged
+        np.zeros(130), rng.integers(1, 4, 130), np.arange(1, 131), kv_capacity=200
+    )  # 130 kinds of outputs: more than 128, so that some are merged
     assert "merged" in refused(Relaxation(periods(many)[0], 10**5))
     late = Relaxation(periods(Instance([0, 2], [1, 1], [3, 3], kv_capacity=9))[0], 99, horizon=0)
     assert "no clock" in refused(late)

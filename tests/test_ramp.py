@@ -553,6 +553,25 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     assert result.status == "feasible"
 
 
+def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
+    rng = np.random.default_rng(0)
+    instance = Instance(np.zeros(70), rng.integers(1, 4, 70), np.arange(1, 71), kv_capacity=75)
+    jobs = periods(instance)[0]
+    annealing = Annealing(jobs, rng)
+    annealing.anneal(20_000)
+    relaxation = Relaxation(jobs, annealing.value)
+    assert len(relaxation.copies) == 70
+    for floor in (30, 22):
+        relaxation.use_floors(np.maximum(relaxation.floor, floor))
+        relaxation.ascend(evaluations=10)
+        relaxation.prune()
+    relaxation.count([3, 68])
+    relaxation.ascend(evaluations=5)
+    assert jobs.output.sum() < relaxation.bound < annealing.value
+    leaf = ramp_leaf([(jobs, relaxation.bound, relaxation.scale, 0, relaxation.levels)])
+    assert check_ramp(columns_of(instance), leaf) == relaxation.bound
+
+
 def test_bounds_of_a_stopped_run_are_certified_too() -> None:
     instance = generate("jaillet-model-1", seed=4, n=14)
     jobs = periods(instance)[0]

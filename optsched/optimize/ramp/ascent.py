@@ -115,8 +115,7 @@ class Bundle:
         """Record the function's value at a proposed point. Return whether it is the new center."""
         gain, hoped = value - self.value, self.predicted - self.value
         if gain > 0.1 * hoped and gain > 0:
-            if gain > 0.5 * hoped:
-                self.step *= 1.7
+            self.step *= 1.7 if gain > 0.5 * hoped else 1.3
             self._nulls = 0
             self.center, self.value = point.copy(), value
             return True

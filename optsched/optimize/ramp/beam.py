@@ -12,7 +12,7 @@ import numpy as np
 from optsched.judge.life import record
 from optsched.optimize.ramp.finish import kinds_of, paths_of
 from optsched.optimize.ramp.finish_kernel import Kinds
-from optsched.optimize.ramp.graph import INFINITE, Paths
+from optsched.optimize.ramp.graph import INFINITE, Paths, places
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.kernel import njit
@@ -77,11 +77,9 @@ def _children(
                         chain.node, chain.cost, chain.rounds = v, so_far, rounds
                         depth += 1
                 elif label >= graph.first_mask and backward[v] < INFINITE:
-                    bits = graph.mask[label]
-                    k = 0
-                    while bits != np.uint64(0):
+                    for k in range(copies.shape[0]):
                         if (
-                            bits & np.uint64(1)
+                            places(graph.mask, label, k)
                             and placed[k] < copies[k]
                             and weight + peak[k] <= kinds.capacity
                             and found < candidates.shape[0]
@@ -92,8 +90,6 @@ def _children(
                             new.cost = so_far + cost[k]
                             new.parent, new.kind, new.node, new.rounds = entry, k, v, rounds
                             found += 1
-                        bits >>= np.uint64(1)
-                        k += 1
             if onward < 0 and graph.loop[node] >= 0 and live > 0:
                 onward = node
                 onward_cost = graph.loop[node] * graph.scale

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.graph import INFINITE, Paths, label_costs
+from optsched.optimize.ramp.graph import INFINITE, Paths, label_costs, places
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.problem.kernel import njit
 
@@ -177,17 +177,19 @@ def kinds_by_label(mask: Any) -> Any:
     start = np.zeros(mask.shape[0] + 1, dtype=np.int64)
     for label in range(mask.shape[0]):
         start[label + 1] = start[label]
-        bits = mask[label]
-        while bits != _ZERO:
-            bits &= bits - _ONE
-            start[label + 1] += 1
+        for bits in mask[label]:
+            while bits != _ZERO:
+                bits &= bits - _ONE
+                start[label + 1] += 1
     kinds = np.empty(start[-1], dtype=np.uint8)
     for label in range(mask.shape[0]):
         at = start[label]
-        for k in range(64 if mask[label] else 0):
-            if (mask[label] >> np.uint64(k)) & _ONE:
+        k = 0
+        while at < start[label + 1]:
+            if places(mask, label, k):
                 kinds[at] = k
                 at += 1
+            k += 1
     return start, kinds
 
 

@@ -25,6 +25,8 @@ ROUND, JOIN, END = -1, -2, -3
 """Symbols of fixed steps in a path; others are kinds."""
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
+_WORDS = 2
+"""The number of words of a mask. The first 64 bits are in the first word."""
 
 
 @dataclass(eq=False)
@@ -33,8 +35,8 @@ class Labels:
 
     Parameters
     ----------
-    mask : ndarray of uint64
-        The kinds that the label may place; 0 for fixed steps.
+    mask : ndarray of uint64, shape (room, 2)
+        The kinds that the label may place, as bits; 0 for fixed steps.
     fixed : ndarray of int64
         The cost of a fixed step, in rounds.
     slots : ndarray of int32
@@ -71,7 +73,7 @@ def new_labels(n: int, last: int) -> Labels:
     """Return the fixed labels for n requests and a clock from 0 to ``last``."""
     fixed = np.concatenate([np.arange(n + 1), [0], n * np.arange(last + 1)])
     room = len(fixed) + 4 * MARGIN
-    mask = np.zeros(room, dtype=np.uint64)
+    mask = np.zeros((room, _WORDS), dtype=np.uint64)
     costs = np.zeros(room, dtype=np.int64)
     costs[: len(fixed)] = fixed
     slots = np.full(4 * MARGIN, -1, dtype=np.int32)
@@ -123,12 +125,18 @@ class Paths(NamedTuple):
 
 
 @njit(nogil=True)
-def hash_key(key: Any) -> np.uint64:
-    """Return a hash of a mask."""
-    h = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+def hash_mask(low: np.uint64, high: np.uint64) -> np.uint64:
+    """Return a hash of a mask, given its words."""
+    h = (low ^ (high * np.uint64(0xC2B2AE3D27D4EB4F))) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     h *= np.uint64(0xD6E8FEB86659FD93)
     return h >> np.uint64(20)
+
+
+@njit(nogil=True, inline="always")
+def places(mask: Any, label: int, kind: int) -> bool:
+    """Whether a label may place a kind."""
+    return (mask[label, kind >> 6] >> np.uint64(kind & 63)) & _ONE != _ZERO
 
 
 @njit(nogil=True)
@@ -136,23 +144,23 @@ def _enter_all(mask: Any, slots: Any, first: int, count: int) -> None:
     """Enter the masks of the labels from ``first`` on in the hash table, which is empty."""
     last = np.uint64(slots.shape[0] - 1)
     for k in range(first, count):
-        at = hash_key(np.int64(mask[k])) & last
+        at = hash_mask(mask[k, 0], mask[k, 1]) & last
         while slots[at] >= 0:
             at = (at + _ONE) & last
         slots[at] = k
 
 
 @njit(nogil=True)
-def label_of(mask: Any, label_mask: Any, slots: Any, count: Any) -> int:
-    """Return the number of the label with that mask, a new one if it has none."""
+def label_of(low: Any, high: Any, mask: Any, slots: Any, count: Any) -> int:
+    """Return the number of the label whose mask has these words, a new one if it has none."""
     last = np.uint64(slots.shape[0] - 1)
-    at = hash_key(np.int64(mask)) & last
+    at = hash_mask(low, high) & last
     while slots[at] >= 0:
-        if label_mask[slots[at]] == mask:
+        if mask[slots[at], 0] == low and mask[slots[at], 1] == high:
             return slots[at]
         at = (at + _ONE) & last
     k = count[0]
-    label_mask[k] = mask
+    mask[k, 0], mask[k, 1] = low, high
     slots[at] = k
     count[0] = k + 1
     return k
@@ -209,14 +217,10 @@ def label_costs(mask: Any, fixed: Any, count: int, first_mask: int, cost: Any, s
         value[k] = fixed[k] * scale
     for k in range(first_mask, count):
         best = np.int64(INFINITE)
-        bits = mask[k]
-        j = 0
-        while bits != _ZERO:
-            if bits & _ONE and cost[j] < best:
+        for j in range(cost.shape[0]):
+            if cost[j] < best and places(mask, k, j):
                 best = cost[j]
                 kind[k] = j
-            bits >>= _ONE
-            j += 1
         value[k] = best
     return value, kind
 
@@ -398,7 +402,7 @@ def accepts(
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
             if symbols[k] >= 0:
-                hit = label >= first_mask and (mask[label] >> np.uint64(symbols[k])) & _ONE != _ZERO
+                hit = label >= first_mask and places(mask, label, symbols[k])
             elif symbols[k] == ROUND:
                 hit = label < join
             elif symbols[k] == JOIN:

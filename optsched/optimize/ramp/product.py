@@ -21,8 +21,9 @@ from optsched.optimize.ramp.graph import (
     Labels,
     TooLargeError,
     by_source,
-    hash_key,
+    hash_mask,
     label_of,
+    places,
     reversed_arcs,
 )
 from optsched.optimize.ramp.tracker import (
@@ -136,7 +137,7 @@ class _Labels(NamedTuple):
     symbol: Any  # of each kind, as the tracker sees it
     about: Any
     parts: Any
-    by_symbol: Any  # scratch space
+    by_symbol: Any  # masks, scratch space
     touched: Any
 
 
@@ -157,39 +158,39 @@ def _learn_ranges(labels: _Labels, p: Any) -> None:
     for label in range(p.labels, labels.count[0]):
         low = np.int64(INFINITE)
         high = np.int64(-INFINITE)
-        mask = labels.mask[label]
-        k = 0
-        while mask != _ZERO:
-            if mask & _ONE:
+        for k in range(labels.cost.shape[0]):
+            if places(labels.mask, label, k):
                 low = min(low, labels.cost[k])
                 high = max(high, labels.cost[k])
-            mask >>= _ONE
-            k += 1
         about = labels.about[label]
         about.low, about.high, about.first = low, high, -1
     p.labels = labels.count[0]
 
 
 @njit(nogil=True)
-def _learn(mask: Any, labels: _Labels, p: Any) -> Any:
-    """Return the label of a mask, parted into kinds that are the same symbol to the tracker."""
-    label = np.int64(label_of(mask, labels.mask, labels.slots, labels.count))
+def _learn(low: Any, high: Any, labels: _Labels, p: Any) -> Any:
+    """Return the label of a mask, given its words.
+
+    It is parted into kinds that are the same symbol to the tracker.
+    """
+    label = np.int64(label_of(low, high, labels.mask, labels.slots, labels.count))
     by_symbol, touched = labels.by_symbol, labels.touched
     found = 0
     for k in range(labels.symbol.shape[0]):
-        bit = _ONE << np.uint64(k)
-        if mask & bit:
+        if places(labels.mask, label, k):
             g = labels.symbol[k]
-            if by_symbol[g] == _ZERO:
+            if by_symbol[g, 0] == _ZERO and by_symbol[g, 1] == _ZERO:
                 touched[found] = g
                 found += 1
-            by_symbol[g] |= bit
+            by_symbol[g, k >> 6] |= _ONE << np.uint64(k & 63)
     first = p.parts
     for k in range(found):
         g = touched[k]
         part = labels.parts[first + k]
         part.column = AFTER + g
-        part.label = label_of(by_symbol[g], labels.mask, labels.slots, labels.count)
+        part.label = label_of(
+            by_symbol[g, 0], by_symbol[g, 1], labels.mask, labels.slots, labels.count
+        )
         by_symbol[g] = _ZERO
     p.parts = first + found
     _learn_ranges(labels, p)
@@ -232,15 +233,18 @@ def _follow(
                 slack = spare - sofar
                 if low > slack:
                     continue
-                label, kept = np.int64(whole), mask[whole]
+                label, left, right = np.int64(whole), mask[whole, 0], mask[whole, 1]
                 if high > slack:  # some of its kinds cost too much
                     few = kinds - 1
                     while ascending[few - 1] > slack:
                         few -= 1
-                    kept &= cheapest[few]
-                    at = hash_key(np.int64(kept)) & last_slot
+                    left &= cheapest[few, 0]
+                    right &= cheapest[few, 1]
+                    at = hash_mask(left, right) & last_slot
                     label = np.int64(slots[at])
-                    while label >= 0 and mask[np.uint64(label)] != kept:
+                    while label >= 0 and (
+                        mask[np.uint64(label), 0] != left or mask[np.uint64(label), 1] != right
+                    ):
                         at = (at + _ONE) & last_slot
                         label = np.int64(slots[at])
                 full = nodes > full_nodes or arcs > full_arcs
@@ -248,7 +252,7 @@ def _follow(
                 if not full and (label < 0 or about[np.uint64(label)].first < 0):
                     full = count[0] > p.full_labels or p.parts > p.full_parts
                     if not full:
-                        label = np.int64(_learn(kept, labels, p))
+                        label = np.int64(_learn(left, right, labels, p))
                 if full:
                     p.skip, p.arc, status = x - first[u], a, _FULL
                     break
@@ -530,11 +534,13 @@ def _new_known(labels: Labels, tracker: Tracker, prices: Prices) -> _Labels:
     about["low"][:fixed] = about["high"][:fixed] = parts["low"][:fixed]
     about["first"][:fixed], about["end"][:fixed] = number, number + 1
     order = np.argsort(cost)
-    bits = _ONE << order.astype(np.uint64)
+    bits = np.zeros((len(order) + 1, labels.mask.shape[1]), dtype=np.uint64)
+    bits[np.arange(1, len(bits)), order >> 6] = _ONE << (order & 63).astype(np.uint64)
     return _Labels(
         labels.mask, labels.slots, labels.count, cost, cost[order],
-        np.concatenate([[_ZERO], np.bitwise_or.accumulate(bits)]), tracker.symbol, about, parts,
-        np.zeros(tracker.symbols, dtype=np.uint64), np.empty(tracker.symbols, dtype=np.int64),
+        np.bitwise_or.accumulate(bits), tracker.symbol, about, parts,
+        np.zeros((tracker.symbols, bits.shape[1]), dtype=np.uint64),
+        np.empty(tracker.symbols, dtype=np.int64),
     )  # fmt: skip
 
 

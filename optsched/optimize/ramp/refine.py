@@ -51,14 +51,13 @@ _ARCS_PER_ORDER = 80
 """After each level, annealing tries at most one order per so many arcs."""
 _SEARCHED = 0.15
 """The max time of this annealing, as a share of the level's."""
-_CLOSE = 0.025
-"""Below this gap to the target schedules are enumerated, until there are too many labels."""
+_CLOSE, _ROUNDS = 0.025, 4
+"""Below this gap to the target, and at most so many rounds per request, schedules are enumerated,
+until there are too many labels. Some of the labels are followed to find a better schedule."""
 _LABELS, _NODES_PER_LABEL = 3_000, 20
 """There may be so many labels, and one more per so many nodes that the graph was built with."""
-_NEAR = 0.05
-"""Below this gap to the known schedule a share of the labels is followed to find a better one."""
 _FOLLOWED = 0.3
-"""The time for it, as a share of that for a graph, and of what is left after the last graph."""
+"""The time for these, as a share of that for a graph, and of what is left after the last graph."""
 TOO_LONG = "the next graph would take too long"
 TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -242,14 +241,14 @@ class Refinement:
         if relaxation.upper >= self.annealing.value:
             beam(relaxation, self.annealing, 300)
             self.update(relaxation)
-            if relaxation.gap < _NEAR:
+            if _close(relaxation):
                 self._follow_some(relaxation, _FOLLOWED * (time.perf_counter() - self.start))
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         now = time.perf_counter()
         self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))
         self.update(relaxation)
         relaxation.prune()
-        if relaxation.gap < _CLOSE and not self.over():
+        if _close(relaxation) and not self.over():
             self._enumerate(nodes)
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
@@ -291,11 +290,17 @@ class Refinement:
             relaxation = part.relaxation
             relaxation.offer(self.annealing.value)
             relaxation.bound = max(relaxation.bound, self.proof.bound)
-            if not self.over() and part.rung >= 0 and relaxation.gap < _CLOSE:
+            if not self.over() and part.rung >= 0 and _close(relaxation):
                 relaxation.prune()
                 self._follow_some(relaxation, _FOLLOWED * self._left)
                 finish(relaxation, LABELS_PER_S * self._left, self.over)
                 self.update(relaxation)
+
+
+def _close(relaxation: Relaxation) -> bool:
+    """Whether there may be few enough labels to follow."""
+    rounds = relaxation.upper - relaxation.bound
+    return relaxation.gap < _CLOSE and rounds <= _ROUNDS * relaxation.jobs.n
 
 
 def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:

@@ -81,9 +81,9 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock
 
-MAX_KINDS = 63
-"""The max number of kinds in one busy period. Labels are masks of 64 bits, so beyond this number
-similar kinds are merged."""
+MAX_KINDS = 128
+"""The max number of kinds in one busy period. Labels are masks of so many bits, so beyond this
+number similar kinds are merged."""
 MAX_CLOCK = 4_000_000
 """The max of (rounds with a clock) x (requests) in one busy period."""
 try:
@@ -251,8 +251,9 @@ class Relaxation:
     def _mask(self, kinds: Any) -> int:
         bits = sum(1 << int(k) for k in kinds)
         labels = self.labels
+        low, high = np.uint64(bits & (2**64 - 1)), np.uint64(bits >> 64)
         return int(
-            self._kernels.label_of(np.uint64(bits), labels.mask, labels.slots, labels.count)
+            self._kernels.label_of(low, high, labels.mask, labels.slots, labels.count)
         )  # fmt: skip
 
     @property

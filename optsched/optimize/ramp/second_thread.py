@@ -8,6 +8,7 @@ Import this module lazily: it loads numba.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,18 +25,21 @@ from optsched.optimize.search.neighbourhood import improve
 from optsched.optimize.search.orders import Annealing, anneal
 
 MOST_ORDERS = 600_000
-"""The number of orders that annealing tries at a time."""
+"""The number of orders that the first thread tries at a time."""
+_ORDERS_S = 9.0
+"""The seconds of annealing at a time."""
 _SAMPLES = 3
 """The number of parts of the labels that are followed to find a schedule."""
 _POLL_S = 0.02
 """Seconds from one look at the time and the flags to the next."""
 _NEIGHBOURHOODS_S = 1.0
-"""The seconds of CP-SAT neighbourhoods after these orders."""
+"""The seconds of CP-SAT neighbourhoods after that."""
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
     """Look for better schedules for some seconds: by annealing, then in neighbourhoods."""
-    anneal(annealing, MOST_ORDERS, deadline, stop)
+    part = min(deadline, time.perf_counter() + _ORDERS_S)
+    anneal(annealing, sys.maxsize, part, stop)
     part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
     rng = annealing.rng
     annealing.offer(improve(annealing.jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
