@@ -40,8 +40,11 @@ _WORTH = 1.1
 _NEARLY = 1.25
 """The known value is the target if it is at most so many times as far as the next target, and a
 graph is not cut down to a target if it takes at most so many times the nodes allowed."""
-_NEXT = 0.6
+_NEXT = 0.45
 """The share of the time left for the next graph, since others follow."""
+_SOON = 2.0
+"""If there is time for less than so many times the budget, a graph may be as large as there is time
+for: no time would be left for a second target."""
 _CAREFUL = 0.8
 """The share of the time left that is planned, since larger graphs take longer per node."""
 _ARCS_PER_ORDER = 80
@@ -132,7 +135,7 @@ class Refinement:
     climb: Climb = field(init=False)  # for the present target
     rate: float = RATE  # nodes per second
     budget: float = field(init=False)  # the max nodes of a graph
-    timely: float = math.inf  # the nodes that there is time for
+    hurried: bool = False  # whether time limits the nodes of a graph
     start: float = field(init=False)  # of the present graph
     begin: float = field(init=False)  # of the present target
 
@@ -156,7 +159,7 @@ class Refinement:
             if not proved:
                 if self.climb.ended:
                     return _NO_MORE
-                if self.timely < self.budget:
+                if self.hurried:
                     self._use_up()
                     return TOO_LONG
                 if self.budget >= MAX_NODES:
@@ -177,8 +180,9 @@ class Refinement:
         """Make finer and finer graphs for the target, which may become lower on the way."""
         self.begin = time.perf_counter()
         while not self.over() and not self.climb.ended:
-            self.timely = max(0.0, _NEXT * self.rate * self._left)
-            room = min(self.budget, MAX_NODES, self.timely)
+            timely = max(0.0, _NEXT * self.rate * self._left)
+            self.hurried = timely < _SOON * self.budget
+            room = min(timely if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(room)
             if self._growth(growth) * self.climb.nodes > _NEARLY * room:
                 if not self._lower(room, growth):
@@ -208,7 +212,7 @@ class Refinement:
         """
         relaxation = self.climb.relaxation
         target = relaxation.target(nodes, growth, self.annealing.value)
-        labels = LABELS_PER_S * self._left / 2 if self.timely < self.budget else 0.0
+        labels = LABELS_PER_S * self._left / 2 if self.hurried else 0.0
         if target <= max(self.proof.bound, reach(relaxation, labels)):
             return False
         if self.climb is self.base:
