@@ -110,7 +110,7 @@ def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
 
     def groups() -> tuple[list[int], int]:
-        split = counters.groups_of(relaxation)
+        split = counters.groups_of(relaxation, relaxation.graph.nodes)
         order = np.argsort(relaxation.peak)
         return split.group[order].tolist(), int(split.first[-1])
 

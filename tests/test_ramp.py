@@ -115,8 +115,8 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     targets: list[tuple[int, int]] = []
     lowered = Relaxation.target
 
-    def target(relaxation: Relaxation, nodes: float) -> int:
-        found = lowered(relaxation, nodes)
+    def target(relaxation: Relaxation, nodes: float, *growth: float) -> int:
+        found = lowered(relaxation, nodes, *growth)
         targets.append((found, relaxation.upper))
         return found
 

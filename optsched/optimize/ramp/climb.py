@@ -22,6 +22,8 @@ _FIRST = 1_000_000
 """The max nodes of a graph that is built without smaller graphs before it."""
 _CAUTION = 1.5
 """The factor by which graphs of a higher target may grow more at the same step."""
+_FEWEST = 0.4
+"""The least power (`Relaxation.growth_below`) with which measured growth is extrapolated."""
 CLOCKED_SHARE = 0.35
 """The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
 
@@ -35,12 +37,13 @@ class Climb:
     relaxation : Relaxation
     ladder : Ladder
     grown : dict
-        The factor by which the nodes grew at each step the last time. All climbs share it.
+        The factor by which the nodes of all paths below the known schedule would have grown at
+        each step the last time. All climbs share it.
     rung : int
         The step of the ladder. It is -1 before the first step, and beyond the last one once kinds
         are counted.
     share : float
-        The number of nodes over that predicted from the ladder's states.
+        That factor over the one predicted from the ladder's states.
     """
 
     relaxation: Relaxation
@@ -65,7 +68,11 @@ class Climb:
         return replace(self, relaxation=self.relaxation.fork())
 
     def plan(self, room: float) -> tuple[int, float]:
-        """Return the next rung, and the factor by which nodes should grow up to it."""
+        """Return the next rung, and the factor by which nodes should grow up to it.
+
+        This is the growth of the graph of all paths below the known schedule. Below a target it is
+        less (`Relaxation.growth_below`).
+        """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
         last = len(ladder.steps) - 1
         if rung < 0:
@@ -85,8 +92,8 @@ class Climb:
             growth = 2.0 ** (to - rung)
         return to, min(growth, _CAUTION * self.grown.get((rung, to), math.inf))
 
-    def take(self, to: int, most: int) -> None:
-        """Go to a rung, with at most ``most`` nodes.
+    def take(self, to: int, most: int, value: int) -> None:
+        """Go to a rung, with at most ``most`` nodes. ``value`` is that of the known schedule.
 
         Raises
         ------
@@ -95,6 +102,7 @@ class Climb:
         """
         r, rung = self.relaxation, self.rung
         last, before = len(self.ladder.steps) - 1, self.nodes
+        power = max(_FEWEST, r.growth_below(r.upper, value))
         if rung < last:
             r.use_floors(self.ladder.steps[to], most)
         else:
@@ -104,10 +112,10 @@ class Climb:
         if r.graph is None:  # hardly any nodes were left to make
             self.grown[rung, to] = 1.0
         elif rung >= 0:
-            self.grown[rung, to] = self.nodes / before
+            self.grown[rung, to] = (self.nodes / before) ** (1 / power)
             if to <= last:
                 expected = self.ladder.states(to) / self.ladder.states(rung)
-                self.share = self.nodes / before / expected
+                self.share = self.grown[rung, to] / expected
 
 
 def _first_nodes(relaxation: Relaxation) -> float:

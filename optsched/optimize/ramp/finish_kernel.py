@@ -83,11 +83,11 @@ def arcs_above(graph: Paths, value: Any) -> Any:
 
 
 @njit(nogil=True)
-def _extra(table: Any, node: Any, at: Any) -> Any:
-    """Return, in units, what the tables add to the cost to the end for what is left."""
+def _extra(table: Any, row: Any, at: Any) -> Any:
+    """Return, in units, what a row of the tables adds to the cost to the end for what is left."""
     best = np.uint8(0)
     for g in range(at.shape[0]):
-        best = max(best, table[np.uint64(node), at[g]])
+        best = max(best, table[np.uint64(row), at[g]])
     return np.int64(best)
 
 
@@ -221,6 +221,7 @@ def _search(e: int, m: int, old: Layer, graph: Paths, kinds: Kinds, scratch: Scr
     cost, peak, capacity, last_clock = kinds.cost, kinds.peak, kinds.capacity, kinds.clock
     above, start, listed, limit = scratch.above, scratch.start, scratch.kinds, scratch.limit
     table, unit, at = scratch.counters.table, scratch.counters.unit, scratch.at
+    row = scratch.counters.row
     stack, found = scratch.stack, scratch.found
     placed, number, depth = np.int64(0), 0, 1
     for k in range(cost.shape[0]):
@@ -234,7 +235,7 @@ def _search(e: int, m: int, old: Layer, graph: Paths, kinds: Kinds, scratch: Scr
             rounds = np.int64(about[e, ROUNDS]) + passed * m
             room = limit[0] - rounds * graph.scale - placed
             spare = room - backward[node]
-            if spare < 0 or _extra(table, node, at) * unit > spare:
+            if spare < 0 or _extra(table, row[node], at) * unit > spare:
                 break
             if number + cost.shape[0] > found.shape[0]:
                 return placed, -1
@@ -279,6 +280,7 @@ def _make(
     """Make the labels of the placements that were found after label e."""
     backward, found, limit = graph.backward, scratch.found, scratch.limit
     table, unit, left = scratch.counters.table, scratch.counters.unit, scratch.at
+    row = scratch.counters.row
     groups, cost, count = scratch.counters.groups, kinds.cost, new.count
     group, stride, top = groups.group, groups.stride, groups.top
     about, rest, tokens, key = new.about, new.rest, new.tokens, new.key
@@ -292,7 +294,7 @@ def _make(
             continue
         fewer = np.uint64(stride[k] if old_rest[e, k] <= top[k] else 0)
         left[group[k]] -= fewer
-        least += _extra(table, v, left) * unit
+        least += _extra(table, row[v], left) * unit
         left[group[k]] += fewer
         if least > limit[0]:
             continue
@@ -343,7 +345,7 @@ def estimate(layer: Layer, graph: Paths, kinds: Kinds, scratch: Scratch, out: An
         for k in range(cost.shape[0]):
             least += (copies[k] - rest[e, k]) * cost[k]
         _look_up(e, rest, counters.groups, at)
-        least += _extra(counters.table, node, at) * counters.unit
+        least += _extra(counters.table, counters.row[node], at) * counters.unit
         out[e] = least if layer.kept[e] else NEVER
 
 

@@ -29,22 +29,22 @@ _LARGE = 4_000_000
 predicts that of larger graphs."""
 RATE = 1_500_000.0
 """Nodes per second for building, ascent and search, until they are measured."""
-_BUDGET = 32_000_000
+_BUDGET = 48_000_000
 """The initial budget: the max nodes of a graph before the target is lowered."""
 _RAISE = 3.0
 """The factor by which the budget is raised once a target is proved or out of reach."""
 _LAST = 10.0
 """If the time left allows less than this factor, the next raise is the last and uses all of it."""
-_WORTH = 1.3
+_WORTH = 1.1
 """The min factor of the budget for which it is worth beginning again."""
 _NEARLY = 1.25
-"""The known value is the target if it is at most so many times as far as the next target."""
-_NEXT = 0.6
+"""The known value is the target if it is at most so many times as far as the next target, and a
+graph is not cut down to a target if it takes at most so many times the nodes allowed."""
+_NEXT = 0.45
 """The share of the time left for the next graph, since others follow."""
-_STEEPER = 1.2
-"""A factor of the measured slope, since the logarithm of the nodes is convex in the target."""
-_FURTHER = 0.1
-"""The first raise of the target for a budget of `_RAISE`, as a share of the gap at that point."""
+_SOON = 2.0
+"""If there is time for less than so many times the budget, a graph may be as large as there is time
+for: no time would be left for a second target."""
 _CAREFUL = 0.8
 """The share of the time left that is planned, since larger graphs take longer per node."""
 _ARCS_PER_ORDER = 80
@@ -54,10 +54,14 @@ _SEARCHED = 0.15
 _CLOSE, _ROUNDS = 0.025, 4
 """Below this gap to the target, and at most so many rounds per request, schedules are enumerated,
 until there are too many labels. Some of the labels are followed to find a better schedule."""
-_LABELS, _NODES_PER_LABEL = 3_000, 20
-"""There may be so many labels, and one more per so many nodes that the graph was built with."""
+_LABELS, _NODES_PER_LABEL, _FEW = 3_000, 20, 10
+"""There may be so many labels, and one more per so many nodes that the graph was built with, if
+they should prove the target. Else a finer graph follows, and there may be one per ``_FEW`` of
+these."""
 _FOLLOWED = 0.3
-"""The time for these, as a share of that for a graph, and of what is left after the last graph."""
+"""The time for some labels, as a share of that for a graph, and of what is left after the last."""
+_TABLES = 250_000
+"""This is done in graphs of at most so many nodes per second left: tables take 5 % of the time."""
 TOO_LONG = "the next graph would take too long"
 TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"
@@ -130,12 +134,9 @@ class Refinement:
     climb: Climb = field(init=False)  # for the present target
     rate: float = RATE  # nodes per second
     budget: float = field(init=False)  # the max nodes of a graph
-    timely: float = math.inf  # the nodes that there is time for
-    first_raise: int = 0  # of the target, in rounds
-    proved: list[tuple[int, int]] = field(default_factory=list)  # targets, and the nodes they took
+    hurried: bool = False  # whether time limits the nodes of a graph
     start: float = field(init=False)  # of the present graph
     begin: float = field(init=False)  # of the present target
-    built: int = 0  # the nodes since then
 
     def __post_init__(self) -> None:
         self.base = self.climb = Climb(self.first, Ladder(self.first))
@@ -153,71 +154,80 @@ class Refinement:
             self._climb_on()
             if self.over():
                 return ""
-            if self.climb.relaxation.closed:
-                self.proved.append((self.climb.relaxation.upper, self.built))
-            elif self.climb.ended:
-                return _NO_MORE
-            elif self.timely < self.budget:
-                self._use_up()
-                return TOO_LONG
-            elif self.budget >= MAX_NODES:
-                return TOO_LARGE
-            else:
-                self.first_raise = (self.first_raise + 1) // 2
+            proved = self.climb.relaxation.closed
+            if not proved:
+                if self.climb.ended:
+                    return _NO_MORE
+                if self.hurried:
+                    self._use_up()
+                    return TOO_LONG
+                if self.budget >= MAX_NODES:
+                    return TOO_LARGE
             factor = _CAREFUL * self._left / (time.perf_counter() - self.begin)
             if factor < _WORTH:
                 self._use_up()
                 return TOO_LONG
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
-            self.climb = self.base.fork()
-            further = _further(self.proved, factor, self.first_raise)
-            if self.annealing.value > self.proof.bound + _NEARLY * further:
-                self.climb.relaxation.offer(self.proof.bound + further)
+            last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.annealing.value)
-            self.climb.relaxation.prune()
+            if proved:
+                self.climb.relaxation.cut(self._further(last, factor))
+                self.update(self.climb.relaxation)
 
     def _climb_on(self) -> None:
         """Make finer and finer graphs for the target, which may become lower on the way."""
-        self.begin, self.built = time.perf_counter(), self.climb.nodes
+        self.begin = time.perf_counter()
         while not self.over() and not self.climb.ended:
-            self.timely = max(0.0, _NEXT * self.rate * self._left)
-            room = min(self.budget, MAX_NODES, self.timely)
+            timely = max(0.0, _NEXT * self.rate * self._left)
+            self.hurried = timely < _SOON * self.budget
+            room = min(timely if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(room)
-            if growth * self.climb.nodes > room:
-                if not self._lower(room / growth):
+            if self._growth(growth) * self.climb.nodes > _NEARLY * room:
+                if not self._lower(room, growth):
                     break
                 continue
             self.start = time.perf_counter()
             try:
-                self.climb.take(to, int(2 * room) if growth else MAX_NODES)
+                most = int(2 * room) if growth else MAX_NODES
+                self.climb.take(to, most, self.annealing.value)
             except TooLargeError:
-                if not self._lower(self.climb.nodes / 3):
+                if not self._lower(self.climb.nodes / 3, 1.0):
                     break
                 continue
             if self.climb.relaxation.graph is not None:
-                self.built += self.climb.nodes
                 self._settle()
 
-    def _lower(self, nodes: float) -> bool:
-        """Lower the target until at most ``nodes`` remain. Return whether it is worth proving.
+    def _growth(self, growth: float) -> float:
+        """Return the growth below the present target, given that below the known value."""
+        relaxation = self.climb.relaxation
+        return float(growth ** relaxation.growth_below(relaxation.upper, self.annealing.value))
 
-        It is not if enumeration of the present graph should reach it in the time that is left.
+    def _lower(self, nodes: float, growth: float) -> bool:
+        """Lower the target until the graph will have at most ``nodes``. Return whether it pays.
+
+        Below the known value each node becomes ``growth`` nodes. It does not pay if enumeration of
+        the present graph should reach it in the time that is left.
         """
         relaxation = self.climb.relaxation
-        if self.climb is self.base:
-            self.first_raise = max(1, int(_FURTHER * (self.proof.value - self.first.bound)))
-        target = relaxation.target(nodes)
-        labels = LABELS_PER_S * self._left / 2 if self.timely < self.budget else 0.0
+        target = relaxation.target(nodes, growth, self.annealing.value)
+        labels = LABELS_PER_S * self._left / 2 if self.hurried else 0.0
         if target <= max(self.proof.bound, reach(relaxation, labels)):
             return False
         if self.climb is self.base:
             self.climb = self.base.fork()
-            # The next target begins here, too.
-            self.begin, self.built = time.perf_counter(), self.climb.nodes
+            self.begin = time.perf_counter()  # the next target begins here, too
         self.climb.relaxation.cut(target)
         self.update(self.climb.relaxation)
         return True
+
+    def _further(self, last: int, factor: float) -> int:
+        """Return the target for ``factor`` times the nodes that the target ``last`` has taken."""
+        value, relaxation = self.annealing.value, self.climb.relaxation
+        sizes = relaxation.sizes(self.climb.plan(math.inf)[1], value)
+        nodes = factor * sizes[last - 1 - relaxation.bound]
+        target = max(last + 1, relaxation.bound + int(np.searchsorted(sizes, nodes, side="right")))
+        return value if value - last <= _NEARLY * (target - last) else target
 
     def _settle(self) -> None:
         """Use a new graph: improve multipliers, delete, and look for schedules."""
@@ -255,6 +265,8 @@ class Refinement:
         """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
         if relaxation.closed or relaxation.counted or refused(relaxation):
             return
+        if relaxation.graph.nodes > _TABLES * self._left:
+            return
         found = samples(relaxation, self.over)
         next(found)
         begin = before = time.perf_counter()
@@ -270,14 +282,16 @@ class Refinement:
 
     def _enumerate(self, nodes: int) -> None:
         """Prove targets by enumeration."""
-        relaxation, at_end = self.climb.relaxation, 0.0
+        relaxation, at_end = self.climb.relaxation, _LABELS + nodes / _NODES_PER_LABEL
         if self.helper is None:
-            next_s = self.climb.plan(min(self.budget, MAX_NODES))[1] * nodes / self.rate
-            at_end = LABELS_PER_S * min(next_s, self._left)
-        elif relaxation.upper >= self.annealing.value and not relaxation.counted:
-            self.helper.post(relaxation)  # it goes on to the end
-        finish(relaxation, _LABELS + nodes // _NODES_PER_LABEL, self.over, at_end)
+            growth = self._growth(self.climb.plan(min(self.budget, MAX_NODES))[1])
+            at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
+        few = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
+        finish(relaxation, few, self.over, at_end)
         self.update(relaxation)
+        whole = relaxation.upper >= self.annealing.value and not relaxation.counted
+        if self.helper is not None and whole and not self.over():
+            self.helper.post(relaxation)  # it goes on to the end
 
     def _use_up(self) -> None:
         """Enumerate for the rest of the time."""
@@ -301,12 +315,3 @@ def _close(relaxation: Relaxation) -> bool:
     """Whether there may be few enough labels to follow."""
     rounds = relaxation.upper - relaxation.bound
     return relaxation.gap < _CLOSE and rounds <= _ROUNDS * relaxation.jobs.n
-
-
-def _further(proved: list[tuple[int, int]], factor: float, first: int) -> int:
-    """Return the raise of the target for ``factor`` times the nodes, from the earlier targets."""
-    slope = math.log(_RAISE) / first
-    if len(proved) > 1:
-        (before, few), (last, many) = proved[-2:]
-        slope = max(slope / 2, _STEEPER * math.log(many / few) / (last - before))
-    return max(1, int(math.log(factor) / slope))

@@ -272,6 +272,17 @@ class Relaxation:
         total = int(self.backward[0]) + int((self.copies * self.pi).sum())
         return -(-total // self.scale) - self.latency_offset
 
+    def growth_below(self, target: Any, value: int) -> Any:
+        """Return how the growth below a target follows from that below ``value``: as its power.
+
+        The fewer paths are left, the less do their nodes grow in the next graph. Measured: with x
+        = (target - bound) / (value - bound), the logarithm of the growth is about x (2 - x) of that
+        of all paths, or less. ``target`` may be an array.
+        """
+        bound = self.graph_bound
+        part = np.clip((target - bound) / max(1, value - bound), 0.0, 1.0)
+        return part * (2.0 - part)
+
     @property
     def cutoff(self) -> int:
         """The cost, in the units of the sweeps, above which a path can be deleted."""
@@ -348,27 +359,47 @@ class Relaxation:
             if self.improved is not None:
                 self.improved(self)
 
-    def target(self, nodes: float) -> int:
+    def sizes(self, growth: float = 1.0, value: int = 1) -> NDArray[np.float64]:
+        """Return how many nodes are on paths whose total latency is below each target.
+
+        Parameters
+        ----------
+        growth : float
+            The factor by which the nodes below ``value`` will grow (`growth_below`).
+        value : int
+            The total latency of the known schedule.
+
+        Returns
+        -------
+        ndarray of float64
+            The nodes of the targets `bound` + 1, ..., `upper`.
+        """
+        if not self._chain:  # `backward` does not say anything yet
+            return np.full(self.upper - self.bound, np.inf)
+        shift = int((self.copies * self.pi).sum())
+        latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
+        least = self._kernels.least_totals(
+            *self._arcs, self._values(self.pi)[0], self.backward, latency, self.bound, self.upper
+        )
+        power = self.growth_below(np.arange(self.bound + 1, self.upper + 1), value)
+        return np.asarray(np.cumsum(least) * max(1.0, growth) ** power)
+
+    def target(self, nodes: float, growth: float = 1.0, value: int = 1) -> int:
         """Return the largest target whose graph would have at most so many nodes.
 
         Parameters
         ----------
         nodes : float
             The max number of nodes on paths whose total latency is below the target.
+        growth, value
+            See `sizes`.
 
         Returns
         -------
         int
             Between `bound` and `upper`, in rounds.
         """
-        if not self._chain:  # `backward` does not say anything yet
-            return self.bound
-        shift = int((self.copies * self.pi).sum())
-        latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
-        least = self._kernels.least_totals(
-            *self._arcs, self._values(self.pi)[0], self.backward, latency, self.bound, self.upper
-        )
-        return self.bound + int(np.searchsorted(np.cumsum(least), nodes, side="right"))
+        return self.bound + int(np.searchsorted(self.sizes(growth, value), nodes, side="right"))
 
     def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
