@@ -18,6 +18,7 @@ import numpy as np
 from optsched.bounds.checker_parts import Budget, Rejected
 from optsched.bounds.checker_product import (
     ARCS,
+    KEPT,
     LABELS,
     NEVER,
     NODES,
@@ -188,7 +189,8 @@ class Compiled:
         rows = [8 * (2 * MARGIN + x) for x in (len(graph.loop), len(graph.label))]
         fine = Fine(
             np.zeros(len(graph.loop) + 1, np.int64), np.empty(rows[0], np.int32),
-            np.empty(rows[0], np.int64), *(np.empty(rows[1], np.int32) for _ in range(3)),
+            np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64),
+            *(np.empty(rows[1], np.int32) for _ in range(5)),
         )  # fmt: skip
         self.count[PARTS:] = v = 0
         while v < len(graph.loop):
@@ -198,8 +200,8 @@ class Compiled:
         self._budget.spend((nodes + arcs) // 8)
         if fine.first[-1] == fine.first[-2]:
             return False
-        by_target = sorted_by(fine.target[:arcs], nodes, fine.source, fine.label)
-        self.graph = Graph(*by_target, loops(graph.loop, fine, tracker))
+        loop = loops(graph.loop, fine, tracker)
+        self.graph = Graph(fine.into[: nodes + 1], fine.source[:arcs], fine.label[:arcs], loop)
         return True
 
     def _learn(self, pi: list[int], unit: int, cutoff: int) -> Prices:
@@ -217,21 +219,18 @@ class Compiled:
 
     def _thin(self, pi: list[int], unit: int, cutoff: int) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
-        graph, prices, nodes = self.graph, self._learn(pi, unit, cutoff), len(self.graph.loop)
-        kept = Graph._make([np.zeros(nodes + 1, np.int64), *map(np.empty_like, graph[1:])])
-        least, here = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-        place = np.empty(nodes, np.int32)
-        self.count[[NODES, ARCS]] = v = 0
-        while v < nodes:
+        (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
+        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
+        self.count[[NODES, ARCS, KEPT]] = v = 0
+        while v < len(loop):
             self._more_labels(2 * int(self.count[LABELS]) + 4 * MARGIN, 0)
             room = len(self.labels.what) - MARGIN
-            v = thin(v, graph, kept, least, self.labels, prices, here, place, self.count, room)
+            v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
         nodes, arcs, _, _, _ = self.count.tolist()
         self._budget.spend((nodes + arcs) // 8)
-        into, source, label, loop = kept
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
-        self.rest = least[:nodes]
-        return bool(here[-1] < NEVER)
+        self.rest = self.rest[:nodes]
+        return bool(place[-1] >= 0)
 
     def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine, Any]:
         """Return wider arrays and how far they may be filled, unless a level is too large."""
@@ -245,12 +244,12 @@ class Compiled:
                 raise Rejected(f"a level of more than {most} {what}; too large to check")
         # There is room for twice what is there, since nodes that were short of it are made again.
         # Arrays with less get more: only rows that are written take memory, and copies take time.
-        state, here = _roomy(fine.state, nodes), _roomy(fine.here, nodes)
-        arrays = (_roomy(column, arcs + nodes) for column in fine[3:])
+        by_node = (_roomy(column, nodes) for column in fine[1:4])
+        by_arc = (_roomy(column, arcs + nodes) for column in fine[4:])
         tracker, states = with_room(tracker, len(tracker.peak) + 2)
         self._more_labels(4 * (labels + MARGIN), 4 * (parts + MARGIN))
-        fine = Fine(fine.first, state, here, *arrays)
-        full = len(state), len(fine.source), len(self.labels.what), len(self.labels.part)
+        fine = Fine(fine.first, *by_node, *by_arc)
+        full = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
         return tracker, fine, np.array([*(x - MARGIN for x in full), 0, *states])
 
     def _more_labels(self, labels: int, parts: int) -> None:

@@ -73,14 +73,20 @@ class Prices(NamedTuple):
 
 
 class Fine(NamedTuple):
-    """A product in the making: by node its state and cost so far, and its arcs."""
+    """A product in the making: by node its state and cost so far, and its arcs by target.
+
+    The arcs of one node of the graph before wait in three scratch arrays until all are there.
+    """
 
     first: Any  # by node of the graph before, its first node
     state: Any
     here: Any
+    into: Any
     source: Any
-    target: Any
     label: Any
+    from_node: Any
+    to_node: Any
+    by_label: Any
 
 
 @njit(allocates=False)
@@ -184,7 +190,7 @@ def _follow(
     room is short. After the first symbol that does not fit none does. Places are unsigned: of
     signed ones it is asked each time if they count from the end.
     """
-    begins, state, here, source, target, number = f
+    begins, state, here, _, _, _, source, target, number = f
     rows, states, rest = t.rows, t.count, p.rest
     least, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
@@ -208,7 +214,7 @@ def _follow(
                     whole = np.uint64(_within(label, slack, labels, p, count))
                 if first[whole] < 0:
                     _split(np.int64(whole), labels, p.cost, t, count)
-                s, nodes, a = np.int64(state[x]), count[NODES], np.uint64(count[ARCS])
+                s, nodes, a = np.int64(state[x]), count[NODES], np.uint64(count[ARCS] - count[KEPT])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
                     column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
@@ -226,16 +232,35 @@ def _follow(
                         source[a], target[a], number[a] = x, y, new
                         here[at] = min(here[at], so_far + least[new])
                         a += _ONE
-                count[NODES], count[ARCS] = nodes, a
+                count[NODES], count[ARCS] = nodes, count[KEPT] + np.int64(a)
         if loop[v] >= 0:
             return v, False
         v += 1
-        begins[v], count[KEPT] = count[NODES], count[ARCS]
+        _by_target(v, f, count)
     return v, False
 
 
+@njit(allocates=False)
+def _by_target(v: int, f: Fine, count: Any) -> None:
+    """Put the arcs of the node before v in order of target, and go on to v."""
+    into, source, label, from_node, to_node, by_label = f[3:]
+    kept, begin, end = count[KEPT], f.first[v - 1], count[NODES]
+    into[begin + 1 : end + 2] = 0
+    for a in range(np.uint64(count[ARCS] - kept)):
+        into[np.uint64(to_node[a]) + np.uint64(2)] += 1
+    into[begin + 1] = kept
+    for y in range(begin + 2, end + 2):
+        into[y] += into[y - 1]
+    for a in range(np.uint64(count[ARCS] - kept)):
+        after = np.uint64(to_node[a]) + _ONE
+        at = np.uint64(into[after])
+        source[at], label[at] = from_node[a], by_label[a]
+        into[after] += 1
+    f.first[v], count[KEPT] = end, count[ARCS]
+
+
 @njit
-def _heaviest_first(begin: int, first_arc: int, t: States, f: Fine, count: Any) -> None:
+def _heaviest_first(begin: int, t: States, f: Fine, count: Any) -> None:
     """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
     end, x, weight = count[NODES], begin + 1, t.rows[WEIGHT:]
     while x < end and weight[f.state[x - 1]] >= weight[f.state[x]]:
@@ -248,8 +273,8 @@ def _heaviest_first(begin: int, first_arc: int, t: States, f: Fine, count: Any) 
     f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
     for x in range(begin, end):
         t.rows[f.state[x] + LAST] = x
-    for a in range(first_arc, count[ARCS]):
-        f.target[a] = place[f.target[a] - begin]
+    for a in range(count[ARCS] - count[KEPT]):
+        f.to_node[a] = place[f.to_node[a] - begin]
 
 
 @njit
@@ -265,11 +290,11 @@ def _follow_loop(
         if _short(count[NODES] - begin, t.count, count, room):
             return True
         x += 1
-    _heaviest_first(begin, count[KEPT], t, f, count)
+    _heaviest_first(begin, t, f, count)
     for x in range(begin, count[NODES]):
-        y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS]
+        y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
         if y != x and f.here[x] < NEVER and f.here[x] + cost <= spare:
-            f.source[a], f.target[a], f.label[a] = x, y, loop
+            f.from_node[a], f.to_node[a], f.by_label[a] = x, y, loop
             f.here[y] = min(f.here[y], f.here[x] + cost)
             count[ARCS] += 1
     return False
@@ -287,8 +312,9 @@ def product(
     while v < len(graph.loop) and not short:
         if _follow_loop(v, graph.loop[v], p, t, f, count, room):
             return v
-        f.first[v + 1], count[KEPT] = count[NODES], count[ARCS]
-        v, short = _follow(v + 1, graph, labels, p, t, f, count, room)
+        v += 1
+        _by_target(v, f, count)
+        v, short = _follow(v, graph, labels, p, t, f, count, room)
     return v
 
 
@@ -305,36 +331,37 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
 
 @njit(allocates=False)
 def thin(
-    v: int, graph: Graph, kept: Graph, least: Any, labels: Labels, p: Prices, here: Any,
-    place: Any, count: Any, room: int
+    v: int, graph: Graph, labels: Labels, p: Prices, here: Any, place: Any, count: Any, room: int
 ) -> int:  # fmt: skip
-    """Copy v and later nodes with the paths through them that cost at most the cutoff.
+    """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
     What is least from the start to an arc, the arc and the rest are added up. Of a node that is
-    kept, a cheapest path to the end is kept too. ``here`` and ``place`` have the cost so far and
-    the new number of each node, ``least`` the cost to the end of each node kept. Returns the first
-    node for which there may be too few labels; it is copied by the next call.
+    kept, a cheapest path to the end is kept too. ``place`` has the new number of each node or -1,
+    and ``here`` the cost so far by new number. Returns the first node for which there may be too
+    few labels; the next call goes on with it.
     """
-    source, label, rest, low, high = graph.source, graph.label, p.rest, labels.low, labels.high
+    into, source, label, loop = graph
+    rest, low, high = p.rest, labels.low, labels.high
     while v < len(rest):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
-        here[v] = 0 if v == 0 else NEVER
-        first = np.uint64(graph.into[v])
-        for a in range(first, np.uint64(graph.into[v + 1]) if rest[v] < NEVER else first):
-            u, old = np.uint64(source[a]), np.uint64(label[a])
-            slack = spare - here[u]
-            if here[u] == NEVER or low[old] > slack:
+        first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
+        here[nodes] = 0 if v == 0 else NEVER
+        for a in range(first, last if rest[v] < NEVER else first):
+            u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
+            if u < 0 or low[old] > spare - here[np.uint64(u)]:
                 continue
-            if high[old] > slack:  # some of its kinds cost too much
+            so_far = here[np.uint64(u)]
+            if high[old] > spare - so_far:  # some of its kinds cost too much
                 if count[LABELS] > room:
                     return v
-                old = np.uint64(_within(old, slack, labels, p, count))
-            here[v] = min(here[v], here[u] + low[old])
-            kept.source[arcs], kept.label[arcs] = place[u], old
+                old = np.uint64(_within(old, spare - so_far, labels, p, count))
+            here[nodes] = min(here[nodes], so_far + low[old])
+            source[arcs], label[arcs] = u, old
             arcs += _ONE
-        if here[v] < NEVER:
-            place[v], kept.loop[nodes], least[nodes] = nodes, graph.loop[v], rest[v]
-            kept.into[nodes + 1] = arcs
+        place[v] = -1
+        if here[nodes] < NEVER:
+            place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
             count[NODES], count[ARCS] = nodes + 1, arcs
+        count[KEPT] = last
         v += 1
     return v
