@@ -18,6 +18,7 @@ import numpy as np
 from optsched.bounds.checker_parts import Budget, Rejected
 from optsched.bounds.checker_product import (
     ARCS,
+    KEPT,
     LABELS,
     NEVER,
     NODES,
@@ -31,6 +32,7 @@ from optsched.bounds.checker_product import (
     learn,
     loops,
     product,
+    thin,
 )
 from optsched.bounds.checker_states import (
     END,
@@ -44,7 +46,7 @@ from optsched.bounds.checker_states import (
     counters,
     multisets,
     wider,
-    with_rows,
+    with_room,
 )
 from optsched.problem.kernel import njit
 
@@ -52,68 +54,42 @@ MAX_NODES, MAX_ARCS = 60_000_000, 240_000_000
 """Max nodes and arcs of one level."""
 MAX_LABELS = 1_000_000
 """Max different sets of kinds on the arcs of a period."""
-_ONE = np.uint64(1)
+_ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
-@njit
-def _by(end: Any, nodes: int, one: Any, two: Any, other: Any) -> Any:
-    """Return where the arcs of each node begin, and their other end and label in that order."""
-    first = np.zeros(nodes + 1, np.int64)
-    for v in end:
-        first[v + 1] += 1
-    first = np.cumsum(first)
-    at = first.copy()
-    for a in range(len(end)):
-        place = at[end[a]]
-        other[0][place], other[1][place] = one[a], two[a]
-        at[end[a]] += 1
-    return first
+@njit(allocates=False)
+def _place(end: Any, one: Any, two: Any, first: Any, other: Any, label: Any) -> None:
+    """Put two properties of arcs in order of an end; ``first`` has zeros, two more than nodes."""
+    for a in range(np.uint64(len(end))):
+        first[np.uint64(end[a]) + _TWO] += 1
+    for v in range(_ONE, np.uint64(len(first))):
+        first[v] += first[v - _ONE]
+    for a in range(np.uint64(len(end))):
+        own = np.uint64(end[a]) + _ONE
+        at = np.uint64(first[own])
+        other[at], label[at] = one[a], two[a]
+        first[own] += 1
 
 
 def sorted_by(end: Any, nodes: int, one: Any, two: Any) -> tuple[Any, Any, Any]:
     """Return where each node's arcs begin, and two properties of the arcs in order of that end."""
-    other = np.empty(len(end), np.int32), np.empty(len(end), np.int32)
-    return _by(end, nodes, one, two, other), *other
+    first = np.zeros(nodes + 2, np.int64)
+    other, label = np.empty(len(end), np.int32), np.empty(len(end), np.int32)
+    _place(end, one, two, first, other, label)
+    return first[:-1], other, label
 
 
-@njit
-def _costs_to_end(graph: Graph, price: Any) -> Any:
-    """Return each node's min cost to the end."""
-    rest = np.full(len(graph.loop), NEVER, np.int64)
+@njit(allocates=False)
+def _costs_to_end(graph: Graph, price: Any, rest: Any) -> None:
+    """Set each node's min cost to the end, where `NEVER` stands."""
+    into, source, label = graph.into, graph.source, graph.label
     rest[-1] = 0
-    for v in range(len(rest) - 1, -1, -1):
+    for after in range(np.uint64(len(rest))):
+        v = np.uint64(len(rest)) - _ONE - after
         if rest[v] < NEVER:
-            for a in range(graph.into[v], graph.into[v + 1]):
-                cost = rest[v] + price[graph.label[a]]
-                rest[graph.source[a]] = min(rest[graph.source[a]], cost)
-    return rest
-
-
-@njit
-def _pruned(graph: Graph, price: Any, rest: Any, cutoff: int) -> Any:
-    """Return the graph of the paths that cost at most the cutoff, and the costs to its end.
-
-    What is least from the start to an arc, the arc and the rest are added up. Of a node that is
-    kept, a cheapest path to the end is kept too.
-    """
-    begin = np.full(len(rest), NEVER, np.int64)
-    number = np.empty(len(rest), np.int32)
-    into, loop, least = np.zeros(len(rest) + 1, np.int64), graph.loop.copy(), rest.copy()
-    source, label = np.empty_like(graph.source), np.empty_like(graph.label)
-    begin[0] = nodes = arcs = 0
-    for v in range(len(rest)):
-        for a in range(graph.into[v], graph.into[v + 1] if rest[v] < NEVER else 0):
-            u = graph.source[a]
-            if begin[u] < NEVER and begin[u] + price[graph.label[a]] + rest[v] <= cutoff:
-                begin[v] = min(begin[v], begin[u] + price[graph.label[a]])
-                source[arcs], label[arcs] = number[u], graph.label[a]
-                arcs += 1
-        if begin[v] < NEVER:
-            number[v], loop[nodes], least[nodes] = nodes, graph.loop[v], rest[v]
-            nodes += 1
-            into[nodes] = arcs
-    kept = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
-    return kept, least[:nodes], begin[-1] < NEVER
+            for a in range(np.uint64(into[v]), np.uint64(into[v + _ONE])):
+                u = np.uint64(source[a])
+                rest[u] = min(rest[u], rest[v] + price[np.uint64(label[a])])
 
 
 @njit
@@ -127,6 +103,11 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
             if (mask[label] >> np.uint64(k)) & _ONE and cost[k] < price[label, 0]:
                 price[label, 0], price[label, 1] = cost[k], k
     return price
+
+
+def _roomy(array: Any, rows: int) -> Any:
+    """Return the array with room for twice as many rows as are filled, and `MARGIN`."""
+    return array if len(array) >= 2 * (rows + MARGIN) else wider(array, 4 * (rows + MARGIN))
 
 
 def fits(
@@ -199,24 +180,17 @@ class Compiled:
 
         Before the first multipliers, nothing is deleted.
         """
+        if floors is None and not groups and self.rest is not None:
+            return self._thin(pi, unit, cutoff)
         graph = self.graph
         of = Kinds(self.kinds, self.copies, self.capacity)
         tracker = counters(of, groups, self._budget) if floors is None else multisets(of, floors)
-        cost = -np.array(pi, dtype=np.int64)
-        order = np.argsort(cost, kind="stable")
-        masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
-        rest = np.zeros(len(graph.loop), np.int64) if self.rest is None else self.rest
-        most = 2**61 if self.rest is None else cutoff
-        prices = Prices(cost, cost[order], masks, unit, rest, most)
-        labels, some = self.labels, slice(self.fixed)
-        labels.low[some] = labels.high[some] = labels.rounds[some] * unit
-        labels.first[some] = -1
-        learn(self.fixed, int(self.count[LABELS]), labels, cost)
-        rows = 16 * MARGIN
+        prices = self._learn(pi, unit, cutoff)
+        rows = [8 * (2 * MARGIN + x) for x in (len(graph.loop), len(graph.label))]
         fine = Fine(
-            np.zeros(len(graph.loop) + 1, np.int64), np.full(len(tracker.rows), -1, np.int32),
-            np.empty(rows, np.int32), np.empty(rows, np.int64),
-            *(np.empty(4 * rows, np.int32) for _ in range(3)),
+            np.zeros(len(graph.loop) + 1, np.int64), np.empty(rows[0], np.int32),
+            np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64),
+            *(np.empty(rows[1], np.int32) for _ in range(5)),
         )  # fmt: skip
         self.count[PARTS:] = v = 0
         while v < len(graph.loop):
@@ -226,33 +200,57 @@ class Compiled:
         self._budget.spend((nodes + arcs) // 8)
         if fine.first[-1] == fine.first[-2]:
             return False
-        by_target = sorted_by(fine.target[:arcs], nodes, fine.source, fine.label)
-        self.graph = Graph(*by_target, loops(graph.loop, fine, tracker))
+        loop = loops(graph.loop, fine, tracker)
+        self.graph = Graph(fine.into[: nodes + 1], fine.source[:arcs], fine.label[:arcs], loop)
         return True
+
+    def _learn(self, pi: list[int], unit: int, cutoff: int) -> Prices:
+        """Note what labels cost. Before the first multipliers, there is no cutoff."""
+        cost, labels, some = -np.array(pi, dtype=np.int64), self.labels, slice(self.fixed)
+        order = np.argsort(cost, kind="stable")
+        masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
+        labels.low[some] = labels.high[some] = labels.rounds[some] * unit
+        labels.first[some] = -1
+        learn(self.fixed, int(self.count[LABELS]), labels, cost)
+        if self.rest is None:
+            return Prices(cost, cost[order], masks, unit, np.zeros(len(self.graph.loop), np.int64),
+                          2**61)  # fmt: skip
+        return Prices(cost, cost[order], masks, unit, self.rest, cutoff)
+
+    def _thin(self, pi: list[int], unit: int, cutoff: int) -> bool:
+        """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
+        (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
+        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
+        self.count[[NODES, ARCS, KEPT]] = v = 0
+        while v < len(loop):
+            self._more_labels(2 * int(self.count[LABELS]) + 4 * MARGIN, 0)
+            room = len(self.labels.what) - MARGIN
+            v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
+        nodes, arcs, _, _, _ = self.count.tolist()
+        self._budget.spend((nodes + arcs) // 8)
+        self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
+        self.rest = self.rest[:nodes]
+        return bool(place[-1] >= 0)
 
     def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine, Any]:
         """Return wider arrays and how far they may be filled, unless a level is too large."""
         nodes, arcs, labels, parts, _ = self.count.tolist()
-        states = int(tracker.count[0])
-        cells = states * (tracker.rows.shape[1] + 6)
+        cells = int(tracker.count[0])
         for found, most, what in (
             (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells"),
             (labels, MAX_LABELS, "labels"),
         ):  # fmt: skip
             if found > most:
                 raise Rejected(f"a level of more than {most} {what}; too large to check")
-        # Twice what is there, since the nodes that were short of room are made again.
-        rows = [2 * x + 4 * MARGIN for x in (nodes, arcs + nodes, labels, parts, states)]
-        state, here = wider(fine.state, rows[0]), wider(fine.here, rows[0])
-        arrays = (wider(column, rows[1]) for column in fine[4:])
-        tracker = with_rows(tracker, rows[4])
-        last = wider(fine.last, len(tracker.rows))
-        last[len(fine.last) :] = -1
-        self._more_labels(rows[2], rows[3])
-        fine = Fine(fine.first, last, state, here, *arrays)
-        full = len(state), len(fine.source), len(self.labels.what), len(self.labels.part), 0
-        states = len(tracker.rows) if tracker.bits else 2 * MAX_CELLS
-        return tracker, fine, np.array([*full, states]) - MARGIN
+        # There is room for twice what is there, since nodes that were short of it are made again.
+        # Arrays with less get more: only rows that are written take memory, and copies take time.
+        by_node = (_roomy(column, nodes) for column in fine[1:4])
+        by_arc = (_roomy(column, arcs + nodes) for column in fine[4:])
+        tracker, states = with_room(tracker, len(tracker.peak) + 2)
+        self._more_labels(4 * (labels + MARGIN), 4 * (parts + MARGIN))
+        fine = Fine(fine.first, *by_node, *by_arc)
+        full = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
+        return tracker, fine, np.array([*(x - MARGIN for x in full), 0, *states])
 
     def _more_labels(self, labels: int, parts: int) -> None:
         """Make room for so many labels and so many parts of theirs."""
@@ -265,7 +263,8 @@ class Compiled:
     def bound(self, pi: list[int], unit: int) -> int | None:
         """Return the least cost of a path, in units, and keep each node's cost to the end."""
         price = self.prices(pi, unit)[:, 0]
-        self.rest = _costs_to_end(self.graph, price)
+        self.rest = np.full(len(self.graph.loop), NEVER, np.int64)
+        _costs_to_end(self.graph, price, self.rest)
         return None if self.rest[0] >= NEVER else int(self.rest[0])
 
     def prices(self, pi: list[int], unit: int) -> Any:
@@ -279,11 +278,9 @@ class Compiled:
         """Return whether no schedule costs at most the cutoff."""
         from optsched.bounds.checker_enumerate import none_left
 
-        price = self.prices(pi, unit)
-        kept, self.rest, ends = _pruned(self.graph, price[:, 0], self.rest, cutoff)
-        if not ends:
+        if not self._thin(pi, unit, cutoff):
             return True
-        self.graph, nodes = kept, len(kept.loop)
-        target = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(kept.into))
-        outward = sorted_by(kept.source, nodes, target, kept.label)
+        graph, price = self.graph, self.prices(pi, unit)
+        target = np.repeat(np.arange(len(graph.loop), dtype=np.int32), np.diff(graph.into))
+        outward = sorted_by(graph.source, len(graph.loop), target, graph.label)
         return none_left(self, outward, price, pi, unit, cutoff, self._budget)

@@ -1,9 +1,12 @@
 """Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker_labels`.
 
-Numbers stay below 2**60 (`optsched.bounds.checker_compiled.fits`). A layer has at most `MAX_LABELS`
-labels in at most `MAX_BYTES`. Of the kinds that are larger than one, only the nearest that is left
-is tried instead of it. So some labels stay that the twin deletes. Tables are of groups of kinds
-(`optsched.bounds.checker_groups`), where the twin's are of single kinds.
+Numbers stay below 2**62 (`optsched.bounds.checker_compiled.fits`). Labels that have placed the same
+form a set, and the labels of a set lie next to each other, in order of cost. So each is compared
+with those before it, and what belongs to a set is looked up once for all its labels. A layer is
+made in three passes: find the placements, keep what no label of the same set deletes, and delete by
+swaps. Of the kinds that are larger than one, only the nearest that is left is tried instead of it,
+and only the `_LOOKS` cheapest labels of a set. So some labels stay that the twin deletes. Tables
+are of groups of kinds (`optsched.bounds.checker_groups`), where the twin's are of single kinds.
 """
 
 from __future__ import annotations
@@ -12,19 +15,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_groups import MOST, TOP, fill, groups, moves, rises
+from optsched.bounds.checker_groups import TOP, groups, moves, rises, tables
 from optsched.bounds.checker_parts import Budget, Rejected
-from optsched.bounds.checker_states import JOIN, ROUND
+from optsched.bounds.checker_states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
-MAX_LABELS = 4_000_000
+MAX_LABELS = 8_000_000
+"""Max labels of a layer before any is deleted, if they take at most `MAX_BYTES`."""
 MAX_BYTES = 3 * 2**30
-_LOOKS = 16  # labels that may delete one, of those that have placed the same
-_FEW = 1000  # rows of a layer at first
+_LOOKS = 16  # labels of another set that may delete one
+_FEW = 4000  # placements and sets that a layer has room for at first
 _DEEP = 64  # ways to join the clock that one label has at first
 _DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
 _ONE = np.uint64(1)
-_NODE, _COST, _CLOCK, _NEED, _NEXT, _NOW, _ALL, _ROWS = range(8)
+_NODE, _COST, _CLOCK, _NEED, _NOW, _ALL, _ROWS = range(7)  # of a label; tokens now, and in all
+_TO, _SET, _FROM, _KIND, _PASSED, _SPENT, _WHEN, _TOKENS, _COLUMNS = range(9)  # of a placement
+_NEXT, _FOUND, _STEPS = 0, 1, 2  # the set to go on with, placements, steps
 
 
 class Paths(NamedTuple):
@@ -55,6 +61,7 @@ class Of(NamedTuple):
     copies: Any
     peak: Any
     output: Any
+    volume: Any  # tokens of a request, all rounds together
     ready: Any
     larger: Any  # by kind, those at least as large, the nearest first, then -1
     sign: Any
@@ -62,221 +69,341 @@ class Of(NamedTuple):
     clock: Any
 
 
-class Layer(NamedTuple):
-    """Labels: integers (see `_NODE` and so on), what is left, live tokens, key, still there."""
+class Sets(NamedTuple):
+    """What is left for the labels of each set, and where they are."""
+
+    left: Any  # requests of each kind
+    key: Any
+    slots: Any  # a hash table of the keys
+    count: Any
+    first: Any  # by set, its first label; at the end the number of labels
+
+
+class Labels(NamedTuple):
+    """Labels: integers (see `_NODE` and so on), live tokens, and whether they are still there."""
 
     about: Any
-    left: Any
     tokens: Any
-    key: Any
     there: Any
-    slots: Any
-    count: Any  # rows, and the steps that they took
 
 
 @njit(allocates=False)
 def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
+    width = tokens.shape[1]
     gain = about[b, _COST] - about[a, _COST]
-    waits, right = gain // m, gain >= 0
+    # In each round that a waits it loses at most the tokens of this round, and after `width` rounds
+    # it has none. Most labels are told apart here.
+    lost = min(gain, m * width) * about[a, _NOW]
+    if gain < 0 or (about[a, _ALL] - about[b, _ALL]) * m > lost:
+        return False
+    waits = gain // m
     clock_a, clock_b = about[a, _CLOCK], about[b, _CLOCK]
     if clock_a >= 0:
-        right &= clock_b >= 0 and 0 <= clock_a - clock_b <= waits
+        right = clock_b >= 0 and 0 <= clock_a - clock_b <= waits
         waits = clock_a - clock_b
     elif clock_b >= 0:
         before = waits - join + clock_b
-        right &= before >= 0 and about[a, _NEED] - before <= join
+        right = before >= 0 and about[a, _NEED] - before <= join
     else:
-        right &= max(about[a, _NEED] - waits, join) <= about[b, _NEED]
-    # Tokens only fall, so this many are left of a at least.
-    right &= about[a, _ALL] - waits * about[a, _NOW] <= about[b, _ALL]
+        right = max(about[a, _NEED] - waits, join) <= about[b, _NEED]
     j = 0
-    while right and j + waits < tokens.shape[1]:
+    while right and j + waits < width:
         right = tokens[a, j + waits] <= tokens[b, j]
         j += 1
     return right
 
 
 @njit(allocates=False)
-def _slot(key: Any, keys: Any, slots: Any) -> Any:
-    """Return the slot of the labels with a key, or the empty one where it belongs."""
+def _slot(key: Any, left: Any, row: int, less: int, more: int, sets: Sets) -> Any:
+    """Return the slot of a set, or the empty one where it belongs.
+
+    What is left for it is a row of ``left`` with one less of a kind and one more of another.
+    """
+    own, keys, slots = sets.left, sets.key, sets.slots
     last = np.uint64(len(slots) - 1)
     at = (key >> np.uint64(7)) & last
-    while slots[at] >= 0 and keys[slots[at]] != key:
+    while slots[at] >= 0:
+        s = slots[at]
+        same = keys[s] == key
+        for k in range(left.shape[1] if same else 0):
+            same &= np.int64(own[s, k]) == np.int64(left[row, k]) - (k == less) + (k == more)
+        if same:
+            break
         at = (at + _ONE) & last
     return at
 
 
 @njit(allocates=False)
-def _left_alike(a: int, b: int, j: int, i: int, left: Any) -> bool:
-    """Whether labels a and b have the same left, but a one more of kind j and one less of i."""
-    same = True
-    for k in range(left.shape[1]):
-        same &= np.int64(left[a, k]) == np.int64(left[b, k]) + (k == j) - (k == i)
-    return same
+def _enter_keys(sets: Sets) -> None:
+    """Enter the sets in their hash table, which is empty."""
+    for s in range(sets.count[0]):
+        sets.slots[_slot(sets.key[s], sets.left, s, -1, -1, sets)] = s
 
 
 @njit(allocates=False)
-def _enter(m: int, layer: Layer, join: int) -> int:
-    """Keep the label in the next row unless one that has placed the same deletes it.
+def _set_after(s: int, k: int, old: Sets, new: Sets, sign: Any) -> Any:
+    """Return the set of the labels of set s that place kind k next, or -1 without room for it."""
+    key, row = old.key[s] + sign[k], new.count[0]
+    at = _slot(key, old.left, s, k, -1, new)
+    if new.slots[at] < 0:
+        if row == len(new.key):
+            return np.int64(-1)
+        for j in range(old.left.shape[1]):
+            new.left[row, j] = old.left[s, j] - (j == k)
+        new.key[row], new.slots[at] = key, row
+        new.count[0] += 1
+    return np.int64(new.slots[at])
 
-    Returns the number of labels that were looked at.
+
+@njit(allocates=False)
+def _follow(
+    e: int, s: int, m: int, placed: int, old: Sets, labels: Labels, new: Sets, found: Any,
+    paths: Paths, of: Of, few: Any, after: Any, stack: Any, number: Any, most: int
+) -> int:  # fmt: skip
+    """Find what may be placed after label e of set s; return what was too little, or `_DONE`."""
+    first, target, label, loop, what = paths[:5]
+    least, begin, listed, rest, table = paths[5:10]
+    group, stride, _, step, cost, unit, cutoff = paths[10:]
+    about, tokens, left = labels.about, labels.tokens, old.left
+    peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, _NEED]
+    stack[0, 0], stack[0, 1] = about[e, _NODE], 0
+    stack[0, 2], stack[0, 3] = about[e, _CLOCK], about[e, _ALL]
+    depth = 1
+    while depth > 0:
+        depth -= 1
+        node, passed = stack[depth, 0], stack[depth, 1]
+        clock, total = stack[depth, 2], stack[depth, 3]
+        while node >= 0:
+            number[_STEPS] += 1
+            if number[_STEPS] > most:
+                return _NO_STEPS
+            here, spent = np.uint64(node), about[e, _COST] + m * passed
+            spare = cutoff - spent * unit - placed
+            if rest[here] > spare or rest[here] + rises(here, table, few) * step > spare:
+                break
+            live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
+            early = clock < 0 and need - passed > join
+            onward = node if loop[here] >= 0 and (live > 0 or early) else np.int64(-1)
+            for a in range(np.uint64(first[here]), np.uint64(first[here + _ONE])):
+                if least[a] > spare:
+                    continue
+                v, arc = np.uint64(target[a]), np.uint64(label[a])
+                if what[arc] == ROUND:
+                    onward = np.int64(v)
+                elif what[arc] == JOIN and not early:
+                    if depth == len(stack):
+                        return _NO_WAY
+                    stack[depth, 0], stack[depth, 1] = v, passed
+                    stack[depth, 2], stack[depth, 3] = join, total
+                    depth += 1
+                for j in range(np.uint64(begin[arc]), np.uint64(begin[arc + _ONE])):
+                    k = np.uint64(listed[j])
+                    room = spare - cost[k] - rest[v]
+                    if left[s, k] == 0 or live + peak[k] > capacity or room < 0:
+                        continue
+                    if group[k] >= 0:
+                        few[np.uint64(group[k])] -= stride[k]
+                    more = rises(v, table, few) * step
+                    if group[k] >= 0:
+                        few[np.uint64(group[k])] += stride[k]
+                    if more > room:
+                        continue
+                    if after[k] < 0:
+                        after[k] = _set_after(s, np.int64(k), old, new, of.sign)
+                    if after[k] < 0 or number[_FOUND] == len(found):
+                        return _NO_ROW
+                    row = found[number[_FOUND]]
+                    row[_TO], row[_SET], row[_FROM], row[_KIND] = v, after[k], e, k
+                    row[_PASSED], row[_SPENT], row[_WHEN] = passed, spent, clock
+                    row[_TOKENS] = total + of.volume[k]
+                    number[_FOUND] += 1
+            node, passed, clock, total = onward, passed + 1, max(clock - 1, -1), total - live
+    return _DONE
+
+
+@njit(allocates=False)
+def _find(
+    m: int, old: Sets, labels: Labels, new: Sets, found: Any, paths: Paths, of: Of, few: Any,
+    after: Any, stack: Any, number: Any, most: int
+) -> int:  # fmt: skip
+    """Find what may be placed after the labels of each set, from a set on, in so many steps.
+
+    Returns what was too little, or `_DONE`. The set in which it was begins again with the next
+    call. A step is a node that a label meets. ``few``, ``after`` and ``stack`` are scratch space.
     """
-    about, left, tokens, keys, there, slots, count = layer
-    new, seen, wanted = count[0], 1, True
-    at = _slot(keys[new], keys, slots)
-    row = slots[at]
-    while row >= 0 and wanted:
-        seen += 1
-        if there[row]:
-            if _deletes(row, new, m, about, tokens, join):
-                wanted = not _left_alike(row, new, -1, -1, left)
-            elif _deletes(new, row, m, about, tokens, join):
-                there[row] = not _left_alike(row, new, -1, -1, left)
-        row = about[row, _NEXT]
-    if wanted:
-        about[new, _NEXT] = slots[at]
-        slots[at] = new
-        there[new] = True
-        count[0] += 1
-    return seen
+    copies, cost, group, stride = of.copies, paths.cost, paths.of, paths.stride
+    while number[_NEXT] < old.count[0]:
+        s, before, placed = number[_NEXT], number[_FOUND], np.int64(0)
+        for g in range(len(few)):
+            few[g] = paths.columns[g]
+        for k in range(len(cost)):
+            after[k] = -1
+            placed += (copies[k] - old.left[s, k]) * cost[k]
+            if group[k] >= 0:
+                few[group[k]] += old.left[s, k] * stride[k]
+        for e in range(old.first[s], old.first[s + 1]):
+            short = _DONE
+            if labels.there[e]:
+                short = _follow(
+                    e, s, m, placed, old, labels, new, found, paths, of, few, after, stack, number,
+                    most
+                )  # fmt: skip
+            if short != _DONE:
+                number[_FOUND] = before
+                return short
+        number[_NEXT] += 1
+    return _DONE
 
 
 @njit(allocates=False)
-def _swap(m: int, layer: Layer, of: Of) -> None:
-    """Delete labels by those that have placed a larger request instead of one of theirs.
-
-    Of the larger ones that are left only the nearest is tried, in place of each kind, and of
-    labels that have placed the same only the last `_LOOKS`.
-    """
-    about, left, tokens, keys, there, slots, count = layer
-    copies, larger, sign, join = of.copies, of.larger, of.sign, of.clock
-    kinds = len(copies)
-    for b in range(count[0]):
-        for j in range(kinds):
-            if not there[b] or left[b, j] == copies[j]:
-                continue
-            c = 0
-            while c < kinds and larger[j, c] >= 0 and left[b, larger[j, c]] == 0:
-                c += 1
-            i = larger[j, c] if c < kinds else -1
-            if i < 0:
-                continue
-            a = slots[_slot(keys[b] - sign[j] + sign[i], keys, slots)]
-            count[1] += 1
-            looks = 0
-            while a >= 0 and there[b] and looks < _LOOKS:
-                looks += 1
-                count[1] += 1
-                if there[a] and _deletes(a, b, m, about, tokens, join):
-                    there[b] = not _left_alike(a, b, j, i, left)
-                a = about[a, _NEXT]
-
-
-@njit(allocates=False)
-def _write(e: int, v: Any, k: int, where: Any, old: Layer, new: Layer, of: Of) -> None:
-    """Write the label that follows label e into the next row."""
-    cost, passed, clock = where
-    about, left, tokens, at = new.about, new.left, new.tokens, new.count[0]
-    live, before, peak, width = old.tokens, old.left, of.peak[k], tokens.shape[1]
+def _write(row: Any, at: int, old: Labels, new: Labels, of: Of) -> None:
+    """Write the label of a placement into a row."""
+    e, k, passed, clock = row[_FROM], row[_KIND], row[_PASSED], row[_WHEN]
+    live, tokens, about, peak = old.tokens, new.tokens, new.about, of.peak[k]
+    width = tokens.shape[1]
     need = max(old.about[e, _NEED] - passed, of.clock)
     if clock < 0:
         need = max(need, of.ready[k])
-    about[at, _NODE], about[at, _COST], about[at, _CLOCK], about[at, _NEED] = v, cost, clock, need
-    for j in range(left.shape[1]):
-        left[at, j] = before[e, j] - (j == k)
     for j in range(width):
         tokens[at, j] = live[e, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
         tokens[at, j] += peak - j
-    total = np.int64(0)
-    for j in range(width):
-        total += tokens[at, j]
-    about[at, _NOW], about[at, _ALL] = tokens[at, 0], total
-    new.key[at] = old.key[e] + of.sign[k]
+    about[at, _NODE], about[at, _COST], about[at, _CLOCK] = row[_TO], row[_SPENT], clock
+    about[at, _NEED], about[at, _NOW], about[at, _ALL] = need, tokens[at, 0], row[_TOKENS]
 
 
 @njit(allocates=False)
-def _layer(
-    m: int, old: Layer, new: Layer, paths: Paths, of: Of, few: Any, stack: Any, most: int
-) -> int:  # fmt: skip
-    """Make the labels with one more request placed, in at most so many steps.
+def _keep(
+    m: int, order: Any, found: Any, old: Labels, sets: Sets, new: Labels, of: Of, most: int
+) -> Any:  # fmt: skip
+    """Write the labels of placements, but those that one of the same set deletes.
 
-    Returns what was too little, or `_DONE`. A step is a node that a label meets, or a label that
-    a new one is compared with; ``new.count`` has how many were taken. ``few`` is scratch space.
+    They come in order of set and cost. Returns the number of steps, where it ends with `most`: a
+    step is a label that another is compared with.
     """
-    first, target, label, loop, what = paths[:5]
-    least, begin, listed, rest, table = paths[5:10]
-    group, stride, columns, step, cost, unit, cutoff = paths[10:]
-    about, left, tokens, there = old.about, old.left, old.tokens, old.there
-    count, rows = new.count, len(new.key)
-    copies, peak, capacity, join = of.copies, of.peak, of.capacity, of.clock
-    count[:] = 0
-    wide = 1 + tokens.shape[1] // 64  # steps of a comparison
-    new.slots[:] = -1
-    for e in range(old.count[0]):
-        placed = np.int64(0)
-        for g in range(len(few)):
-            few[g] = columns[g]
-        for k in range(len(cost)):
-            placed += (copies[k] - left[e, k]) * cost[k]
-            if group[k] >= 0:
-                few[group[k]] += left[e, k] * stride[k]
-        stack[0, 0], stack[0, 1], stack[0, 2] = about[e, _NODE], 0, about[e, _CLOCK]
-        depth = 1 if there[e] else 0
-        while depth > 0:
-            depth -= 1
-            node, passed, clock = stack[depth, 0], stack[depth, 1], stack[depth, 2]
-            while node >= 0:
-                count[1] += 1
-                if count[1] > most:
-                    return _NO_STEPS
-                so_far = about[e, _COST] + m * passed
-                spare = cutoff - so_far * unit - placed
-                if rest[node] > spare or rest[node] + rises(node, table, few) * step > spare:
-                    break
-                live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else 0
-                early = clock < 0 and about[e, _NEED] - passed > join
-                onward = node if loop[node] >= 0 and (live > 0 or early) else -1
-                for a in range(first[node], first[node + 1]):
-                    if least[a] > spare:
-                        continue
-                    v, number = np.int64(target[a]), label[a]
-                    if what[number] == ROUND:
-                        onward = v
-                    elif what[number] == JOIN and not early:
-                        if depth == len(stack):
-                            return _NO_WAY
-                        stack[depth, 0], stack[depth, 1], stack[depth, 2] = v, passed, join
-                        depth += 1
-                    for j in range(begin[number], begin[number + 1]):
-                        k = listed[j]
-                        room = spare - cost[k] - rest[v]
-                        if left[e, k] == 0 or live + peak[k] > capacity or room < 0:
-                            continue
-                        if group[k] >= 0:
-                            few[group[k]] -= stride[k]
-                        more = rises(v, table, few) * step
-                        if group[k] >= 0:
-                            few[group[k]] += stride[k]
-                        if more <= room:
-                            if count[0] == rows:
-                                return _NO_ROW
-                            _write(e, v, k, (so_far, passed, clock), old, new, of)
-                            count[1] += wide * _enter(m + 1, new, join)
-                node, passed, clock = onward, passed + 1, max(clock - 1, -1)
-    _swap(m + 1, new, of)
-    return _DONE
+    about, tokens, there, join = new.about, new.tokens, new.there, of.clock
+    wide, kept, begun, steps = 1 + tokens.shape[1] // 64, 0, 0, np.int64(0)
+    for x in order:
+        while begun <= found[x, _SET]:
+            sets.first[begun] = kept
+            begun += 1
+        _write(found[x], kept, old, new, of)
+        a = sets.first[begun - 1]
+        steps += 1
+        while a < kept and not _deletes(a, kept, m, about, tokens, join):
+            steps += wide
+            a += 1
+        if a == kept:
+            there[kept] = True
+            kept += 1
+        if steps > most:
+            break
+    sets.first[begun : sets.count[0] + 1] = kept
+    return steps
 
 
-def _empty(rows: int, kinds: int, width: int, capacity: int) -> Layer:
-    """Return a layer. Memory is taken only for rows that are written."""
+@njit(allocates=False)
+def _swap(m: int, sets: Sets, labels: Labels, of: Of, most: int) -> Any:
+    """Delete labels by those that have placed a larger request instead of one of theirs.
+
+    Of the larger ones that are left only the nearest is tried, in place of each kind, and of
+    labels that have placed the same only the first `_LOOKS`. Returns the number of steps.
+    """
+    left, first, copies, larger = sets.left, sets.first, of.copies, of.larger
+    about, tokens, there = labels.about, labels.tokens, labels.there
+    kinds, steps, wide = len(copies), np.int64(0), 1 + tokens.shape[1] // 64
+    for s in range(sets.count[0] if first[sets.count[0]] else 0):
+        for j in range(kinds if first[s] < first[s + 1] and steps <= most else 0):
+            c = 0
+            while c < kinds and larger[j, c] >= 0 and left[s, larger[j, c]] == 0:
+                c += 1
+            i = larger[j, c] if c < kinds else -1
+            if i < 0 or left[s, j] == copies[j]:
+                continue
+            steps += 1
+            other = sets.slots[_slot(sets.key[s] - of.sign[j] + of.sign[i], left, s, i, j, sets)]
+            for b in range(first[s], first[s + 1] if other >= 0 else 0):
+                last = min(first[other] + _LOOKS, first[other + 1])
+                a = first[other]
+                while a < last and there[b] and about[a, _COST] <= about[b, _COST]:
+                    steps += wide
+                    if there[a] and _deletes(a, b, m, about, tokens, of.clock):
+                        there[b] = False
+                    a += 1
+    return steps
+
+
+def _sets(rows: int, kinds: int, like: Sets | None = None) -> Sets:
+    """Return room for so many sets, with those of another one if given."""
+    left, key = np.empty((0, kinds), np.uint8), np.empty(0, np.uint64)
+    count = np.zeros(1, np.int64)
+    if like is not None:
+        left, key, count = like.left, like.key, like.count
+    slots = np.full(2 << rows.bit_length(), -1, np.int32)
+    sets = Sets(wider(left, rows), wider(key, rows), slots, count, np.zeros(rows + 1, np.int64))
+    _enter_keys(sets)
+    return sets
+
+
+def _room(rows: int, width: int, capacity: int) -> Labels:
+    """Return room for so many labels. Memory is taken only for rows that are written."""
     tokens = np.uint8 if capacity < 256 else np.int32  # they only fall from round to round
-    return Layer(
-        np.empty((rows, _ROWS), np.int64), np.empty((rows, kinds), np.uint8),
-        np.empty((rows, width), tokens), np.empty(rows, np.uint64), np.empty(rows, np.bool_),
-        np.empty(2 << rows.bit_length(), np.int32), np.zeros(2, np.int64),
+    return Labels(
+        np.empty((rows, _ROWS), np.int64), np.empty((rows, width), tokens),
+        np.empty(rows, np.bool_),
     )  # fmt: skip
+
+
+class _Layers:
+    """Makes one layer after another.
+
+    Parameters
+    ----------
+    paths : Paths
+    of : Of
+    budget : Budget
+    """
+
+    def __init__(self, paths: Paths, of: Of, budget: Budget) -> None:
+        self._paths, self._of, self._budget = paths, of, budget
+        self._width, kinds = int(of.output.max()), len(of.copies)
+        self._most = min(MAX_LABELS, MAX_BYTES // (200 + 2 * kinds + 8 * self._width))
+        self._found = np.empty((min(_FEW, self._most), _COLUMNS), np.int64)
+        self._few, self._after = np.empty(len(paths.columns), np.int64), np.empty(kinds, np.int64)
+        self._stack = np.empty((_DEEP, 4), np.int64)
+        self.sets, self.labels = _sets(1, kinds), _room(1, self._width, of.capacity)
+        self.sets.left[0], self.sets.key[0], self.sets.count[0] = of.copies, 0, 1
+        self.sets.first[:] = 0, 1
+        self.labels.about[0], self.labels.tokens[0] = (0, 0, -1, of.clock, 0, 0), 0
+        self.labels.there[0] = True
+
+    def place(self, m: int) -> None:
+        """Make the labels with one more request placed than m."""
+        number, kinds = np.zeros(3, np.int64), len(self._of.copies)
+        new, short = _sets(len(self._found), kinds), -1
+        while short != _DONE:
+            short = _find(
+                m, self.sets, self.labels, new, self._found, self._paths, self._of, self._few,
+                self._after, self._stack, number, self._budget.left
+            )  # fmt: skip
+            self._budget.spend(int(number[_STEPS]))
+            number[_STEPS] = 0
+            if short == _NO_WAY:
+                self._stack = np.empty((2 * len(self._stack), 4), np.int64)  # never more than steps
+            elif short == _NO_ROW:
+                if len(self._found) >= self._most:
+                    raise Rejected(f"found more than {self._most} labels; too large to check")
+                rows = min(self._most, 4 * len(self._found))
+                self._found, new = wider(self._found, rows), _sets(rows, kinds, new)
+        found = self._found[: number[_FOUND]]
+        order = np.lexsort((found[:, _TOKENS], found[:, _SPENT], found[:, _SET]))
+        labels = _room(len(found) + 1, self._width, self._of.capacity)
+        self._budget.spend(
+            _keep(m + 1, order, found, self.labels, new, labels, self._of, self._budget.left)
+        )  # fmt: skip
+        self._budget.spend(_swap(m + 1, new, labels, self._of, self._budget.left))
+        self.sets, self.labels = new, labels
 
 
 def larger_kinds(arrival: Any, peak: Any, output: Any) -> Any:
@@ -325,42 +452,25 @@ def none_left(
     output, copies = peak - floor + 1, np.array(engine.copies)
     group = groups(peak, copies, nodes)
     move = moves(labels.mask[:count], price, cost, group)
-    table = np.empty((nodes, group.first[-1]), np.uint8)
-    save = np.empty(MOST, np.uint8)
-    fill(table, engine.rest, graph.into, graph.source, graph.label, move, group, step, save)
+    table = tables(engine.rest, first, targets, numbers, move, group, step)
     paths = Paths(
         first, targets, numbers, graph.loop, labels.what[:count],
         engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, table,
         group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
     )  # fmt: skip
     of = Of(
-        copies, peak, output,
+        copies, peak, output, output * (peak + floor) // 2,
         arrival + output if arrival.any() else np.zeros_like(peak),
         larger_kinds(arrival, peak, output),
         np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
         engine.capacity, engine.clock,
     )  # fmt: skip
-    width = int(output.max())
-    most = min(MAX_LABELS, MAX_BYTES // (64 + len(cost) + 4 * width))
-    old, new = (_empty(min(_FEW, most), len(cost), width, engine.capacity) for _ in range(2))
-    old.about[0], old.left[0], old.tokens[0] = (0, 0, -1, of.clock, -1, 0, 0), of.copies, 0
-    old.key[0], old.there[0], old.count[0] = 0, True, 1
-    few, stack = np.empty(len(paths.columns), np.int64), np.empty((_DEEP, 3), np.int64)
+    layers = _Layers(paths, of, budget)
     for m in range(engine.n):
-        short = -1
-        while short != _DONE:
-            short = _layer(m, old, new, paths, of, few, stack, budget.left)
-            budget.spend(int(new.count[1]))
-            if short == _NO_WAY:
-                stack = np.empty((2 * len(stack), 3), np.int64)  # never more than the steps taken
-            elif short == _NO_ROW:
-                if len(new.key) >= most:
-                    raise Rejected(f"found more than {most} labels; too large to check")
-                new = _empty(min(most, 8 * len(new.key)), len(cost), width, engine.capacity)
-        old, new = new, old
-    some = slice(int(old.count[0]))
-    clock, need = old.about[some, _CLOCK], old.about[some, _NEED]
-    since = np.where(clock < 0, np.maximum(need, (old.tokens[some] > 0).sum(axis=1)), clock)
-    total = (old.about[some, _COST] + engine.n * since) * unit
-    total += int((of.copies * cost).sum())
-    return not bool((total[old.there[some]] <= cutoff).any())
+        layers.place(m)
+    sets, (about, tokens, there) = layers.sets, layers.labels
+    some = slice(int(sets.first[sets.count[0]]))
+    clock, need = about[some, _CLOCK], about[some, _NEED]
+    since = np.where(clock < 0, np.maximum(need, (tokens[some] > 0).sum(axis=1)), clock)
+    total = (about[some, _COST] + engine.n * since) * unit + int((copies * cost).sum())
+    return not bool((total[there[some]] <= cutoff).any())

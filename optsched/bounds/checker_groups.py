@@ -17,6 +17,7 @@ import numpy as np
 from optsched.bounds.checker_product import NEVER
 from optsched.problem.kernel import njit
 
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
 MOST = 16
 """Max entries of a group. They are fewer if tables would have more than `MAX_BYTES`."""
 MAX_BYTES = 2**30
@@ -105,52 +106,94 @@ def moves(mask: Any, price: Any, cost: Any, kinds: Groups) -> Moves:
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
 
 
-@njit(allocates=False)
-def fill(
-    table: Any, rest: Any, into: Any, source: Any, label: Any, move: Moves, group: Groups,
-    step: int, save: Any
-) -> None:  # fmt: skip
-    """Fill in the table, from the end backward; the arcs are in order of target.
+def tables(
+    rest: Any, first: Any, target: Any, label: Any, move: Moves, group: Groups, step: int
+) -> Any:
+    """Return the rows of all nodes.
 
-    ``rest`` has the cost to the end of each node. ``save`` is scratch space for `MOST` bytes.
+    Parameters
+    ----------
+    rest : ndarray of int64
+        The cost to the end of each node.
+    first, target, label : ndarray
+        The arcs by the node that they leave: the first of each node, and of each arc the node that
+        it reaches and its label.
+    move : Moves
+    group : Groups
+    step : int
+    """
+    nodes, width = len(rest), int(group.first[-1])
+    flat = np.full(nodes * width + MOST, TOP, np.uint8)
+    flat[(nodes - 1) * width + group.first[:-1]] = 0
+    column, size = np.arange(MOST), np.diff(group.first)
+    # By group, and by kind: 0 for the columns from its first one on that are its own (and have
+    # one of the kind left), 255 for the others.
+    foreign = np.where(column < size[:, None], 0, TOP).astype(np.uint8)
+    barred = np.where(group.holds, foreign[group.of], TOP).astype(np.uint8)
+    save = np.empty(MOST, np.uint8)
+    _fill(flat, rest, first, target, label, move, group, foreign, barred, step, save)
+    return flat[: nodes * width].reshape(nodes, width)
+
+
+@njit(allocates=False)
+def _lower(to: Any, at: Any, add: Any, bar: Any, flat: Any) -> None:
+    """Lower `MOST` bytes to others and a cost, but not those where ``bar`` has 255."""
+    most = np.uint8(TOP - add)
+    for j in range(np.uint64(MOST)):
+        flat[to + j] = min(flat[to + j], np.uint8(add + min(most, flat[at + j] | bar[j])))
+
+
+@njit(allocates=False)
+def _fill(
+    flat: Any, rest: Any, first: Any, target: Any, label: Any, move: Moves, group: Groups,
+    foreign: Any, barred: Any, step: int, save: Any
+) -> None:  # fmt: skip
+    """Fill in the rows, which lie one after another, from the end backward.
+
+    Bytes are compared many at a time. So an arc lowers the whole row by its cheapest kind. Then the
+    columns of the group of this kind are as before, but lowered by the kinds outside the group, and
+    those of each kind by this kind. ``save`` is scratch space for `MOST` bytes.
     """
     begin, kinds, bests, least, outside, cost = move
-    of, stride, first, holds = group
-    width = first[-1]
-    table[:] = TOP
-    for g in range(len(first) - 1):
-        table[-1, first[g]] = 0
-    for v in range(len(into) - 2, -1, -1):
-        for a in range(into[v], into[v + 1] if rest[v] < NEVER else 0):
-            u, number = source[a], label[a]
+    of, stride, starts, _ = group
+    width, unit, beyond = np.uint64(starts[-1]), np.uint64(step), TOP * step
+    u, most = np.uint64(len(rest) - 1), np.uint64(MOST)
+    while u > _ZERO:
+        u -= _ONE
+        row = u * width
+        for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
+            v, number = np.uint64(target[a]), np.uint64(label[a])
             more = rest[v] - rest[u]
-            usual = (more + least[number]) // step
-            if usual >= TOP:
-                continue  # and all that the arc may do costs as much
-            best = bests[number]
-            home = of[best] if best >= 0 else -1
-            low = first[home] if home >= 0 else 0
-            high = first[home + 1] if home >= 0 else 0
-            for j in range(low, high):
-                save[j - low] = table[u, j]
-            add, most = np.uint8(usual), np.uint8(TOP - usual)
-            for j in range(width):  # in bytes: many at a time
-                table[u, j] = min(table[u, j], np.uint8(add + min(most, table[v, j])))
-            other = (more + outside[number]) // step if outside[number] < NEVER else TOP
-            for j in range(low, high):
-                table[u, j] = min(np.int64(save[j - low]), other + table[v, j])
-            for i in range(begin[number], begin[number + 1]):
-                k = kinds[i]
-                g, placed = of[k], (more + cost[k]) // step
-                for j in range(first[g], first[g + 1] if g >= 0 and placed < TOP else 0):
-                    if holds[k, j - first[g]]:
-                        table[u, j] = min(np.int64(table[u, j]), placed + table[v, j - stride[k]])
+            if more + least[number] >= beyond:
+                continue
+            at, best = v * width, bests[number]
+            home = of[best] if best >= 0 else np.int64(-1)
+            low = np.uint64(starts[max(home, 0)])
+            for j in range(most):
+                save[j] = flat[row + low + j]
+            add = np.uint8(np.uint64(more + least[number]) // unit)
+            room = np.uint8(TOP - add)
+            for j in range(width):
+                flat[row + j] = min(flat[row + j], np.uint8(add + min(room, flat[at + j])))
+            if home >= 0:
+                other = foreign[home]
+                for j in range(most):
+                    flat[row + low + j] = flat[row + low + j] if other[j] else save[j]
+                if outside[number] < NEVER and more + outside[number] < beyond:
+                    add = np.uint8(np.uint64(more + outside[number]) // unit)
+                    _lower(row + low, at + low, add, other, flat)
+            for i in range(np.uint64(begin[number]), np.uint64(begin[number + _ONE])):
+                k = np.uint64(kinds[i])
+                if of[k] >= 0 and more + cost[k] < beyond:
+                    low = np.uint64(starts[of[k]])
+                    add = np.uint8(np.uint64(more + cost[k]) // unit)
+                    _lower(row + low, at + low - np.uint64(stride[k]), add, barred[k], flat)
 
 
 @njit(allocates=False)
 def rises(node: Any, table: Any, columns: Any) -> Any:
     """Return by how much the cost to the end rises, in steps, for the columns of what is left."""
-    most = np.uint8(0)
-    for g in range(len(columns)):
-        most = max(most, table[node, columns[g]])
+    most, at = np.uint8(0), np.uint64(node)
+    for g in range(np.uint64(len(columns))):
+        most = max(most, table[at, np.uint64(columns[g])])
     return np.int64(most)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_states import (
+    ITEMS,
+    LAST,
     PLACE,
     REFUSED,
     ROUND,
@@ -27,7 +29,7 @@ from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
-NODES, ARCS, LABELS, PARTS, KEPT, STATES = 0, 1, 2, 3, 4, 5
+NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
 """Places of the counts of a level. The last one is of the arcs of the nodes that are complete."""
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 
@@ -71,15 +73,20 @@ class Prices(NamedTuple):
 
 
 class Fine(NamedTuple):
-    """A product in the making: by node its state and cost so far, and its arcs."""
+    """A product in the making: by node its state and cost so far, and its arcs by target.
+
+    The arcs of one node of the graph before wait in three scratch arrays until all are there.
+    """
 
     first: Any  # by node of the graph before, its first node
-    last: Any  # by state, its last node
     state: Any
     here: Any
+    into: Any
     source: Any
-    target: Any
     label: Any
+    from_node: Any
+    to_node: Any
+    by_label: Any
 
 
 @njit(allocates=False)
@@ -125,23 +132,28 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 
 @njit(allocates=False)
 def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None:
-    """Part a label by what the tracker tells apart."""
-    left, k = labels.mask[label], 0
+    """Part a label by what the tracker tells apart, in order of the tracker's symbols."""
     labels.first[label] = count[PARTS]
     if labels.what[label] != PLACE:
         labels.part[count[PARTS], 0] = labels.what[label]
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
-    while left != _ZERO:
-        if (left >> np.uint64(k)) & _ONE:
-            same = t.alike[t.symbol[k]]
+    for g in range(len(t.alike)):
+        some = labels.mask[label] & t.alike[g]
+        if some != _ZERO:
             part = labels.part[count[PARTS]]
-            part[0] = SYMBOLS + t.symbol[k]
-            part[1] = label_of(left & same, labels, cost, count)
+            part[0], part[1] = SYMBOLS + g, label_of(some, labels, cost, count)
             count[PARTS] += 1
-            left &= ~same
-        k += 1
     labels.end[label] = count[PARTS]
+
+
+@njit(allocates=False)
+def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> Any:
+    """Return the label of those kinds of a label that cost at most ``slack``; there are some."""
+    few = len(p.ascending)
+    while p.ascending[few - 1] > slack:
+        few -= 1
+    return label_of(labels.mask[label] & p.cheapest[few], labels, p.cost, count)
 
 
 @njit(allocates=False)
@@ -152,17 +164,19 @@ def _short(more: int, states: Any, count: Any, room: Any) -> bool:
         or count[ARCS] + more > room[ARCS]
         or count[LABELS] > room[LABELS]
         or count[PARTS] > room[PARTS]
-        or states[0] > room[STATES]
+        or states[0] > room[CELLS]
+        or states[1] > room[STATES]
     )
 
 
 @njit(allocates=False)
-def _node(s: Any, begin: int, nodes: int, last: Any, state: Any, here: Any) -> Any:
+def _node(s: Any, begin: int, nodes: int, rows: Any, state: Any, here: Any) -> Any:
     """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new."""
-    y = last[s]
-    if begin <= y < nodes and state[y] == s:
-        return np.int64(y)
-    state[nodes], here[nodes], last[s] = s, NEVER, nodes
+    last, new = np.uint64(s + LAST), np.uint64(nodes)
+    y = np.int64(rows[last])
+    if begin <= y < nodes and state[np.uint64(y)] == s:
+        return y
+    state[new], here[new], rows[last] = s, NEVER, nodes
     return nodes
 
 
@@ -173,65 +187,82 @@ def _follow(
     """Make the nodes of v and of later nodes by the arcs into them.
 
     Returns the first node for which room is short, or that rounds may leave as it is, and whether
-    room is short.
+    room is short. After the first symbol that does not fit none does. Places are unsigned: of
+    signed ones it is asked each time if they count from the end.
     """
-    begins, last, state, here, source, target, number = f
-    bits, capacity, _, _, peak, _, floor, _, rows, hashed, items, states = t
-    first_item, rest = SYMBOLS + len(peak), p.rest
-    _, _, masks, least, high, first, end, part, slots = labels
-    ascending, cheapest = p.ascending, p.cheapest
+    begins, state, here, _, _, _, source, target, number = f
+    rows, states, rest = t.rows, t.count, p.rest
+    least, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
     while v < len(loop):
         begin, spare = begins[v], p.cutoff - rest[v]
         count[NODES], count[ARCS] = begin, count[KEPT]
         if v == 0:
-            here[_node(0, 0, 0, last, state, here)] = 0
+            here[_node(0, 0, 0, rows, state, here)] = 0
             count[NODES] = 1
         for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
-            u, label = before[into], np.int64(by[into])
-            for x in range(begins[u], begins[u + 1]):
-                slack = spare - here[x]
-                if here[x] == NEVER or least[label] > slack:
+            u, label = np.uint64(before[into]), np.uint64(by[into])
+            for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
+                so_far = here[x]
+                slack = spare - so_far
+                if so_far == NEVER or least[label] > slack:
                     continue
                 if _short(0, states, count, room):
                     return v, True
                 whole = label
                 if high[label] > slack:  # some of its kinds cost too much
-                    few = len(ascending)
-                    while ascending[few - 1] > slack:
-                        few -= 1
-                    mask = masks[label] & cheapest[few]
-                    whole = np.int64(slots[_slot(mask, masks, slots)])
-                    if whole < 0:
-                        whole = label_of(mask, labels, p.cost, count)
+                    whole = np.uint64(_within(label, slack, labels, p, count))
                 if first[whole] < 0:
-                    _split(whole, labels, p.cost, t, count)
-                s, nodes, a = state[x], count[NODES], count[ARCS]
-                for j in range(first[whole], end[whole]):
-                    column, new = part[j, 0], part[j, 1]
-                    y, g = np.int64(rows[s, column]), column - SYMBOLS
-                    if y == UNKNOWN and g < 0:
-                        y = before_round(s, bits, floor, first_item, rows, hashed, items, states)
-                    elif y == UNKNOWN and rows[s, WEIGHT] + peak[g] <= capacity:
-                        y = after_placing(s, g, t, rows, hashed, items, states)
+                    _split(np.int64(whole), labels, p.cost, t, count)
+                s, nodes, a = np.int64(state[x]), count[NODES], np.uint64(count[ARCS] - count[KEPT])
+                columns = rows[np.uint64(s + ITEMS)]
+                for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
+                    column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
+                    if column >= columns:
+                        break
+                    y = np.int64(rows[np.uint64(s + column)])
+                    if y == UNKNOWN and column < SYMBOLS:
+                        y = before_round(s, t)
+                    elif y == UNKNOWN:
+                        y = after_placing(s, column - SYMBOLS, t)
                     if y > REFUSED:
-                        y = _node(y, begin, nodes, last, state, here)
+                        y = _node(y, begin, nodes, rows, state, here)
                         nodes = max(nodes, y + 1)
+                        at = np.uint64(y)
                         source[a], target[a], number[a] = x, y, new
-                        here[y] = min(here[y], here[x] + least[new])
-                        a += 1
-                count[NODES], count[ARCS] = nodes, a
+                        here[at] = min(here[at], so_far + least[new])
+                        a += _ONE
+                count[NODES], count[ARCS] = nodes, count[KEPT] + np.int64(a)
         if loop[v] >= 0:
             return v, False
         v += 1
-        begins[v], count[KEPT] = count[NODES], count[ARCS]
+        _by_target(v, f, count)
     return v, False
 
 
+@njit(allocates=False)
+def _by_target(v: int, f: Fine, count: Any) -> None:
+    """Put the arcs of the node before v in order of target, and go on to v."""
+    into, source, label, from_node, to_node, by_label = f[3:]
+    kept, begin, end = count[KEPT], f.first[v - 1], count[NODES]
+    into[begin + 1 : end + 2] = 0
+    for a in range(np.uint64(count[ARCS] - kept)):
+        into[np.uint64(to_node[a]) + np.uint64(2)] += 1
+    into[begin + 1] = kept
+    for y in range(begin + 2, end + 2):
+        into[y] += into[y - 1]
+    for a in range(np.uint64(count[ARCS] - kept)):
+        after = np.uint64(to_node[a]) + _ONE
+        at = np.uint64(into[after])
+        source[at], label[at] = from_node[a], by_label[a]
+        into[after] += 1
+    f.first[v], count[KEPT] = end, count[ARCS]
+
+
 @njit
-def _heaviest_first(begin: int, first_arc: int, t: States, f: Fine, count: Any) -> None:
+def _heaviest_first(begin: int, t: States, f: Fine, count: Any) -> None:
     """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
-    end, x, weight = count[NODES], begin + 1, t.rows[:, WEIGHT]
+    end, x, weight = count[NODES], begin + 1, t.rows[WEIGHT:]
     while x < end and weight[f.state[x - 1]] >= weight[f.state[x]]:
         x += 1
     if x >= end:
@@ -241,9 +272,9 @@ def _heaviest_first(begin: int, first_arc: int, t: States, f: Fine, count: Any) 
     place[order] = np.arange(begin, end)
     f.state[begin:end], f.here[begin:end] = f.state[begin:end][order], f.here[begin:end][order]
     for x in range(begin, end):
-        f.last[f.state[x]] = x
-    for a in range(first_arc, count[ARCS]):
-        f.target[a] = place[f.target[a] - begin]
+        t.rows[f.state[x] + LAST] = x
+    for a in range(count[ARCS] - count[KEPT]):
+        f.to_node[a] = place[f.to_node[a] - begin]
 
 
 @njit
@@ -251,22 +282,19 @@ def _follow_loop(
     v: int, loop: int, p: Prices, t: States, f: Fine, count: Any, room: Any
 ) -> bool:  # fmt: skip
     """Follow rounds that leave node v of the graph before as it is; return if room is short."""
-    begin, spare, cost = f.first[v], p.cutoff - p.rest[v], loop * p.unit
-    x, first_item = begin, SYMBOLS + len(t.peak)
+    begin, spare, cost, rows = f.first[v], p.cutoff - p.rest[v], loop * p.unit, t.rows
+    x = begin
     while x < count[NODES]:
-        s = before_round(
-            f.state[x], t.bits, t.floor, first_item, t.rows, t.slots, t.row, t.count
-        )  # fmt: skip
-        y = _node(s, begin, count[NODES], f.last, f.state, f.here)
+        y = _node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
         count[NODES] = max(count[NODES], y + 1)
         if _short(count[NODES] - begin, t.count, count, room):
             return True
         x += 1
-    _heaviest_first(begin, count[KEPT], t, f, count)
+    _heaviest_first(begin, t, f, count)
     for x in range(begin, count[NODES]):
-        y, a = f.last[t.rows[f.state[x], ROUND]], count[ARCS]
+        y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
         if y != x and f.here[x] < NEVER and f.here[x] + cost <= spare:
-            f.source[a], f.target[a], f.label[a] = x, y, loop
+            f.from_node[a], f.to_node[a], f.by_label[a] = x, y, loop
             f.here[y] = min(f.here[y], f.here[x] + cost)
             count[ARCS] += 1
     return False
@@ -284,8 +312,9 @@ def product(
     while v < len(graph.loop) and not short:
         if _follow_loop(v, graph.loop[v], p, t, f, count, room):
             return v
-        f.first[v + 1], count[KEPT] = count[NODES], count[ARCS]
-        v, short = _follow(v + 1, graph, labels, p, t, f, count, room)
+        v += 1
+        _by_target(v, f, count)
+        v, short = _follow(v, graph, labels, p, t, f, count, room)
     return v
 
 
@@ -295,6 +324,44 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
     out = np.full(f.first[-1], -1, np.int32)
     for v in range(len(loop)):
         for x in range(f.first[v], f.first[v + 1] if loop[v] >= 0 else 0):
-            if t.rows[f.state[x], ROUND] == f.state[x]:
+            if t.rows[f.state[x] + ROUND] == f.state[x]:
                 out[x] = loop[v]
     return out
+
+
+@njit(allocates=False)
+def thin(
+    v: int, graph: Graph, labels: Labels, p: Prices, here: Any, place: Any, count: Any, room: int
+) -> int:  # fmt: skip
+    """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
+
+    What is least from the start to an arc, the arc and the rest are added up. Of a node that is
+    kept, a cheapest path to the end is kept too. ``place`` has the new number of each node or -1,
+    and ``here`` the cost so far by new number. Returns the first node for which there may be too
+    few labels; the next call goes on with it.
+    """
+    into, source, label, loop = graph
+    rest, low, high = p.rest, labels.low, labels.high
+    while v < len(rest):
+        nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
+        first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
+        here[nodes] = 0 if v == 0 else NEVER
+        for a in range(first, last if rest[v] < NEVER else first):
+            u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
+            if u < 0 or low[old] > spare - here[np.uint64(u)]:
+                continue
+            so_far = here[np.uint64(u)]
+            if high[old] > spare - so_far:  # some of its kinds cost too much
+                if count[LABELS] > room:
+                    return v
+                old = np.uint64(_within(old, spare - so_far, labels, p, count))
+            here[nodes] = min(here[nodes], so_far + low[old])
+            source[arcs], label[arcs] = u, old
+            arcs += _ONE
+        place[v] = -1
+        if here[nodes] < NEVER:
+            place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
+            count[NODES], count[ARCS] = nodes + 1, arcs
+        count[KEPT] = last
+        v += 1
+    return v

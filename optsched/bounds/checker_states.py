@@ -17,11 +17,12 @@ from optsched.problem.kernel import njit
 MAX_CELLS = 600_000_000
 """Max cells of 4 bytes for the states of one level."""
 MARGIN = 512
-"""Room for the states that one node of the graph before adds."""
+"""Room for what one node of the graph before adds."""
 UNKNOWN, REFUSED = -2, -1
-SIZE, WEIGHT, ROUND, JOIN, END, SYMBOLS = range(6)
+SIZE, WEIGHT, ROUND, JOIN, END, LAST, ITEMS, SYMBOLS = range(8)
 """Columns of a state: the number of its items, their weight, the states that follow when a round
-passes, at the join and at the end, then from `SYMBOLS` on the states after a placement."""
+passes, at the join and at the end, its last node in the product, the column of its first item, then
+from `SYMBOLS` on the states after a placement of each symbol that fits."""
 PLACE = 0
 """What arcs do is a column, or this where they place."""
 _ONE = np.uint64(1)
@@ -30,9 +31,10 @@ _ONE = np.uint64(1)
 class States(NamedTuple):
     """A tracker: multisets of (class of floor, weight), or counters if ``bits`` is 0.
 
-    An item is class * 2**bits + weight. Columns of ``rows`` are `SIZE` and so on, one for each
-    symbol of a placement, then the items. A state that may not follow is `REFUSED`, and one that is
-    not computed yet `UNKNOWN`.
+    ``rows`` has the columns of one state after another (`SIZE` and so on), and the number of a
+    state is where its own begin. An item is class * 2**bits + weight. Symbols ascend in peak, and a
+    state has columns only for those that fit beside it. A state that may not follow is `REFUSED`,
+    and one that is not computed yet `UNKNOWN`.
     """
 
     bits: Any
@@ -43,10 +45,10 @@ class States(NamedTuple):
     own: Any  # by symbol, the class of its floor
     floor: Any  # by class
     heavy: Any  # by class, the peaks of its requests, the largest first
-    rows: Any  # by state
+    rows: Any
     slots: Any  # a hash table of the multisets
     row: Any  # items to be looked up
-    count: Any  # of states
+    count: Any  # of cells of ``rows``, and of states
 
 
 @njit(allocates=False)
@@ -59,96 +61,100 @@ def mixed(x: Any) -> np.uint64:
 
 
 @njit(allocates=False)
-def _enter_multisets(items: int, count: int, rows: Any, slots: Any) -> None:
-    """Enter the states in the hash table, which is empty. Items begin at column ``items``."""
-    last = np.uint64(slots.shape[0] - 1)
-    for s in range(count):
-        at = _key(rows[s, items:], rows[s, SIZE]) & last
+def _enter_multisets(cells: int, rows: Any, slots: Any) -> None:
+    """Enter the states in the hash table, which is empty."""
+    last, s = np.uint64(len(slots) - 1), 0
+    while s < cells:
+        at = _key(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
         while slots[at] >= 0:
             at = (at + _ONE) & last
         slots[at] = s
+        s += rows[s + ITEMS] + rows[s + SIZE]
 
 
 @njit(allocates=False)
-def _key(row: Any, size: int) -> np.uint64:
+def _key(first: int, size: int, row: Any) -> np.uint64:
     h = mixed(size + 1)
-    for k in range(size):
+    for k in range(np.uint64(first), np.uint64(first + size)):
         h = mixed(h ^ np.uint64(row[k] + 1))
     return h
 
 
 @njit(allocates=False)
-def _multiset(
-    size: int, weight: Any, first: int, rows: Any, slots: Any, row: Any, count: Any
-) -> Any:  # fmt: skip
-    """Return the number of the state with the items in ``row``. They begin at column ``first``."""
-    last = np.uint64(slots.shape[0] - 1)
-    at = _key(row, size) & last
+def _multiset(size: int, weight: Any, t: States) -> Any:
+    """Return the number of the state with the items in ``t.row``."""
+    rows, slots, row, peak = t.rows, t.slots, t.row, t.peak
+    last = np.uint64(len(slots) - 1)
+    at = _key(0, size, row) & last
     while slots[at] >= 0:
-        s = slots[at]
-        same = rows[s, SIZE] == size
+        s = np.int64(slots[at])
+        same, first = rows[s + SIZE] == size, s + rows[s + ITEMS]
         for k in range(size if same else 0):
-            same &= rows[s, first + k] == row[k]
+            same &= rows[first + k] == row[k]
         if same:
-            return np.int64(s)
+            return s
         at = (at + _ONE) & last
-    new = count[0]
-    for k in range(ROUND, first):
-        rows[new, k] = UNKNOWN
+    new, fit = t.count[0], 0
+    while fit < len(peak) and weight + peak[fit] <= t.capacity:
+        rows[new + SYMBOLS + fit] = UNKNOWN
+        fit += 1
+    first = SYMBOLS + fit
     for k in range(size):
-        rows[new, first + k] = row[k]
-    rows[new, SIZE], rows[new, WEIGHT] = size, weight
-    rows[new, JOIN], rows[new, END] = new, new if size == 0 else REFUSED
+        rows[new + first + k] = row[k]
+    rows[new + SIZE], rows[new + WEIGHT], rows[new + ITEMS] = size, weight, first
+    rows[new + ROUND], rows[new + LAST] = UNKNOWN, -1
+    rows[new + JOIN], rows[new + END] = new, new if size == 0 else REFUSED
     slots[at] = new
-    count[0] += 1
+    t.count[0] += first + size
+    t.count[1] += 1
     return np.int64(new)
 
 
 @njit(allocates=False)
-def before_round(
-    s: Any, bits: int, floor: Any, first: int, rows: Any, slots: Any, row: Any, count: Any
-) -> Any:  # fmt: skip
+def before_round(s: Any, t: States) -> Any:
     """Return the state one round earlier."""
-    if rows[s, ROUND] == UNKNOWN:
+    rows, row, light = t.rows, t.row, (1 << t.bits) - 1
+    if rows[s + ROUND] == UNKNOWN:
         size, weight = 0, np.int64(0)
-        light = (1 << bits) - 1
-        for k in range(first, first + rows[s, SIZE]):
-            item = np.int64(rows[s, k])
+        first = s + rows[s + ITEMS]
+        for k in range(first, first + rows[s + SIZE]):
+            item = np.int64(rows[k])
             w = item & light
-            if w > floor[item >> bits]:
+            if w > t.floor[item >> t.bits]:
                 row[size] = item - 1
                 size += 1
                 weight += w - 1
-        rows[s, ROUND] = _multiset(size, weight, first, rows, slots, row, count)
-    return np.int64(rows[s, ROUND])
+        rows[s + ROUND] = _multiset(size, weight, t)
+    return np.int64(rows[s + ROUND])
 
 
 @njit(allocates=False)
-def after_placing(s: Any, g: Any, t: States, rows: Any, slots: Any, row: Any, count: Any) -> Any:
-    """Return the state with one more request of symbol g, or `REFUSED` if no schedule has it."""
-    own, peak, bits, first = t.own[g], t.peak[g], t.bits, SYMBOLS + len(t.peak)
-    size, weight = rows[s, SIZE], rows[s, WEIGHT] + peak
-    found: Any = REFUSED
-    if weight <= t.capacity:
-        if peak < t.floor[own]:
-            found = s
-        else:
-            heavy, new, light = t.heavy, (own << bits) + peak, (1 << bits) - 1
-            k = size
-            while k > 0 and rows[s, first + k - 1] > new:
-                row[k] = rows[s, first + k - 1]
-                k -= 1
-            row[k] = new
-            for j in range(k):
-                row[j] = rows[s, first + j]
-            rank, right = 0, True
-            for k in range(size, -1, -1):  # the heaviest first
-                if row[k] >> bits == own:
-                    right &= rank < heavy.shape[1] and row[k] & light <= heavy[own, rank]
-                    rank += 1
-            if right:
-                found = _multiset(size + 1, weight, first, rows, slots, row, count)
-    rows[s, SYMBOLS + g] = found
+def after_placing(s: Any, g: Any, t: States) -> Any:
+    """Return the state with one more request of symbol g, which fits, or `REFUSED`.
+
+    No schedule has more live requests above a weight than there are such requests.
+    """
+    own, peak, bits, rows, row = t.own[g], t.peak[g], t.bits, t.rows, t.row
+    size, found = rows[s + SIZE], np.int64(REFUSED)
+    if peak < t.floor[own]:
+        found = np.int64(s)
+    else:
+        heavy, new, light = t.heavy, (own << bits) + peak, (1 << bits) - 1
+        k, first = size, s + rows[s + ITEMS]
+        while k > 0 and rows[first + k - 1] > new:
+            row[k] = rows[first + k - 1]
+            k -= 1
+        row[k] = new
+        for j in range(k):
+            row[j] = rows[first + j]
+        rank, right = 0, True
+        for k in range(size, -1, -1):  # the heaviest first
+            if row[k] >> bits == own:
+                right &= rank < heavy.shape[1] and row[k] & light <= heavy[own, rank]
+                rank += 1
+        if right:
+            found = _multiset(size + 1, rows[s + WEIGHT] + peak, t)
+    rows[s + SYMBOLS + g] = found
     return found
 
 
@@ -194,11 +200,11 @@ def multisets(kinds: Kinds, floors: list[int]) -> States:
     width = min(n, kinds.capacity // min(classes)) + 2
     bits = max(kinds.capacity, max(p for p, _ in pairs)).bit_length()
     numbers = [symbols.index(pair) for pair in pairs]
-    t = _tracker(bits, kinds.capacity, numbers, 8 * MARGIN, len(symbols), width)._replace(
+    t = _tracker(bits, kinds.capacity, numbers, 8 * MARGIN, width)._replace(
         peak=np.array([p for p, _ in symbols]), floor=np.array(classes), heavy=heavy,
         own=np.array([classes.index(up) for _, up in symbols]),
     )  # fmt: skip
-    _multiset(0, 0, SYMBOLS + len(symbols), t.rows, t.slots, t.row, t.count)
+    _multiset(0, 0, t)
     return t
 
 
@@ -229,10 +235,11 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
             raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
     member = [tuple(k in group for group in groups) for k in range(len(kinds.about))]
     symbols = sorted(set(member))
-    if states * (len(symbols) + 8) > MAX_CELLS:
+    if states * (SYMBOLS + len(symbols)) > MAX_CELLS:
         raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
     numbers = [symbols.index(m) for m in member]
-    t = _tracker(0, kinds.capacity, numbers, states, len(symbols), 1)
+    cells = SYMBOLS + len(symbols)  # of a state
+    t = _tracker(0, kinds.capacity, numbers, states * cells, 1)
     budget.spend(states * len(symbols) * (1 + len(groups)) // 8)
     number, step = np.arange(states, dtype=np.int32), 1
     total, right = np.zeros(len(symbols), np.int32), np.ones(states, bool)
@@ -245,34 +252,43 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
                 allowed[j] &= digit < most
                 total[j] += step
         step *= most + 1
+    rows = t.rows.reshape(states, cells)
     for j, may in enumerate(allowed):
-        t.rows[:, SYMBOLS + j] = np.where(may, number + total[j], REFUSED)
-    t.rows[:, ROUND] = t.rows[:, JOIN] = number
-    t.rows[:, END], t.rows[:, WEIGHT] = np.where(right, number, REFUSED), 0
-    t.count[0] = states
+        rows[:, SYMBOLS + j] = np.where(may, (number + total[j]) * cells, REFUSED)
+    rows[:, ROUND] = rows[:, JOIN] = number * cells
+    rows[:, END] = np.where(right, number * cells, REFUSED)
+    rows[:, [SIZE, WEIGHT]], rows[:, LAST], rows[:, ITEMS] = 0, -1, cells
+    t.count[0] = states * cells
     return t
 
 
-def _tracker(
-    bits: int, capacity: int, symbol: list[int], rows: int, symbols: int, width: int
-) -> States:
+def _tracker(bits: int, capacity: int, symbol: list[int], cells: int, width: int) -> States:
     """Return a tracker without states."""
+    symbols = max(symbol) + 1
     alike = np.zeros(symbols, np.uint64)
     for k, g in enumerate(symbol):
         alike[g] |= np.uint64(1 << k)
     none = np.zeros(1, np.int64)
     return States(
         bits, capacity, np.array(symbol), alike, np.zeros(symbols, np.int64), none, none,
-        none.reshape(1, 1), np.empty((rows, SYMBOLS + symbols + width), np.int32),
-        np.full(2 << rows.bit_length(), -1, np.int32), np.empty(width + 1, np.int64),
-        np.zeros(1, np.int64),
+        none.reshape(1, 1), np.empty(cells, np.int32), np.full(2 * MARGIN, -1, np.int32),
+        np.empty(width + 1, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
 
 
-def with_rows(t: States, rows: int) -> States:
-    """Return a tracker with room for so many states, or as it is if it has room or is complete."""
-    if not t.bits or rows <= len(t.rows):
-        return t
-    t = t._replace(rows=wider(t.rows, rows), slots=np.full(2 << rows.bit_length(), -1, np.int32))
-    _enter_multisets(SYMBOLS + len(t.peak), t.count[0], t.rows, t.slots)
-    return t
+def with_room(t: States, new: int) -> tuple[States, tuple[int, int]]:
+    """Return a tracker with room for so many new states, and how far it may then be filled.
+
+    There is room for twice the cells that are there, and a quarter of the hash table is free.
+    """
+    if not t.bits:
+        return t, (2 * MAX_CELLS, 2 * MAX_CELLS)
+    cells, states = t.count.tolist()
+    # A state has no more cells than its columns, one for each symbol, and the items.
+    margin = new * (SYMBOLS + len(t.peak) + len(t.row))
+    if len(t.rows) < 2 * (cells + margin):
+        t = t._replace(rows=wider(t.rows, min(16 * cells, MAX_CELLS) + 4 * margin))
+    if len(t.slots) < 2 * (states + new):
+        t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
+        _enter_multisets(cells, t.rows, t.slots)
+    return t, (len(t.rows) - margin, 3 * len(t.slots) // 4 - new)
