@@ -277,7 +277,18 @@ class Relaxation:
 
         The fewer paths are left, the less do their nodes grow in the next graph. Measured: with x
         = (target - bound) / (value - bound), the logarithm of the growth is about x (2 - x) of that
-        of all paths, or less. ``target`` may be an array.
+        of all paths, or less.
+
+        Parameters
+        ----------
+        target : int or ndarray of int
+        value : int
+            The total latency of the known schedule.
+
+        Returns
+        -------
+        float or ndarray of float
+            Between 0 and 1.
         """
         bound = self.graph_bound
         part = np.clip((target - bound) / max(1, value - bound), 0.0, 1.0)
