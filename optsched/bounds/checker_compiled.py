@@ -106,8 +106,8 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
 
 
 def _roomy(array: Any, rows: int) -> Any:
-    """Return the array with room for twice as many rows as are filled, and `MARGIN`."""
-    return array if len(array) >= 2 * (rows + MARGIN) else wider(array, 4 * (rows + MARGIN))
+    """Return the array with room for four times as many rows if so many nearly fill it."""
+    return array if len(array) >= rows + 2 * MARGIN else wider(array, 4 * (rows + MARGIN))
 
 
 def fits(
@@ -242,8 +242,8 @@ class Compiled:
         ):  # fmt: skip
             if found > most:
                 raise Rejected(f"a level of more than {most} {what}; too large to check")
-        # There is room for twice what is there, since nodes that were short of it are made again.
-        # Arrays with less get more: only rows that are written take memory, and copies take time.
+        # Only rows that are written take memory, and copies take time. What is short of room gets
+        # more than twice of it, since the node that was short is made again.
         by_node = (_roomy(column, nodes) for column in fine[1:4])
         by_arc = (_roomy(column, arcs + nodes) for column in fine[4:])
         tracker, states = with_room(tracker, len(tracker.peak) + 2)

@@ -279,16 +279,16 @@ def _tracker(bits: int, capacity: int, symbol: list[int], cells: int, width: int
 def with_room(t: States, new: int) -> tuple[States, tuple[int, int]]:
     """Return a tracker with room for so many new states, and how far it may then be filled.
 
-    There is room for twice the cells that are there, and a quarter of the hash table is free.
+    There is always room for so many, and a quarter of the hash table is free.
     """
     if not t.bits:
         return t, (2 * MAX_CELLS, 2 * MAX_CELLS)
     cells, states = t.count.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
     margin = new * (SYMBOLS + len(t.peak) + len(t.row))
-    if len(t.rows) < 2 * (cells + margin):
+    if len(t.rows) < cells + 2 * margin:
         t = t._replace(rows=wider(t.rows, min(16 * cells, MAX_CELLS) + 4 * margin))
-    if len(t.slots) < 2 * (states + new):
+    if 3 * len(t.slots) // 4 < states + 2 * new:
         t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
         _enter_multisets(cells, t.rows, t.slots)
     return t, (len(t.rows) - margin, 3 * len(t.slots) // 4 - new)
