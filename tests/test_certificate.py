@@ -25,8 +25,8 @@ from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app
 from optsched.files.read_write import read_instance, write_instance, write_json
+from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.prove import prove_all
-from optsched.optimize.ramp.relaxation import ramp_leaf
 from optsched.optimize.search.anytime import explore
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget

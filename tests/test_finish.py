@@ -24,11 +24,12 @@ from optsched.bounds.checker_enumerate import larger_kinds
 from optsched.bounds.checker_parts import Rejected, columns_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
+from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
-from optsched.optimize.ramp.relaxation import Level, Relaxation, ramp_leaf
+from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.ramp.second_thread import Helper
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance

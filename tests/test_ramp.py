@@ -17,6 +17,7 @@ from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
     climb,
     graph as ramp_graph,
+    kinds as ramp_kinds,
     product as ramp_product,
     prove,
     refine,
@@ -24,10 +25,12 @@ from optsched.optimize.ramp import (
     second_thread,
     tracker as ramp_tracker,
 )
+from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.jobs import most_completed, needed_clock, periods
+from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
-from optsched.optimize.ramp.relaxation import Relaxation, ramp_leaf, unsupported
+from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.ramp.second_thread import Helper
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
@@ -402,7 +405,7 @@ def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # At most 3 kinds: those of equal floors become one, the smaller and earlier of each pair.
-    monkeypatch.setattr(ramp, "MAX_KINDS", 3)
+    monkeypatch.setattr(ramp_kinds, "MAX_KINDS", 3)
     rng = np.random.default_rng(21)
     merged = weaker = 0
     for turn in range(250):

@@ -25,8 +25,9 @@ from optsched.optimize.ramp.climb import CLOCKED_SHARE
 from optsched.optimize.ramp.floors import count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
-from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation, unsupported
+from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.instance import Instance

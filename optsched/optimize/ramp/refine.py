@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.ramp.beam import beam
+from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.climb import Climb
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
 from optsched.optimize.ramp.floors import Ladder
 from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import Jobs
-from optsched.optimize.ramp.relaxation import MAX_NODES, Level, Relaxation
+from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
 from optsched.optimize.search.orders import Annealing
 
@@ -80,7 +81,7 @@ class Proof:
     denominator : int
         The denominator of the multipliers.
     levels : sequence of Level
-        The chain that proves the bound (`optsched.optimize.ramp.relaxation.ramp_leaf`).
+        The chain that proves the bound (`optsched.optimize.ramp.chain.ramp_leaf`).
     note : str
         The reason why the refinement ended.
     """

@@ -51,13 +51,7 @@ a group were placed. A counter allows at most as many placements as there are su
 exactly as many at the end. If every kind is counted and f' = f, a path *is* a schedule of the same
 cost. So refinement ends at the optimum.
 
-**Kinds.** Requests of equal prompt, output and arrival are one kind. If there are more than
-`MAX_KINDS`, the two kinds of equal floor that differ least are merged, with the smaller peak and
-the earlier completion. Then less is live and more may complete, so every schedule is still a path.
-The limits on items above a weight stay those of the requests. After a merge, a path on which all
-kinds are counted need not be a schedule, so refinement may end below the optimum. Every path of
-separate requests is also a path of merged kinds. So a checker that keeps the requests separate
-finds a bound that is at least as high.
+Similar kinds of requests are merged if there are too many (`optsched.optimize.ramp.kinds`).
 
 Limits on batches and a ban on hybrid batching only rule schedules out, so the bound stays valid
 under them. It also holds for schedules with restarts: the last run of each request is
@@ -79,13 +73,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock
+from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
 
-MAX_KINDS = 128
-"""The max number of kinds in one busy period. Labels are masks of so many bits, so beyond this
-number similar kinds are merged."""
-MAX_CLOCK = 4_000_000
-"""The max of (rounds with a clock) x (requests) in one busy period."""
 try:
     _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 except (AttributeError, ValueError, OSError):  # not on every system
@@ -94,34 +85,9 @@ MAX_NODES = min(128_000_000, _MEMORY // 250)
 """The max number of nodes of a graph. A node takes about 120 bytes while a level is built, and
 graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
-_SCALE = 100
-_BEYOND = 2**28  # every cost of a path stays below, far from `graph.INFINITE`
 _PATHS = 150
 _LARGE, _PARTS = 2_000_000, 8
 """With more nodes, multipliers are improved on one part in so many of them first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Level:
-    """One step of the chain that led to a bound: a tracker, then multipliers.
-
-    A level without floors and without counters only deletes, by the multipliers of the level
-    before.
-
-    Parameters
-    ----------
-    floors : ndarray of int64, shape (n,), or None
-        The floor of each request's class in tokens, if the tracker is a multiset.
-    counters : list of list of int
-        The groups of requests that are counted, if the tracker is a row of counters.
-    multipliers : ndarray of int64, shape (n,), or None
-        pi_i times the denominator. The last level may have none: schedules are then enumerated
-        (`optsched.optimize.ramp.finish`).
-    """
-
-    floors: NDArray[np.int64] | None
-    counters: list[list[int]]
-    multipliers: NDArray[np.int64] | None
 
 
 @dataclass(eq=False)
@@ -177,15 +143,15 @@ class Relaxation:
 
         self._kernels, self._products, self._trackers = ramp_graph, ramp_product, ramp_tracker
         jobs = self.jobs
-        self.ready, self.peak, self.floor, self.kind_of, self.copies = _kinds(jobs)
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged_kinds(jobs)
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
-        self.scale = _scale(jobs)
+        self.scale = scale_of(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         self.labels = ramp_graph.new_labels(jobs.n, self.clock)
         self.graph = self._base()
-        self.backward: Any = np.full(self.graph.nodes, -_BEYOND, dtype=np.int32)
+        self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
         self._chain: list[Level] = []
         self._deleted = False
@@ -204,7 +170,7 @@ class Relaxation:
         self.bound = max(self.bound, int(jobs.output.sum()))
 
     def _clipped(self, pi: NDArray[Any]) -> NDArray[np.int64]:
-        most = _BEYOND // (4 * self.jobs.n)
+        most = BEYOND // (4 * self.jobs.n)
         return np.clip(np.rint(pi), -most, most).astype(np.int64)
 
     def _base(self) -> Any:
@@ -462,7 +428,7 @@ class Relaxation:
 
     def _refine(self, tracker: Any, level: Level, most: int) -> None:
         per_state = 4 * (tracker.symbols + tracker.width + 7)
-        cutoff = self.cutoff if self._chain else 2 * _BEYOND
+        cutoff = self.cutoff if self._chain else 2 * BEYOND
         nodes = min(most, MAX_NODES)
         graph = self._products.product(
             self.graph,
@@ -667,104 +633,3 @@ class Relaxation:
             self.graph, self._values(self.pi)[0], self.backward, cutoff
         )
         self._deleted |= (self.graph.nodes, self.graph.arcs) != before
-
-
-def _kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
-    """Return ready, peak and floor of each kind, each request's kind, and each kind's copies."""
-    triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
-    kinds, kind_of, copies = np.unique(
-        triples, axis=0, return_inverse=True, return_counts=True
-    )  # fmt: skip
-    kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
-    while len(kinds) > MAX_KINDS:
-        ready, peak, floor = kinds.T
-        heavy, light = np.maximum.outer(peak, peak), np.minimum.outer(peak, peak)
-        cost = (heavy - light) * (heavy + light) / 2
-        if jobs.arrival.any():
-            cost += np.abs(np.subtract.outer(ready, ready)) * light
-        cost = cost * np.minimum.outer(copies, copies)
-        cost[np.not_equal.outer(floor, floor) | np.eye(len(kinds), dtype=bool)] = np.inf
-        i, j = sorted(int(k) for k in np.unravel_index(np.argmin(cost), cost.shape))
-        kinds[i] = np.minimum(kinds[i], kinds[j])
-        copies[i] += copies[j]
-        kinds, copies = np.delete(kinds, j, axis=0), np.delete(copies, j)
-        kind_of = np.where(kind_of == j, i, kind_of - (kind_of > j))
-    return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
-
-
-def unsupported(jobs: Jobs) -> str:
-    """Return why the relaxation cannot be set up for a busy period.
-
-    Parameters
-    ----------
-    jobs : Jobs
-
-    Returns
-    -------
-    str
-        One line, or an empty string if the relaxation can be set up.
-    """
-    floors = len(np.unique(jobs.first_kv))
-    if floors > MAX_KINDS:
-        return f"found {floors} lengths of prompts in a busy period; expected at most {MAX_KINDS}"
-    clock = needed_clock(jobs)
-    if clock * jobs.n > MAX_CLOCK:
-        return (
-            f"found {clock} rounds with a clock for {jobs.n} requests; expected a product of at "
-            f"most {MAX_CLOCK}"
-        )
-    if (jobs.capacity + 1) * jobs.n >= 2**31:
-        return (
-            f"found a KV capacity of {jobs.capacity} for {jobs.n} requests; expected "
-            "(capacity + 1) * requests < 2**31"
-        )
-    if _scale(jobs) < 1:
-        return "found total latencies too large for 32-bit sweeps; expected fewer or shorter runs"
-    return ""
-
-
-def _scale(jobs: Jobs) -> int:
-    """Return the denominator of the multipliers: path costs must stay below `_BEYOND`."""
-    rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
-    return int(min(_SCALE, _BEYOND // (2 * rounds * jobs.n)))
-
-
-def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
-    """Return a certificate's leaf from the chains of all busy periods of an instance.
-
-    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
-    ...]}``, the periods in order of time, their requests in order of (arrival, index), as
-    `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
-    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
-    multiplier (over the denominator) per request of the period; a counter lists the positions of
-    identical requests in the period; a level with neither only deletes. In the last level
-    ``multipliers`` may be null: schedules are enumerated. ``value`` is what the
-    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
-    sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
-
-    Parameters
-    ----------
-    chains : sequence of (Jobs, value, denominator, clock, levels)
-        See `Relaxation`: ``bound``, ``scale``, ``clock`` and ``levels``.
-    """
-    return {
-        "relaxation": "ramp",
-        "periods": [
-            {
-                "value": int(value),
-                "denominator": int(denominator),
-                "clock": int(clock),
-                "levels": [
-                    {
-                        "floors": None if level.floors is None else level.floors.tolist(),
-                        "counters": level.counters,
-                        "multipliers": (
-                            None if level.multipliers is None else level.multipliers.tolist()
-                        ),
-                    }
-                    for level in levels
-                ],
-            }
-            for _, value, denominator, clock, levels in chains
-        ],
-    }

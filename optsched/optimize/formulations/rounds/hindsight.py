@@ -173,7 +173,7 @@ def _choose(task: Task) -> str:
 def _suits_ramp(instance: Instance) -> bool:
     """Whether the ramp relaxation's states are few enough to be of use."""
     from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.relaxation import unsupported
+    from optsched.optimize.ramp.kinds import unsupported
 
     if not _CPSAT_PROVES < instance.n <= RAMP_REQUESTS or instance.kv_capacity > RAMP_CAPACITY:
         return False

@@ -84,7 +84,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     import numba
 
     from optsched.bounds.certificate import make_certificate
-    from optsched.optimize.ramp.relaxation import ramp_leaf
+    from optsched.optimize.ramp.chain import ramp_leaf
 
     instance = task.instance
     starts = np.empty(instance.n, dtype=np.int64)
