@@ -127,6 +127,21 @@ def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
         assert groups() == expected
 
 
+def test_nodes_that_place_nothing_share_a_row_and_none_has_the_first() -> None:
+    # The last placement of the kind of the first group reads a window that begins before the row of
+    # the last node.
+    relaxation = Relaxation(periods(Instance([0] * 2, [2, 3], [2, 1], kv_capacity=9))[0], 100)
+    relaxation.use_floors(coarse_to_fine(relaxation)[0])
+    relaxation.ascend()
+    graph, costs = ramp_finish.paths_of(relaxation), counters.costs_of(relaxation)
+    row, rows = counters.rows_of(graph, costs.kind)
+    last = len(row) - 1
+    alike = [u for u in range(last) if row[u] == row[last]]
+    assert alike
+    assert all(graph.arc_target[graph.arc_start[u]] >= last - len(alike) for u in alike)
+    assert sorted(set(row.tolist())) == list(range(1, rows))
+
+
 @pytest.mark.slow
 def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_requests() -> None:
     check_enumeration(2, 5000, 6, 20)
