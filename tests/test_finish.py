@@ -17,11 +17,13 @@ from sweeps import parts
 from test_certificate import corrupted
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
-from optsched.bounds import checker_enumerate, checker_parts, checker_ramp
+from optsched.bounds import checker_compiled, checker_enumerate, checker_parts, checker_ramp
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
-from optsched.bounds.checker_parts import Rejected, columns_of
+from optsched.bounds.checker_parts import Budget, Rejected, columns_of
+from optsched.bounds.checker_plain import base
+from optsched.bounds.checker_product import LABELS, Graph, label_of
 from optsched.bounds.checker_ramp import check_ramp
 from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
@@ -124,6 +126,21 @@ def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     ):
         monkeypatch.setattr(counters, "_BYTES", most)
         assert groups() == expected
+
+
+def test_nodes_that_place_nothing_share_a_row_and_none_has_the_first() -> None:
+    # The last placement of the kind of the first group reads a window that begins before the row of
+    # the last node.
+    relaxation = Relaxation(periods(Instance([0] * 2, [2, 3], [2, 1], kv_capacity=9))[0], 100)
+    relaxation.use_floors(coarse_to_fine(relaxation)[0])
+    relaxation.ascend()
+    graph, costs = ramp_finish.paths_of(relaxation), counters.costs_of(relaxation)
+    row, rows = counters.rows_of(graph, costs.kind)
+    last = len(row) - 1
+    alike = [u for u in range(last) if row[u] == row[last]]
+    assert alike
+    assert all(graph.arc_target[graph.arc_start[u]] >= last - len(alike) for u in alike)
+    assert sorted(set(row.tolist())) == list(range(1, rows))
 
 
 @pytest.mark.slow
@@ -529,3 +546,52 @@ def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
         leaf = {"relaxation": "ramp", "periods": [period]}
         with suppress(Rejected):
             assert check_ramp(columns_of(instance), leaf) <= 13
+
+
+def narrowed(seed: int) -> tuple[Any, ...]:
+    """Return what is left of a small graph of any arcs and labels below any cutoff."""
+    rng, kinds = np.random.default_rng(seed), [(0, peak, 1) for peak in range(2, 8)]
+    graph, ones = base(kinds, [1] * 6, 30, 0, Budget()), [1] * 6
+    engine = checker_compiled.Compiled(graph, kinds, ones, 30, 0, Budget())
+    into, source, label = [0], [], []
+    for v in range(12):
+        for u in sorted(rng.choice(v, min(v, int(rng.integers(0, 6))), replace=False).tolist()):
+            mask = np.uint64(rng.integers(1, 64))
+            source.append(u)
+            label.append(label_of(mask, engine.labels, np.zeros(6, np.int64), engine.count))
+        into.append(len(source))
+    engine.graph = Graph(
+        np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1)
+    )
+    pi = rng.integers(0, 9, 6).tolist()
+    least = engine.bound(pi, 1)
+    left = least is not None and engine._thin(pi, 1, least + int(rng.integers(0, 12)))
+    masks = engine.labels.mask[engine.graph.label]
+    return left, *(x.tolist() for x in (*engine.graph[:2], masks, engine.rest))
+
+
+def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What is kept is written over the arcs of before. So no arc may be read again.
+    thin = checker_compiled.thin
+    roomy = [narrowed(seed) for seed in range(200)]
+    assert sum(graph[0] for graph in roomy) > 100
+
+    def one_label_at_a_time(*args: Any) -> int:
+        *others, count, _ = args
+        return int(thin(*others, count, int(count[LABELS])))
+
+    monkeypatch.setattr(checker_compiled, "thin", one_label_at_a_time)
+    assert [narrowed(seed) for seed in range(200)] == roomy
+
+
+def test_more_equal_requests_than_a_group_tells_apart_are_enumerated() -> None:
+    for n in (15, 16, 20):
+        instance, leaf = forged(n, 2, 6)
+        optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each
+        leaf["periods"][0]["value"] = optimum
+        assert check_ramp(columns_of(instance), leaf) == optimum
+        leaf["periods"][0]["value"] = optimum + 1
+        with pytest.raises(Rejected, match="found a schedule below"):
+            check_ramp(columns_of(instance), leaf)

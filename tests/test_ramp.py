@@ -575,6 +575,24 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
     assert check_ramp(columns_of(instance), leaf) == relaxation.bound
 
 
+def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
+    instance = generate("jaillet-model-1", seed=4, n=14)
+    jobs = periods(instance)[0]
+    annealing = Annealing(jobs, np.random.default_rng(0))
+    relaxation = Relaxation(jobs, annealing.value)
+    proof = refine.Proof(jobs, annealing.starts, annealing.value, 0)
+    nothing: Any = len  # it is not called
+    refinement = refine.Refinement(
+        relaxation, proof, annealing, None, nothing, nothing, nothing, 0.0
+    )  # fmt: skip
+    refinement.climb.take(0, 10**6, annealing.value)
+    relaxation.ascend()
+    last = relaxation.bound + 1
+    for proved in (relaxation.bound, last + 3):
+        proof.bound = proved
+        assert max(last, proved) < refinement._further(last, 1.0) <= annealing.value
+
+
 def test_bounds_of_a_stopped_run_are_certified_too() -> None:
     instance = generate("jaillet-model-1", seed=4, n=14)
     jobs = periods(instance)[0]

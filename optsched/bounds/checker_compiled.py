@@ -105,6 +105,11 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
     return price
 
 
+def _limit(found: int, most: int, what: str) -> None:
+    if found > most:
+        raise Rejected(f"a level of more than {most} {what}; too large to check")
+
+
 def _roomy(array: Any, rows: int) -> Any:
     """Return the array with room for four times as many rows if so many nearly fill it."""
     return array if len(array) >= rows + 2 * MARGIN else wider(array, 4 * (rows + MARGIN))
@@ -220,7 +225,8 @@ class Compiled:
     def _thin(self, pi: list[int], unit: int, cutoff: int) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
         (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
-        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
+        here, place = np.full(len(loop) + 1, NEVER), np.empty(len(loop), np.int32)
+        here[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
         while v < len(loop):
             self._more_labels(2 * int(self.count[LABELS]) + 4 * MARGIN, 0)
@@ -237,11 +243,9 @@ class Compiled:
         nodes, arcs, labels, parts, _ = self.count.tolist()
         cells = int(tracker.count[0])
         for found, most, what in (
-            (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells"),
-            (labels, MAX_LABELS, "labels"),
+            (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells")
         ):  # fmt: skip
-            if found > most:
-                raise Rejected(f"a level of more than {most} {what}; too large to check")
+            _limit(found, most, what)
         # Only rows that are written take memory, and copies take time. What is short of room gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_roomy(column, nodes) for column in fine[1:4])
@@ -253,7 +257,8 @@ class Compiled:
         return tracker, fine, np.array([*(x - MARGIN for x in full), 0, *states])
 
     def _more_labels(self, labels: int, parts: int) -> None:
-        """Make room for so many labels and so many parts of theirs."""
+        """Make room for so many labels and so many parts of theirs, unless there are too many."""
+        _limit(int(self.count[LABELS]), MAX_LABELS, "labels")
         *columns, part, _ = self.labels
         slots = np.full(2 << labels.bit_length(), -1, np.int32)
         wide = [*(wider(column, labels) for column in columns), wider(part, parts), slots]

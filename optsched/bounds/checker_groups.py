@@ -125,9 +125,9 @@ def tables(
     nodes, width = len(rest), int(group.first[-1])
     flat = np.full(nodes * width + MOST, TOP, np.uint8)
     flat[(nodes - 1) * width + group.first[:-1]] = 0
-    column, size = np.arange(MOST), np.diff(group.first)
+    column, size = np.arange(MOST), np.diff(group.first, append=group.first[-1])
     # By group, and by kind: 0 for the columns from its first one on that are its own (and have
-    # one of the kind left), 255 for the others.
+    # one of the kind left), 255 for the others. A kind without a group has none.
     foreign = np.where(column < size[:, None], 0, TOP).astype(np.uint8)
     barred = np.where(group.holds, foreign[group.of], TOP).astype(np.uint8)
     save = np.empty(MOST, np.uint8)

@@ -337,15 +337,14 @@ def thin(
 
     What is least from the start to an arc, the arc and the rest are added up. Of a node that is
     kept, a cheapest path to the end is kept too. ``place`` has the new number of each node or -1,
-    and ``here`` the cost so far by new number. Returns the first node for which there may be too
-    few labels; the next call goes on with it.
+    and ``here`` the cost so far by new number, `NEVER` at first but for the first node. Returns the
+    node at which there may be too few labels; the next call goes on with the next of its arcs.
     """
     into, source, label, loop = graph
     rest, low, high = p.rest, labels.low, labels.high
     while v < len(rest):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
-        here[nodes] = 0 if v == 0 else NEVER
         for a in range(first, last if rest[v] < NEVER else first):
             u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[old] > spare - here[np.uint64(u)]:
@@ -353,6 +352,7 @@ def thin(
             so_far = here[np.uint64(u)]
             if high[old] > spare - so_far:  # some of its kinds cost too much
                 if count[LABELS] > room:
+                    count[ARCS], count[KEPT] = arcs, a
                     return v
                 old = np.uint64(_within(old, spare - so_far, labels, p, count))
             here[nodes] = min(here[nodes], so_far + low[old])

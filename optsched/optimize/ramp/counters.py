@@ -145,9 +145,9 @@ def counters_of(
     masks = _masks(groups, r.copies)
     flat = np.empty(rows * width + WINDOW, dtype=np.uint8)
     table = flat[: rows * width].reshape(rows, width)
-    table[0] = TOP
-    table[0, groups.first[:-1]] = 0
-    table[0] &= masks[-1]
+    table[1] = TOP  # of the last node
+    table[1, groups.first[:-1]] = 0
+    table[1] &= masks[-1]
     row, save = np.empty(width + WINDOW, dtype=np.uint8), np.empty(WINDOW, dtype=np.uint8)
     for last in range(nodes - 1, 0, -_CHUNK):
         if r.stop[0] or (over is not None and over()):
@@ -205,11 +205,12 @@ def kinds_by_label(mask: Any) -> Any:
 def rows_of(graph: Paths, kind: Any) -> Any:
     """Return the row of each node, from the last node on, and how many rows there are.
 
-    ``kind`` is the cheapest kind of each label of arcs, or -1 where it places nothing.
+    ``kind`` is the cheapest kind of each label of arcs, or -1 where it places nothing. No node has
+    row 0, since a window may begin before the row that it is read for.
     """
     arc_start, arc_target, arc_label = graph.arc_start, graph.arc_target, graph.arc_label
     last = arc_start.shape[0] - 2
-    row, rows = np.zeros(last + 1, dtype=np.uint32), 1
+    row, rows = np.ones(last + 1, dtype=np.uint32), 2
     for u in range(last - 1, -1, -1):
         a = arc_start[u]
         if arc_start[u + 1] - a == 1 and kind[arc_label[a]] < 0:

@@ -223,11 +223,15 @@ class Refinement:
         return True
 
     def _further(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes that the target ``last`` has taken."""
+        """Return the target for ``factor`` times the nodes that the target ``last`` has taken.
+
+        It is above what is proved: the second thread may have gone on meanwhile.
+        """
         value, relaxation = self.annealing.value, self.climb.relaxation
         sizes = relaxation.sizes(self.climb.plan(math.inf)[1], value)
         nodes = factor * sizes[last - 1 - relaxation.bound]
-        target = max(last + 1, relaxation.bound + int(np.searchsorted(sizes, nodes, side="right")))
+        target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
+        target = max(target, last + 1, self.proof.bound + 1)
         return value if value - last <= _NEARLY * (target - last) else target
 
     def _settle(self) -> None:
