@@ -399,6 +399,23 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
     assert refusals > 5
 
 
+def test_sixty_six_kinds_are_enumerated_one_after_another() -> None:
+    # No two fit together, so that all orders cost the same; the graph before lets all of them fit.
+    n = 66
+    instance = Instance([0] * n, range(100, 100 + n), [1] * n, kv_capacity=100 + n)
+    optimum = n * (n + 1) // 2
+    steps = [
+        {"floors": [101 + n] * n, "counters": [], "multipliers": [0] * n},
+        {"floors": None, "counters": [], "multipliers": None},
+    ]
+    period = {"value": optimum, "denominator": 1, "clock": 0, "levels": steps}
+    leaf = {"relaxation": "ramp", "periods": [period]}
+    assert check_ramp(columns_of(instance), leaf) == optimum
+    period["value"] += 1
+    with pytest.raises(Rejected, match="found a schedule below"):
+        check_ramp(columns_of(instance), leaf)
+
+
 def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]]:
     """Return equal requests, and a leaf whose free multipliers delete nothing."""
     instance = Instance([0] * n, [1] * n, [output] * n, kv_capacity=capacity)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
+from optsched.bounds import checker_ramp
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_parts import columns_of
 from optsched.bounds.checker_ramp import check_ramp
@@ -556,7 +557,9 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     assert result.status == "feasible"
 
 
-def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
+def test_seventy_kinds_stay_separate_and_have_a_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(0)
     instance = Instance(np.zeros(70), rng.integers(1, 4, 70), np.arange(1, 71), kv_capacity=75)
     jobs = periods(instance)[0]
@@ -571,8 +574,36 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
     relaxation.count([3, 68])
     relaxation.ascend(evaluations=5)
     assert jobs.output.sum() < relaxation.bound < annealing.value
-    leaf = ramp_leaf([(jobs, relaxation.bound, relaxation.scale, 0, relaxation.levels)])
-    assert check_ramp(columns_of(instance), leaf) == relaxation.bound
+    for claim in (relaxation.bound, relaxation.bound + 1):
+        leaf = ramp_leaf([(jobs, claim, relaxation.scale, 0, relaxation.levels)])
+        for few in (0, 10**6):  # compiled, and plain
+            monkeypatch.setattr(checker_ramp, "FEW", few)
+            assert check_ramp(columns_of(instance), leaf) == relaxation.bound
+
+
+@pytest.mark.parametrize("n", [63, 64, 65, 66, 70])
+def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only requests 61, ... differ in price. Each level after the first tells some of them apart.
+    instance = Instance([0] * n, [1] * n, range(1, n + 1), kv_capacity=n + 2)
+    rng = np.random.default_rng(n)
+    free = [[n + 2] * n, [n - 1] * n]
+    for k in range(61, n):
+        chains = [(floors, []) for floors in free] + [(None, [[k]]), (None, [[61, k], [n - 1]])]
+        levels = []
+        for floors, counters in chains:
+            multipliers = [60] * n
+            multipliers[61:] = rng.integers(30, 300, n - 61).tolist()
+            level = {"floors": floors, "counters": counters, "multipliers": multipliers}
+            levels.append(level)
+        found = []
+        for few in (0, 10**6):
+            monkeypatch.setattr(checker_ramp, "FEW", few)
+            period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
+            leaf = {"relaxation": "ramp", "periods": [period]}
+            found.append(check_ramp(columns_of(instance), leaf))
+        assert found[0] == found[1]
 
 
 def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:

@@ -31,6 +31,7 @@ from optsched.bounds.checker_product import (
     label_of,
     learn,
     loops,
+    places,
     product,
     thin,
 )
@@ -41,9 +42,11 @@ from optsched.bounds.checker_states import (
     MAX_CELLS,
     PLACE,
     ROUND,
+    WORDS,
     Kinds,
     States,
     counters,
+    mask_of,
     multisets,
     wider,
     with_room,
@@ -100,7 +103,7 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
         least = rounds[label] if label < fixed else np.int64(NEVER // 4)
         price[label, 0], price[label, 1] = least, -1
         for k in range(len(cost)):
-            if (mask[label] >> np.uint64(k)) & _ONE and cost[k] < price[label, 0]:
+            if places(mask, label, k) and cost[k] < price[label, 0]:
                 price[label, 0], price[label, 1] = cost[k], k
     return price
 
@@ -133,7 +136,7 @@ def fits(
     n = len(requests)
     step = n * unit + max(map(abs, numbers), default=0)
     return (
-        kinds <= 60
+        kinds <= 64 * WORDS
         and n <= 255
         and max(sizes) < 2**24
         and (kinds + 1) << max(capacity, *sizes).bit_length() < 2**31
@@ -157,7 +160,7 @@ class Compiled:
         self.fixed = len(fixed)
         none = np.zeros(0, np.int64)
         self.labels = Labels(
-            none, none, none.astype(np.uint64), none, none, none, none,
+            none, none, np.zeros((0, WORDS), np.uint64), none, none, none, none,
             np.zeros((0, 2), np.int32), none,
         )  # fmt: skip
         self._more_labels(len(fixed) + 4 * MARGIN, 4 * MARGIN)
@@ -166,9 +169,9 @@ class Compiled:
         number, place = {}, {pair: at for at, pair in enumerate(fixed)}
         for at, label in enumerate(base.labels):
             kind = {"round": ROUND, "join": JOIN, "end": END, "place": PLACE}[label.what]
-            mask = np.uint64(sum(1 << k for k in label.kinds))
             if kind == PLACE:
-                number[at] = label_of(mask, self.labels, np.zeros(len(kinds), np.int64), self.count)
+                free = np.zeros(len(kinds), np.int64)
+                number[at] = label_of(*mask_of(label.kinds), self.labels, free, self.count)
             else:
                 number[at] = place[kind, label.rounds]
         nodes = len(base.loop)
@@ -213,7 +216,7 @@ class Compiled:
         """Note what labels cost. Before the first multipliers, there is no cutoff."""
         cost, labels, some = -np.array(pi, dtype=np.int64), self.labels, slice(self.fixed)
         order = np.argsort(cost, kind="stable")
-        masks = np.concatenate([[0], np.cumsum(1 << order)]).astype(np.uint64)
+        masks = np.array([mask_of(order[:few]) for few in range(len(order) + 1)], np.uint64)
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
         learn(self.fixed, int(self.count[LABELS]), labels, cost)

@@ -82,8 +82,8 @@ def moves(mask: Any, price: Any, cost: Any, kinds: Groups) -> Moves:
 
     Parameters
     ----------
-    mask : ndarray of uint64
-        The kinds that each label places.
+    mask : ndarray of uint64, shape (labels, words)
+        The kinds that each label places, as bits.
     price : ndarray of int64, shape (labels, 2)
         The least cost of each label, and the kind of this cost or -1.
     cost : ndarray of int64
@@ -94,8 +94,8 @@ def moves(mask: Any, price: Any, cost: Any, kinds: Groups) -> Moves:
     -------
     Moves
     """
-    bits = np.arange(len(cost), dtype=np.uint64)
-    there = (mask[:, None] >> bits & np.uint64(1)).astype(bool)
+    bits = np.unpackbits(mask.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    there = bits[:, : len(cost)].astype(bool)
     best = price[:, 1]
     # A kind without a group has no column that it could lower, so all others are outside.
     home = np.where(best >= 0, kinds.of[best], -1)

@@ -52,7 +52,7 @@ class Labels(NamedTuple):
 
     what: Any  # `PLACE`, or the tracker's column
     rounds: Any
-    mask: Any
+    mask: Any  # of the kinds that it places (`mask_of`)
     low: Any  # the least and the largest cost
     high: Any
     first: Any  # the parts that the tracker tells apart, from here on; -1 if not known yet
@@ -90,33 +90,40 @@ class Fine(NamedTuple):
 
 
 @njit(allocates=False)
+def places(masks: Any, label: int, k: int) -> bool:
+    """Whether the label places kind k."""
+    return bool(masks[label, k // 64] >> np.uint64(k % 64) & _ONE)
+
+
+@njit(allocates=False)
 def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
     """Note what the labels first, ..., end - 1, which place, cost; no parts are known."""
     for label in range(first, end):
         low, high = np.int64(NEVER), np.int64(-NEVER)
         for k in range(cost.shape[0]):
-            if (labels.mask[label] >> np.uint64(k)) & _ONE:
+            if places(labels.mask, label, k):
                 low, high = min(low, cost[k]), max(high, cost[k])
         labels.low[label], labels.high[label], labels.first[label] = low, high, -1
 
 
 @njit(allocates=False)
-def _slot(mask: Any, masks: Any, slots: Any) -> Any:
-    """Return the place of a mask in the hash table, or the empty one where it belongs."""
+def _slot(one: Any, two: Any, masks: Any, slots: Any) -> Any:
+    """Return the place of a mask of two words in the hash table, or the empty one for it."""
     last = np.uint64(slots.shape[0] - 1)
-    at = mixed(mask) & last
-    while slots[at] >= 0 and masks[slots[at]] != mask:
+    at = mixed(one ^ mixed(two)) & last
+    while slots[at] >= 0 and (masks[slots[at], 0] != one or masks[slots[at], 1] != two):
         at = (at + _ONE) & last
     return at
 
 
 @njit(allocates=False)
-def label_of(mask: Any, labels: Labels, cost: Any, count: Any) -> Any:
-    """Return the number of the label that places one of these kinds."""
-    at = _slot(mask, labels.mask, labels.slots)
+def label_of(one: Any, two: Any, labels: Labels, cost: Any, count: Any) -> Any:
+    """Return the number of the label that places one of the kinds in a mask of two words."""
+    at = _slot(one, two, labels.mask, labels.slots)
     if labels.slots[at] < 0:
         new = count[LABELS]
-        labels.what[new], labels.rounds[new], labels.mask[new] = PLACE, 0, mask
+        labels.what[new], labels.rounds[new] = PLACE, 0
+        labels.mask[new, 0], labels.mask[new, 1] = one, two
         labels.slots[at] = new
         learn(new, new + 1, labels, cost)
         count[LABELS] += 1
@@ -126,8 +133,9 @@ def label_of(mask: Any, labels: Labels, cost: Any, count: Any) -> Any:
 @njit(allocates=False)
 def enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
+    mask = labels.mask
     for k in range(first, end):
-        labels.slots[_slot(labels.mask[k], labels.mask, labels.slots)] = k
+        labels.slots[_slot(mask[k, 0], mask[k, 1], mask, labels.slots)] = k
 
 
 @njit(allocates=False)
@@ -139,10 +147,11 @@ def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
     for g in range(len(t.alike)):
-        some = labels.mask[label] & t.alike[g]
-        if some != _ZERO:
+        one = labels.mask[label, 0] & t.alike[g, 0]
+        two = labels.mask[label, 1] & t.alike[g, 1]
+        if one | two != _ZERO:
             part = labels.part[count[PARTS]]
-            part[0], part[1] = SYMBOLS + g, label_of(some, labels, cost, count)
+            part[0], part[1] = SYMBOLS + g, label_of(one, two, labels, cost, count)
             count[PARTS] += 1
     labels.end[label] = count[PARTS]
 
@@ -153,7 +162,9 @@ def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> An
     few = len(p.ascending)
     while p.ascending[few - 1] > slack:
         few -= 1
-    return label_of(labels.mask[label] & p.cheapest[few], labels, p.cost, count)
+    one = labels.mask[label, 0] & p.cheapest[few, 0]
+    two = labels.mask[label, 1] & p.cheapest[few, 1]
+    return label_of(one, two, labels, p.cost, count)
 
 
 @njit(allocates=False)

@@ -7,6 +7,7 @@ they are met, and counters of placed requests, which are all known in advance.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ passes, at the join and at the end, its last node in the product, the column of 
 from `SYMBOLS` on the states after a placement of each symbol that fits."""
 PLACE = 0
 """What arcs do is a column, or this where they place."""
+WORDS = 2
+"""The words of a mask, which has a bit for each kind: kind k has bit k % 64 of word k // 64."""
 _ONE = np.uint64(1)
 
 
@@ -262,12 +265,17 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
     return t
 
 
+def mask_of(kinds: Iterable[int]) -> Any:
+    """Return the mask of some different kinds."""
+    bits = sum(1 << int(k) for k in kinds)
+    return np.frombuffer(bits.to_bytes(8 * WORDS, "little"), "<u8")
+
+
 def _tracker(bits: int, capacity: int, symbol: list[int], cells: int, width: int) -> States:
     """Return a tracker without states."""
     symbols = max(symbol) + 1
-    alike = np.zeros(symbols, np.uint64)
-    for k, g in enumerate(symbol):
-        alike[g] |= np.uint64(1 << k)
+    members = ([k for k, own in enumerate(symbol) if own == g] for g in range(symbols))
+    alike = np.array([mask_of(kinds) for kinds in members], np.uint64)
     none = np.zeros(1, np.int64)
     return States(
         bits, capacity, np.array(symbol), alike, np.zeros(symbols, np.int64), none, none,
