@@ -17,7 +17,13 @@ from sweeps import parts
 from test_certificate import corrupted
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
-from optsched.bounds import checker_compiled, checker_enumerate, checker_parts, checker_ramp
+from optsched.bounds import (
+    checker_compiled,
+    checker_enumerate,
+    checker_groups,
+    checker_parts,
+    checker_ramp,
+)
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
@@ -370,10 +376,13 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
 
 
+@pytest.mark.parametrize("memory", [2**30, 0])
 def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
-    monkeypatch: pytest.MonkeyPatch,
+    memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The claimed value is right, one too high or one too low; half of the chains enumerate.
+    # Without memory for tables no group is made.
+    monkeypatch.setattr(checker_groups, "MAX_BYTES", memory)
     rng = np.random.default_rng(4)
     refusals = 0
     for turn in range(40):
@@ -575,7 +584,8 @@ def narrowed(seed: int) -> tuple[Any, ...]:
         for u in sorted(rng.choice(v, min(v, int(rng.integers(0, 6))), replace=False).tolist()):
             mask = np.uint64(rng.integers(1, 64))
             source.append(u)
-            label.append(label_of(mask, engine.labels, np.zeros(6, np.int64), engine.count))
+            cost = np.zeros(6, np.int64)
+            label.append(label_of(mask, np.uint64(0), engine.labels, cost, engine.count))
         into.append(len(source))
     engine.graph = Graph(
         np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1)

@@ -58,7 +58,7 @@ def groups(peak: Any, copies: Any, nodes: int) -> Groups:
     -------
     Groups
     """
-    for most in (MOST, MOST // 2, MOST // 4, 2):
+    for most in (MOST, MOST // 2, MOST // 4, 2, 1):
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
         size = most  # of the present group, which is full at first
         for k in np.argsort(peak, kind="stable"):
