@@ -102,7 +102,8 @@ class Refinement:
 
     The lower the target, the smaller is the graph of the paths below it. If the next graph would
     exceed a budget of nodes, the target is lowered. Once the target is proved or out of reach, the
-    budget is raised. Refinement then begins again at the graph where the target was first lowered.
+    budget is raised. Refinement then begins again at the finest graph of all paths below the known
+    value.
 
     Parameters
     ----------
@@ -149,6 +150,11 @@ class Refinement:
         """The seconds that are left."""
         return self.deadline - time.perf_counter()
 
+    @property
+    def _whole(self) -> bool:
+        """Whether the present graph has all paths below the known value."""
+        return self.climb.relaxation.upper >= self.annealing.value
+
     def run(self) -> str:
         """Prove targets. Return why the last one is not the known value, or an empty string."""
         while True:
@@ -172,8 +178,9 @@ class Refinement:
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.annealing.value)
-            if proved:
-                self.climb.relaxation.cut(self._further(last, factor))
+            target = self._further(last, factor) if proved else self.annealing.value
+            if target < self.annealing.value:
+                self.climb.relaxation.cut(target)
                 self.update(self.climb.relaxation)
 
     def _climb_on(self) -> None:
@@ -215,8 +222,8 @@ class Refinement:
         labels = LABELS_PER_S * self._left / 2 if self.hurried else 0.0
         if target <= max(self.proof.bound, reach(relaxation, labels)):
             return False
-        if self.climb is self.base:
-            self.climb = self.base.fork()
+        if self._whole:
+            self.base, self.climb = self.climb, self.climb.fork()
             self.begin = time.perf_counter()  # the next target begins here, too
         self.climb.relaxation.cut(target)
         self.update(self.climb.relaxation)
@@ -294,16 +301,15 @@ class Refinement:
         few = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
         finish(relaxation, few, self.over, at_end)
         self.update(relaxation)
-        whole = relaxation.upper >= self.annealing.value and not relaxation.counted
-        if self.helper is not None and whole and not self.over():
+        if self.helper is not None and self._whole and not (relaxation.counted or self.over()):
             self.helper.post(relaxation)  # it goes on to the end
 
     def _use_up(self) -> None:
         """Enumerate for the rest of the time."""
         parts = [self.climb]
-        if self.helper is not None and self.climb is self.base:
+        if self.helper is not None and self._whole:
             parts = []  # the second thread does so
-        elif self.helper is None and self.climb is not self.base:
+        elif self.helper is None and not self._whole:
             parts.append(self.base)
         for part in parts:
             relaxation = part.relaxation
