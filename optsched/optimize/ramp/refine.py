@@ -260,7 +260,7 @@ class Refinement:
                 break
         if nodes >= _LARGE:
             self.rate = nodes / (time.perf_counter() - self.start)
-        if relaxation.upper >= self.annealing.value:
+        if self._whole:
             beam(relaxation, self.annealing, 300)
             self.update(relaxation)
             if _close(relaxation):
