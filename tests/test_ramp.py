@@ -28,10 +28,10 @@ from optsched.optimize.ramp import (
 )
 from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.floors import Ladder, count_multisets
-from optsched.optimize.ramp.jobs import most_completed, needed_clock, periods
+from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
-from optsched.optimize.ramp.relaxation import Relaxation
+from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.optimize.ramp.second_thread import Helper
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
@@ -119,7 +119,7 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     targets: list[tuple[int, int]] = []
     lowered = Relaxation.target
 
-    def target(relaxation: Relaxation, nodes: float, *growth: float) -> int:
+    def target(relaxation: Relaxation, nodes: float, *growth: Growth) -> int:
         found = lowered(relaxation, nodes, *growth)
         targets.append((found, relaxation.upper))
         return found
@@ -251,6 +251,39 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             assert replayed(part, relaxation) == relaxation.bound
             weaker += relaxation.bound < optimum and horizon < needed_clock(jobs)
     assert weaker > 10
+
+
+def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = []
+    first = prove._clock
+
+    def clock(jobs: Jobs, *rest: Any) -> int:
+        clocks.append((first(jobs, *rest), needed_clock(jobs)))
+        return clocks[-1][0]
+
+    monkeypatch.setattr(prove, "_clock", clock)
+    monkeypatch.setattr(prove, "_WHOLE_CLOCK", 0)
+    monkeypatch.setattr(prove, "_FEW_NODES", 0)
+    monkeypatch.setattr(prove, "_LOST", 1.0)  # so that clocks are shortened down to nothing
+    check_against_brute_force(5, 150, 4)
+    assert sum(short == 0 < needed for short, needed in clocks) > 30
+
+
+def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> None:
+    jobs = periods(generate("jaillet-model-2", seed=3, n=40))[0]
+    value = Annealing(jobs, np.random.default_rng(0), None).value
+    clock = prove._clock(jobs, 1e8, value, np.zeros(1, dtype=np.int8))
+    assert 0 < clock < needed_clock(jobs)
+    bounds = []
+    for horizon in (needed_clock(jobs), clock, clock // 2):
+        relaxation = Relaxation(jobs, value, horizon=horizon)
+        relaxation.use_floors(np.maximum(relaxation.floor, 9))
+        relaxation.ascend()
+        bounds.append(relaxation.graph_bound)
+    # A quarter of a percent of the value may be lost, and half as much again by the two ascents.
+    assert bounds[0] - bounds[1] <= 0.00375 * value < bounds[0] - bounds[2]
 
 
 def coarse_to_fine(relaxation: Relaxation) -> list[Any]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from optsched.optimize.ramp.floors import Ladder
+from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import most_completed
-from optsched.optimize.ramp.relaxation import Relaxation
+from optsched.optimize.ramp.relaxation import Growth, Relaxation
 
 _COUNTERS = 3
 """The number of kinds that get counters at a time."""
@@ -23,9 +24,49 @@ _FIRST = 1_000_000
 _CAUTION = 1.5
 """The factor by which graphs of a higher target may grow more at the same step."""
 _FEWEST = 0.4
-"""The least power (`Relaxation.growth_below`) with which measured growth is extrapolated."""
+"""The least part (`Growth.part`) with which measured growth is extrapolated."""
 CLOCKED_SHARE = 0.35
 """The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
+
+
+@dataclass
+class Seen:
+    """What was seen of the growth at one step of the ladder.
+
+    Attributes
+    ----------
+    least, growth : float
+        The factor by which the nodes of all paths below the known schedule grow at least, and
+        would have grown the last time.
+    bend : float
+        See `Growth`.
+    """
+
+    least: float = 1.0
+    growth: float = math.inf
+    bend: float = 1.0
+
+    def learn(self, measured: float, expected: float, part: float) -> None:
+        """Learn from one step.
+
+        Parameters
+        ----------
+        measured : float
+            The growth of the nodes below the target.
+        expected : float
+            What was expected of all paths below the known schedule.
+        part : float
+            See `Growth.part`.
+        """
+        self.least, self.bend = 1.0, 1.0
+        if measured >= expected:
+            self.least, self.growth = measured, measured
+            self.bend = 0.0 if part < 1.0 else 1.0
+        elif measured > expected**part:
+            self.growth = expected
+            self.bend = math.log(math.log(measured) / math.log(expected)) / math.log(part)
+        else:
+            self.growth = measured ** (1.0 / max(_FEWEST, part))
 
 
 @dataclass(eq=False)
@@ -36,19 +77,18 @@ class Climb:
     ----------
     relaxation : Relaxation
     ladder : Ladder
-    grown : dict
-        The factor by which the nodes of all paths below the known schedule would have grown at
-        each step the last time. All climbs share it.
+    seen : dict of Seen
+        By the rungs where a step begins and ends. All climbs share it.
     rung : int
         The step of the ladder. It is -1 before the first step, and beyond the last one once kinds
         are counted.
     share : float
-        That factor over the one predicted from the ladder's states.
+        The growth at the last step over the one predicted from the ladder's states.
     """
 
     relaxation: Relaxation
     ladder: Ladder
-    grown: dict[tuple[int, int], float] = field(default_factory=dict)
+    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
     rung: int = -1
     share: float = 1.0
 
@@ -67,30 +107,27 @@ class Climb:
         """Return another one that goes on from here."""
         return replace(self, relaxation=self.relaxation.fork())
 
-    def plan(self, room: float) -> tuple[int, float]:
-        """Return the next rung, and the factor by which nodes should grow up to it.
+    def plan(self, room: float, value: int) -> tuple[int, Growth]:
+        """Return the next rung, and how nodes should grow up to it.
 
-        This is the growth of the graph of all paths below the known schedule. Below a target it is
-        less (`Relaxation.growth_below`).
+        ``value`` is that of the known schedule.
         """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
         last = len(ladder.steps) - 1
         if rung < 0:
             states = min(_FIRST, room / 4) / _first_nodes(r)
-            return min(last, ladder.finest(0, states)), 0.0
+            return min(last, ladder.finest(0, states)), Growth(0.0, value)
         if rung < last:
             per_state = self.share * self.nodes / ladder.states(rung)
             states = min(room, max(_FIRST, _GROWTH * self.nodes)) / per_state
             to = ladder.finest(rung + 1, states)
-            growth = per_state * ladder.states(to) / self.nodes
         else:
             to = rung + 1
             for kinds in range(min(_COUNTERS, len(r.copies) - len(r.counted)), 1, -1):
-                if self.grown.get((rung, rung + kinds), 2.0**kinds) * self.nodes <= room:
+                if min(2.0**kinds, self._seen(rung + kinds).growth) * self.nodes <= room:
                     to = rung + kinds
                     break
-            growth = 2.0 ** (to - rung)
-        return to, min(growth, _CAUTION * self.grown.get((rung, to), math.inf))
+        return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, most: int, value: int) -> None:
         """Go to a rung, with at most ``most`` nodes. ``value`` is that of the known schedule.
@@ -98,24 +135,44 @@ class Climb:
         Raises
         ------
         Interrupted, TooLargeError
-            The rung was not reached, and nothing has changed.
+            The rung was not reached. The graph is as it was.
         """
-        r, rung = self.relaxation, self.rung
-        last, before = len(self.ladder.steps) - 1, self.nodes
-        power = max(_FEWEST, r.growth_below(r.upper, value))
-        if rung < last:
+        r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
+        if rung < 0:
             r.use_floors(self.ladder.steps[to], most)
-        else:
-            order = np.argsort(-r.violation, kind="stable").tolist()
-            r.count([k for k in order if k not in r.counted][: to - rung], most)
+            self.rung = to
+            return
+        before, seen, predicted = self.nodes, self._seen(to), self._predicted(to)
+        expected = self._expected(to)
+        part = Growth(expected, value).part(r.upper, r.graph_bound)
+        try:
+            if rung < last:
+                r.use_floors(self.ladder.steps[to], most)
+            else:
+                order = np.argsort(-r.violation, kind="stable").tolist()
+                r.count([k for k in order if k not in r.counted][: to - rung], most)
+        except TooLargeError:
+            seen.learn(most / before, expected, part)
+            seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
+            raise
+        seen.learn(r.made / before, expected, part)
+        if rung < last:
+            self.share *= seen.growth / predicted
         self.rung = to
-        if r.graph is None:  # hardly any nodes were left to make
-            self.grown[rung, to] = 1.0
-        elif rung >= 0:
-            self.grown[rung, to] = (self.nodes / before) ** (1 / power)
-            if to <= last:
-                expected = self.ladder.states(to) / self.ladder.states(rung)
-                self.share = self.grown[rung, to] / expected
+
+    def _seen(self, to: int) -> Seen:
+        return self.seen.setdefault((self.rung, to), Seen())
+
+    def _predicted(self, to: int) -> float:
+        """Return the growth up to a rung if it is as large as at the step before."""
+        if self.rung >= len(self.ladder.steps) - 1:
+            return float(2.0 ** (to - self.rung))
+        return self.share * self.ladder.states(to) / self.ladder.states(self.rung)
+
+    def _expected(self, to: int) -> float:
+        """Return the growth up to a rung, after what was seen there."""
+        seen = self._seen(to)
+        return min(max(self._predicted(to), seen.least), _CAUTION * seen.growth)
 
 
 def _first_nodes(relaxation: Relaxation) -> float:

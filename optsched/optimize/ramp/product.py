@@ -463,7 +463,7 @@ def product(
     prices: Prices,
     room: Room,
     stop: NDArray[np.int8],
-) -> Graph | None:
+) -> tuple[Graph | None, int]:
     """Return the graph of the paths that both take, without those that cost more than the cutoff.
 
     A path of cost at most ``prices.cutoff`` survives. At each of its nodes (u, state) the cheapest
@@ -485,8 +485,10 @@ def product(
 
     Returns
     -------
-    Graph or None
+    graph : Graph or None
         None if there is no such path.
+    made : int
+        The number of nodes that were made on the way, up to where no path was left.
 
     Raises
     ------
@@ -510,15 +512,15 @@ def product(
     if status == _TOO_LARGE:
         raise TooLargeError
     fine, end = made.fine, graph.nodes
-    if fine.first[end - 1] == fine.first[end]:
-        return None
     nodes, arcs = int(made.progress[0].nodes), int(made.progress[0].arcs)
+    if fine.first[end - 1] == fine.first[end]:
+        return None, nodes
     start, target, label = by_source(
         nodes, fine.source[:arcs], fine.target[:arcs], fine.label[:arcs], stop
     )
     if stop[0] != 0:
         raise Interrupted
-    return Graph(start, target, label, _loops(graph.loop, fine, tracker.table))
+    return Graph(start, target, label, _loops(graph.loop, fine, tracker.table)), nodes
 
 
 def _new_known(labels: Labels, tracker: Tracker, prices: Prices) -> _Labels:

@@ -21,8 +21,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.climb import CLOCKED_SHARE
-from optsched.optimize.ramp.floors import count_multisets
+from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
+from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted, TooLargeError
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
@@ -38,6 +38,11 @@ _WHOLE_CLOCK = 600
 """A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
 """The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
+_FEW_NODES = 100_000
+"""If these graphs have at most so many nodes, the clock is not shortened any more."""
+_SHORTER, _LOST = 0.85, 0.0025
+"""The factor by which a clock is shortened at a time, and the max share of the value by which the
+bound of a coarse graph may fall in all."""
 _FIRST_ORDERS = 2_000_000
 """The max number of orders that annealing tries before the first graph."""
 _HELPED = 10
@@ -172,7 +177,7 @@ def _prove(
         return
     room = min(MAX_NODES, RATE * (deadline - time.perf_counter()))
     try:
-        clock, needed = _clock(jobs, room, stop), needed_clock(jobs)
+        clock, needed = _clock(jobs, room, annealing.value, stop), needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
         return
@@ -198,13 +203,36 @@ def _prove(
         update(relaxation)
 
 
-def _clock(jobs: Jobs, room: float, stop: NDArray[np.int8]) -> int:
-    """Return the first clock to refine with, the longest that takes a small part of the room."""
+def _clock(jobs: Jobs, room: float, value: int, stop: NDArray[np.int8]) -> int:
+    """Return the first clock to refine with.
+
+    It is the longest that takes a small part of the room, or a shorter one that says nearly as much
+    in coarse graphs. ``value`` is that of the known schedule.
+    """
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
     pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
-    few = (pairs <= _WHOLE_CLOCK) | (CLOCKED_SHARE * pairs * states <= _CLOCK_PART * room)
-    return int(few.sum()) - 1
+    nodes = CLOCKED_SHARE * pairs * states
+    clock = int(((pairs <= _WHOLE_CLOCK) | (nodes <= _CLOCK_PART * room)).sum()) - 1
+    if pairs[clock] <= _WHOLE_CLOCK or nodes[clock] <= _FEW_NODES:
+        return clock
+    coarse = Relaxation(jobs, value, stop, horizon=clock)
+    ladder = Ladder(coarse)
+    floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
+    least = -math.inf
+    while clock:
+        try:
+            coarse.use_floors(floors)
+        except TooLargeError:
+            break
+        coarse.ascend()
+        if coarse.graph_bound < least or stop[0]:
+            break
+        least = max(least, coarse.graph_bound - _LOST * value)
+        clock, pi = coarse.clock, coarse.pi
+        coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock))
+        coarse.pi = pi
+    return clock
 
 
 def prove_all(

@@ -21,7 +21,7 @@ from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, re
 from optsched.optimize.ramp.floors import Ladder
 from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import Jobs
-from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
+from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
 from optsched.optimize.search.orders import Annealing
 
@@ -190,35 +190,35 @@ class Refinement:
             timely = max(0.0, _NEXT * self.rate * self._left)
             self.hurried = timely < _SOON * self.budget
             room = min(timely if self.hurried else self.budget, MAX_NODES)
-            to, growth = self.climb.plan(room)
+            to, growth = self.climb.plan(room, self.annealing.value)
             if self._growth(growth) * self.climb.nodes > _NEARLY * room:
                 if not self._lower(room, growth):
                     break
                 continue
             self.start = time.perf_counter()
             try:
-                most = int(2 * room) if growth else MAX_NODES
+                most = int(2 * room) if growth.factor else MAX_NODES
                 self.climb.take(to, most, self.annealing.value)
             except TooLargeError:
-                if not self._lower(self.climb.nodes / 3, 1.0):
+                if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
                     break
                 continue
             if self.climb.relaxation.graph is not None:
                 self._settle()
 
-    def _growth(self, growth: float) -> float:
-        """Return the growth below the present target, given that below the known value."""
+    def _growth(self, growth: Growth) -> float:
+        """Return the growth below the present target."""
         relaxation = self.climb.relaxation
-        return float(growth ** relaxation.growth_below(relaxation.upper, self.annealing.value))
+        return float(growth.below(relaxation.upper, relaxation.graph_bound))
 
-    def _lower(self, nodes: float, growth: float) -> bool:
-        """Lower the target until the graph will have at most ``nodes``. Return whether it pays.
+    def _lower(self, nodes: float, growth: Growth) -> bool:
+        """Lower the target until the next graph will have at most ``nodes``.
 
-        Below the known value each node becomes ``growth`` nodes. It does not pay if enumeration of
-        the present graph should reach it in the time that is left.
+        Return whether it pays. It does not if enumeration of the present graph should reach the
+        target in the time that is left.
         """
         relaxation = self.climb.relaxation
-        target = relaxation.target(nodes, growth, self.annealing.value)
+        target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
         labels = LABELS_PER_S * self._left / 2 if self.hurried else 0.0
         if target <= max(self.proof.bound, reach(relaxation, labels)):
             return False
@@ -235,7 +235,7 @@ class Refinement:
         It is above what is proved: the second thread may have gone on meanwhile.
         """
         value, relaxation = self.annealing.value, self.climb.relaxation
-        sizes = relaxation.sizes(self.climb.plan(math.inf)[1], value)
+        sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
         nodes = factor * sizes[last - 1 - relaxation.bound]
         target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
         target = max(target, last + 1, self.proof.bound + 1)
@@ -296,7 +296,8 @@ class Refinement:
         """Prove targets by enumeration."""
         relaxation, at_end = self.climb.relaxation, _LABELS + nodes / _NODES_PER_LABEL
         if self.helper is None:
-            growth = self._growth(self.climb.plan(min(self.budget, MAX_NODES))[1])
+            room = min(self.budget, MAX_NODES)
+            growth = self._growth(self.climb.plan(room, self.annealing.value)[1])
             at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
         few = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
         finish(relaxation, few, self.over, at_end)

@@ -68,7 +68,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,62 @@ _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _PATHS = 150
 _LARGE, _PARTS = 2_000_000, 8
 """With more nodes, multipliers are improved on one part in so many of them first."""
+
+
+class Growth(NamedTuple):
+    """How the nodes on paths below a target are expected to grow in the next graph.
+
+    The fewer paths are left, the less do their nodes grow. Measured: with x = (target - bound) /
+    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths.
+
+    Attributes
+    ----------
+    factor : float
+        The growth of the nodes on all paths below ``value``.
+    value : int
+        The total latency of the known schedule.
+    bend : float
+        1, or less where the growth was larger.
+    """
+
+    factor: float = 1.0
+    value: int = 1
+    bend: float = 1.0
+
+    def below(self, target: Any, bound: int) -> Any:
+        """Return the growth below a target.
+
+        Parameters
+        ----------
+        target : int or ndarray of int
+        bound : int
+            What the cheapest path of the graph shows.
+
+        Returns
+        -------
+        float or ndarray of float
+            At least 1.
+        """
+        return max(1.0, self.factor) ** (self.part(target, bound) ** self.bend)
+
+    def part(self, target: Any, bound: int) -> Any:
+        """Return x (2 - x).
+
+        Parameters
+        ----------
+        target, bound
+            See `below`.
+
+        Returns
+        -------
+        float or ndarray of float
+            Between 0 and 1.
+        """
+        x = np.clip((target - bound) / max(1, self.value - bound), 0.0, 1.0)
+        return x * (2.0 - x)
+
+
+_SAME = Growth()
 
 
 @dataclass(eq=False)
@@ -115,6 +171,8 @@ class Relaxation:
         The starts of the schedules that paths turned out to be.
     levels : list of Level
         The chain that proves `bound`, up to the level that reached it.
+    made : int
+        The number of nodes that were made for the present graph.
     shown : list of (int, optsched.optimize.ramp.finish.Finished)
         The targets that were proved by enumeration of the present graph, and what it showed.
 
@@ -164,6 +222,7 @@ class Relaxation:
         self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
         self.violation = np.ones(len(self.copies))
+        self.made = 0
         self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
@@ -237,28 +296,6 @@ class Relaxation:
         """The bound on the total latency that the cheapest path of the graph shows, in rounds."""
         total = int(self.backward[0]) + int((self.copies * self.pi).sum())
         return -(-total // self.scale) - self.latency_offset
-
-    def growth_below(self, target: Any, value: int) -> Any:
-        """Return how the growth below a target follows from that below ``value``: as its power.
-
-        The fewer paths are left, the less do their nodes grow in the next graph. Measured: with x
-        = (target - bound) / (value - bound), the logarithm of the growth is about x (2 - x) of that
-        of all paths, or less.
-
-        Parameters
-        ----------
-        target : int or ndarray of int
-        value : int
-            The total latency of the known schedule.
-
-        Returns
-        -------
-        float or ndarray of float
-            Between 0 and 1.
-        """
-        bound = self.graph_bound
-        part = np.clip((target - bound) / max(1, value - bound), 0.0, 1.0)
-        return part * (2.0 - part)
 
     @property
     def cutoff(self) -> int:
@@ -336,15 +373,13 @@ class Relaxation:
             if self.improved is not None:
                 self.improved(self)
 
-    def sizes(self, growth: float = 1.0, value: int = 1) -> NDArray[np.float64]:
+    def sizes(self, growth: Growth = _SAME) -> NDArray[np.float64]:
         """Return how many nodes are on paths whose total latency is below each target.
 
         Parameters
         ----------
-        growth : float
-            The factor by which the nodes below ``value`` will grow (`growth_below`).
-        value : int
-            The total latency of the known schedule.
+        growth : Growth
+            How these nodes will grow. Default: not at all.
 
         Returns
         -------
@@ -358,17 +393,17 @@ class Relaxation:
         least = self._kernels.least_totals(
             *self._arcs, self._values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
-        power = self.growth_below(np.arange(self.bound + 1, self.upper + 1), value)
-        return np.asarray(np.cumsum(least) * max(1.0, growth) ** power)
+        targets = np.arange(self.bound + 1, self.upper + 1)
+        return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
 
-    def target(self, nodes: float, growth: float = 1.0, value: int = 1) -> int:
+    def target(self, nodes: float, growth: Growth = _SAME) -> int:
         """Return the largest target whose graph would have at most so many nodes.
 
         Parameters
         ----------
         nodes : float
             The max number of nodes on paths whose total latency is below the target.
-        growth, value
+        growth : Growth
             See `sizes`.
 
         Returns
@@ -376,7 +411,7 @@ class Relaxation:
         int
             Between `bound` and `upper`, in rounds.
         """
-        return self.bound + int(np.searchsorted(self.sizes(growth, value), nodes, side="right"))
+        return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
     def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
@@ -430,7 +465,7 @@ class Relaxation:
         per_state = 4 * (tracker.symbols + tracker.width + 7)
         cutoff = self.cutoff if self._chain else 2 * BEYOND
         nodes = min(most, MAX_NODES)
-        graph = self._products.product(
+        graph, self.made = self._products.product(
             self.graph,
             self.labels,
             tracker,
