@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from optsched.bounds import checker_parts
 from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
@@ -272,6 +273,23 @@ def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
     assert row["error"] is None
     # The bound is the mean-busy-time bound at least, the certificate that of the relaxation.
     assert 0 < row["certified"] <= row["bound"] < row["best_known"]
+
+
+def test_a_refused_certificate_costs_no_trial_and_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
+    settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
+    outcome = run_experiment("jaillet-model-1", settings, trials=2)
+    checked, other = outcome.rows
+    assert checked["error"] is None
+    assert checked["refused"].startswith("certificate: ")
+    assert checked["refused"].endswith("found more than 100 steps; too large to check")
+    assert checked["certified"] is None
+    assert json.loads(checked["certificate"])["value"] == checked["bound"]
+    assert other["refused"] is None
+    (claim,) = [c for c in outcome.claims if "certificate" in c.what]
+    assert claim.ours == "0 of 1"
 
 
 def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
