@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sqlite3
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
 from optsched.experiments.results import rows_as_csv
 from optsched.experiments.runner import run_experiment
+from optsched.experiments.studies import jaillet_models
 from optsched.experiments.studies.infermax import MODEL, fixed, run_fixed, spec_of
 from optsched.experiments.study import Count, claim, mean, measured, sweep
 from optsched.problem.errors import InputError, SolverError
@@ -275,7 +277,7 @@ def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
     assert 0 < row["certified"] <= row["bound"] < row["best_known"]
 
 
-def test_a_refused_certificate_costs_no_trial_and_is_not_counted(
+def test_a_certificate_that_is_too_large_to_check_costs_no_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
@@ -290,6 +292,20 @@ def test_a_refused_certificate_costs_no_trial_and_is_not_counted(
     assert other["refused"] is None
     (claim,) = [c for c in outcome.claims if "certificate" in c.what]
     assert claim.ours == "0 of 1"
+
+
+def test_a_trial_with_a_wrong_certificate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = jaillet_models.solve
+
+    def wrong(*args: Any, **settings: Any) -> Any:
+        solution = right(*args, **settings)
+        return replace(solution, certificate={**solution.certificate, "value": 1})
+
+    monkeypatch.setattr(jaillet_models, "solve", wrong)
+    settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
+    bad, good = run_experiment("jaillet-model-1", settings, trials=2).rows
+    assert "certificate: " in bad["error"]
+    assert good["error"] is None
 
 
 def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

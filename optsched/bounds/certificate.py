@@ -366,15 +366,18 @@ def verify_certificate(
     Raises
     ------
     ViolationError
-        If the certificate does not prove what it claims. The message has the checker's reason.
+        If the certificate does not prove what it claims. The message has the checker's reason. The
+        rule is ``"certificate_size"`` if the check would take too much, so that nothing is known,
+        else ``"certificate"``.
     """
     from optsched.bounds.checker import check_certificate
-    from optsched.bounds.checker_parts import Rejected
+    from optsched.bounds.checker_parts import Rejected, TooLarge
 
     try:
         check_certificate(instance, certificate)
     except Rejected as error:
-        raise ViolationError(f"certificate: {error}", rule="certificate") from None
+        rule = "certificate_size" if isinstance(error, TooLarge) else "certificate"
+        raise ViolationError(f"certificate: {error}", rule=rule) from None
     if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):
         raise ViolationError(
             f"certificate: cost_model: found another one; expected that of {cost_model.name!r}",

@@ -199,7 +199,7 @@ def _leaf(
 
             return int(check(columns, leaf, budget))
         except Rejected as error:
-            raise Rejected(f"ramp: {error}") from None
+            raise type(error)(f"ramp: {error}") from None
     raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
 
 

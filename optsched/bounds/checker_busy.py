@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, expect, integer, integers
+from optsched.bounds.checker_parts import Budget, TooLarge, expect, integer, integers
 from optsched.bounds.checker_requests import Part, Rates, Request, later_of
 
 CHORDS = 8
@@ -149,7 +149,8 @@ class _Ends:
         top = (highest[0] * paid + highest[1] * work) * ticks // scale
         top += isqrt(square * highest[2] ** 2 // (below << 2 * shift)) + 3
         bits = _TOP - top.bit_length()
-        expect(bits >= 0, "busy-time: found costs of 2**60 ticks; too large to check")
+        if bits < 0:
+            raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
         most = 1 << _TOP
         lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
         every = ((theta[0] * width) << bits) // theta[1]
@@ -157,7 +158,8 @@ class _Ends:
         l2 = min(most, ((work * ticks) << bits) // scale) if highest[1] else 0
         root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
         paid_most = highest[0] * l1 + highest[1] * l2 + highest[2] * root
-        expect(paid_most <= most, "busy-time: found costs that overflow; too large to check")
+        if paid_most > most:
+            raise TooLarge("busy-time: found costs that overflow; too large to check")
         cell = min(cell, _CELLS)
         self.rows.append((cell, min(most, lead), min(most, every), l1, l2, root))
         self.weights.append((count, bits + 1 - _COST))

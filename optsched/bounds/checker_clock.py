@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, expect, integers
+from optsched.bounds.checker_parts import Budget, TooLarge, expect, integers
 from optsched.bounds.checker_requests import Part, Rates, Request, later_of
 from optsched.problem.kernel import njit
 
@@ -91,7 +91,8 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     )  # fmt: skip
     value, used = tree_value(table, fixed >> shift, np.array(branches, dtype=np.int64), budget.left)
     budget.spend(used)
-    expect(value != TOO_LONG, "clock: found more steps than are left; too large to check")
+    if value == TOO_LONG:
+        raise TooLarge("clock: found more steps than are left; too large to check")
     expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
     return int(value) << shift
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_parts import Budget, TooLarge
 from optsched.bounds.checker_product import (
     ARCS,
     KEPT,
@@ -110,7 +110,7 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any) -> Any:
 
 def _limit(found: int, most: int, what: str) -> None:
     if found > most:
-        raise Rejected(f"a level of more than {most} {what}; too large to check")
+        raise TooLarge(f"a level of more than {most} {what}; too large to check")
 
 
 def _roomy(array: Any, rows: int) -> Any:
@@ -205,7 +205,7 @@ class Compiled:
             tracker, fine, room = self._more_room(tracker, fine)
             v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
-        self._budget.spend((nodes + arcs) // 8)
+        self._budget.spend_compiled(nodes + arcs)
         if fine.first[-1] == fine.first[-2]:
             return False
         loop = loops(graph.loop, fine, tracker)
@@ -236,7 +236,7 @@ class Compiled:
             room = len(self.labels.what) - MARGIN
             v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
         nodes, arcs, _, _, _ = self.count.tolist()
-        self._budget.spend((nodes + arcs) // 8)
+        self._budget.spend_compiled(nodes + arcs)
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.rest = self.rest[:nodes]
         return bool(place[-1] >= 0)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker_groups import TOP, groups, moves, rises, tables
-from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_parts import Budget, TooLarge
 from optsched.bounds.checker_states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
@@ -25,7 +25,7 @@ MAX_LABELS = 8_000_000
 MAX_BYTES = 3 * 2**30
 _LOOKS = 16  # labels of another set that may delete one
 _FEW = 4000  # placements and sets that a layer has room for at first
-_DEEP = 64  # ways to join the clock that one label has at first
+_DEEP, _DEEPEST = 64, 2**20  # ways to join the clock that a label has at first, and at most
 _DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
 _ONE = np.uint64(1)
 _NODE, _COST, _CLOCK, _NEED, _NOW, _ALL, _ROWS = range(7)  # of a label; tokens now, and in all
@@ -385,24 +385,28 @@ class _Layers:
         while short != _DONE:
             short = _find(
                 m, self.sets, self.labels, new, self._found, self._paths, self._of, self._few,
-                self._after, self._stack, number, self._budget.left
+                self._after, self._stack, number, self._budget.compiled
             )  # fmt: skip
-            self._budget.spend(int(number[_STEPS]))
+            self._budget.spend_compiled(int(number[_STEPS]))
             number[_STEPS] = 0
             if short == _NO_WAY:
-                self._stack = np.empty((2 * len(self._stack), 4), np.int64)  # never more than steps
+                if len(self._stack) >= _DEEPEST:
+                    raise TooLarge(f"found more than {_DEEPEST} ways on; too large to check")
+                self._stack = np.empty((2 * len(self._stack), 4), np.int64)
             elif short == _NO_ROW:
                 if len(self._found) >= self._most:
-                    raise Rejected(f"found more than {self._most} labels; too large to check")
+                    raise TooLarge(f"found more than {self._most} labels; too large to check")
                 rows = min(self._most, 4 * len(self._found))
                 self._found, new = wider(self._found, rows), _sets(rows, kinds, new)
         found = self._found[: number[_FOUND]]
         order = np.lexsort((found[:, _TOKENS], found[:, _SPENT], found[:, _SET]))
         labels = _room(len(found) + 1, self._width, self._of.capacity)
-        self._budget.spend(
-            _keep(m + 1, order, found, self.labels, new, labels, self._of, self._budget.left)
+        most = self._budget.compiled
+        self._budget.spend_compiled(
+            _keep(m + 1, order, found, self.labels, new, labels, self._of, most)
         )  # fmt: skip
-        self._budget.spend(_swap(m + 1, new, labels, self._of, self._budget.left))
+        most = self._budget.compiled
+        self._budget.spend_compiled(_swap(m + 1, new, labels, self._of, most))
         self.sets, self.labels = new, labels
 
 
@@ -440,7 +444,7 @@ def none_left(
 
     Raises
     ------
-    Rejected
+    TooLarge
         The labels are too many.
     """
     graph, labels, count = engine.graph, engine.labels, int(engine.count[2])

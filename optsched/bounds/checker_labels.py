@@ -31,7 +31,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_parts import Budget, TooLarge
 
 MAX_LABELS = 3_000_000
 """Max labels of one layer."""
@@ -126,7 +126,7 @@ class Enumeration:
                 for new in self._following(label, m):
                     count += self._enter(new, found.setdefault(new.left, []), m + 1)
                     if count > MAX_LABELS:
-                        raise Rejected(f"found more than {MAX_LABELS} labels; too large to check")
+                        raise TooLarge(f"found more than {MAX_LABELS} labels; too large to check")
             self._swap(found, m + 1)
             labels = [label for alike in found.values() for label in alike]
         shift = sum(c * p for c, p in zip(of.copies, self._pi, strict=True))

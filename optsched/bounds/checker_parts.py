@@ -9,10 +9,16 @@ MAX_BITS = 1024
 """Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
 """Max steps of a check. A second allows a million steps or more."""
+COMPILED = 8
+"""The number of compiled steps that count as one."""
 
 
 class Rejected(ValueError):
     """The certificate does not prove its claim; the message says why."""
+
+
+class TooLarge(Rejected):
+    """The check would take too many steps or too much memory, so nothing is known of the claim."""
 
 
 class Budget:
@@ -25,7 +31,16 @@ class Budget:
         """Count some steps before they are taken; reject the certificate if too few are left."""
         self.left -= steps
         if self.left < 0:
-            raise Rejected(f"found more than {MAX_STEPS} steps; too large to check")
+            raise TooLarge(f"found more than {MAX_STEPS} steps; too large to check")
+
+    @property
+    def compiled(self) -> int:
+        """The compiled steps that a check may still take."""
+        return COMPILED * self.left
+
+    def spend_compiled(self, steps: int) -> None:
+        """Count some compiled steps. There is no cheap way to count them before they are taken."""
+        self.spend(steps // COMPILED)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from optsched.bounds.checker_labels import Enumeration, Requests
-from optsched.bounds.checker_parts import Budget, Rejected, expect
+from optsched.bounds.checker_parts import Budget, TooLarge, expect
 
 MAX_NODES = 5_000_000
 """Max nodes of one level."""
@@ -26,7 +26,7 @@ MAX_CELLS = 400_000_000
 
 def _limit(count: int, most: int, what: str) -> None:
     if count > most:
-        raise Rejected(f"a level of more than {most} {what}; too large to check")
+        raise TooLarge(f"a level of more than {most} {what}; too large to check")
 
 
 class _Label(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, Rejected
+from optsched.bounds.checker_parts import Budget, TooLarge
 from optsched.problem.kernel import njit
 
 MAX_CELLS = 600_000_000
@@ -226,7 +226,7 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
 
     Raises
     ------
-    Rejected
+    TooLarge
         There are too many states.
     """
     full = [sum(kinds.copies[k] for k in group) for group in groups]
@@ -235,15 +235,15 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget) -> States:
         budget.spend(states)
         states *= most + 1
         if states > MAX_CELLS:
-            raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
+            raise TooLarge(f"a level of more than {MAX_CELLS} cells; too large to check")
     member = [tuple(k in group for group in groups) for k in range(len(kinds.about))]
     symbols = sorted(set(member))
     if states * (SYMBOLS + len(symbols)) > MAX_CELLS:
-        raise Rejected(f"a level of more than {MAX_CELLS} cells; too large to check")
+        raise TooLarge(f"a level of more than {MAX_CELLS} cells; too large to check")
     numbers = [symbols.index(m) for m in member]
     cells = SYMBOLS + len(symbols)  # of a state
     t = _tracker(0, kinds.capacity, numbers, states * cells, 1)
-    budget.spend(states * len(symbols) * (1 + len(groups)) // 8)
+    budget.spend_compiled(states * len(symbols) * (1 + len(groups)))
     number, step = np.arange(states, dtype=np.int32), 1
     total, right = np.zeros(len(symbols), np.int32), np.ones(states, bool)
     allowed = np.ones((len(symbols), states), bool)

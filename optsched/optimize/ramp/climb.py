@@ -35,9 +35,12 @@ class Seen:
 
     Attributes
     ----------
-    least, growth : float
-        The factor by which the nodes of all paths below the known schedule grow at least, and
-        would have grown the last time.
+    least : float
+        The next time, the nodes of all paths below the known schedule are expected to grow by this
+        factor at least.
+    growth : float
+        What the last time says of this factor. It is expected to be at most `_CAUTION` times as
+        large.
     bend : float
         See `Growth`.
     """
@@ -56,7 +59,7 @@ class Seen:
         expected : float
             What was expected of all paths below the known schedule.
         part : float
-            See `Growth.part`.
+            See `Growth.part`. It is above 0.
         """
         self.least, self.bend = 1.0, 1.0
         if measured >= expected:
@@ -66,7 +69,7 @@ class Seen:
             self.growth = expected
             self.bend = math.log(math.log(measured) / math.log(expected)) / math.log(part)
         else:
-            self.growth = measured ** (1.0 / max(_FEWEST, part))
+            self.growth = max(1.0, measured) ** (1.0 / max(_FEWEST, part))
 
 
 @dataclass(eq=False)
@@ -124,7 +127,7 @@ class Climb:
         else:
             to = rung + 1
             for kinds in range(min(_COUNTERS, len(r.copies) - len(r.counted)), 1, -1):
-                if min(2.0**kinds, self._seen(rung + kinds).growth) * self.nodes <= room:
+                if self._expected(rung + kinds) * self.nodes <= room:
                     to = rung + kinds
                     break
         return to, Growth(self._expected(to), value, self._seen(to).bend)
@@ -142,8 +145,8 @@ class Climb:
             r.use_floors(self.ladder.steps[to], most)
             self.rung = to
             return
-        before, seen, predicted = self.nodes, self._seen(to), self._predicted(to)
-        expected = self._expected(to)
+        before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
+        seen = self.seen[self.rung, to] = self._seen(to)
         part = Growth(expected, value).part(r.upper, r.graph_bound)
         try:
             if rung < last:
@@ -161,7 +164,7 @@ class Climb:
         self.rung = to
 
     def _seen(self, to: int) -> Seen:
-        return self.seen.setdefault((self.rung, to), Seen())
+        return self.seen.get((self.rung, to), Seen())
 
     def _predicted(self, to: int) -> float:
         """Return the growth up to a rung if it is as large as at the step before."""
