@@ -20,7 +20,7 @@ from optsched.problem.kernel import njit
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 MOST = 16
 """Max entries of a group. They are fewer if tables would have more than `MAX_BYTES`."""
-MAX_BYTES = 2**30
+MAX_BYTES = 3 * 2**30
 TOP = 255
 """An entry of so many steps or more."""
 

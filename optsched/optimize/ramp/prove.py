@@ -177,7 +177,7 @@ def _prove(
         return
     room = min(MAX_NODES, RATE * (deadline - time.perf_counter()))
     try:
-        clock, needed = _clock(jobs, room, annealing.value, stop), needed_clock(jobs)
+        clock, needed = _clock(jobs, room, annealing.value, stop, over), needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
         return
@@ -203,11 +203,13 @@ def _prove(
         update(relaxation)
 
 
-def _clock(jobs: Jobs, room: float, value: int, stop: NDArray[np.int8]) -> int:
+def _clock(
+    jobs: Jobs, room: float, value: int, stop: NDArray[np.int8], over: Callable[[], bool]
+) -> int:
     """Return the first clock to refine with.
 
     It is the longest that takes a small part of the room, or a shorter one that says nearly as much
-    in coarse graphs. ``value`` is that of the known schedule.
+    in coarse graphs. ``value`` is that of the known schedule, and ``over`` says when to end.
     """
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
@@ -220,13 +222,13 @@ def _clock(jobs: Jobs, room: float, value: int, stop: NDArray[np.int8]) -> int:
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
     least = -math.inf
-    while clock:
+    while clock and not over():
         try:
             coarse.use_floors(floors)
         except TooLargeError:
             break
         coarse.ascend()
-        if coarse.graph_bound < least or stop[0]:
+        if coarse.graph_bound < least:
             break
         least = max(least, coarse.graph_bound - _LOST * value)
         clock, pi = coarse.clock, coarse.pi
