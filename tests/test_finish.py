@@ -27,7 +27,7 @@ from optsched.bounds import (
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker_enumerate import larger_kinds
-from optsched.bounds.checker_parts import Budget, Rejected, columns_of
+from optsched.bounds.checker_parts import Budget, Rejected, TooLarge, columns_of
 from optsched.bounds.checker_plain import base
 from optsched.bounds.checker_product import LABELS, Graph, label_of
 from optsched.bounds.checker_ramp import check_ramp
@@ -439,25 +439,30 @@ def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]
 def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # Labels of equal requests have all placed the same. Up to 1,287 of them are in a layer here,
     # and each is compared with those before it: millions of times, though 47,000 labels are made.
+    # Eight compiled steps count as one.
     instance, leaf = forged(13, 6, 40)
     with pytest.raises(Rejected, match="found a schedule below 10000"):
         check_ramp(columns_of(instance), leaf)
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 1_000_000)
-    with pytest.raises(Rejected, match="more than 1000000 steps"):
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 200_000)
+    with pytest.raises(TooLarge, match="more than 200000 steps"):
         check_ramp(columns_of(instance), leaf)
 
 
 def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     # A short stack of ways into the clock is made longer. A layer of too many labels is refused.
-    instance = generate("jaillet-model-2", seed=2, n=8)
+    instance = generate("jaillet-model-2", seed=7, n=8)
     relaxation = ready(instance, 680)
     finish(relaxation, 10**6)
     monkeypatch.setattr(checker_ramp, "FEW", 0)
     monkeypatch.setattr(checker_enumerate, "_DEEP", 1)
     assert replayed(instance, relaxation) == relaxation.bound
+    with monkeypatch.context() as few:
+        few.setattr(checker_enumerate, "_DEEPEST", 1)
+        with pytest.raises(TooLarge, match="more than 1 ways on"):
+            replayed(instance, relaxation)
     monkeypatch.setattr(checker_enumerate, "MAX_LABELS", 100)
     equal, leaf = forged(13, 6, 40)
-    with pytest.raises(Rejected, match="more than 100 labels"):
+    with pytest.raises(TooLarge, match="more than 100 labels"):
         check_ramp(columns_of(equal), leaf)
 
 
