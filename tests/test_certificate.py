@@ -480,6 +480,21 @@ def test_steps_are_counted_over_the_whole_certificate(monkeypatch: pytest.Monkey
             check_certificate(wide, make_certificate(wide, tree, value=value))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("maximum recursion depth")])
+def test_a_check_without_room_says_nothing_of_the_claim(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise error
+
+    instance = Instance([0], [1], [3], kv_capacity=4)
+    certificate = make_certificate(instance, ramp(instance, 3), value=3)
+    monkeypatch.setattr(checker, "_leaves", full)
+    with pytest.raises(ViolationError, match=f"no room to check it .{type(error).__name__}") as no:
+        verify_certificate(instance, certificate)
+    assert no.value.rule == "certificate_size"
+
+
 @pytest.mark.parametrize(
     "value", [10**5000, {1, 2}, float("nan"), [[]], None], ids=lambda v: type(v).__name__
 )

@@ -376,7 +376,7 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
 
 
-@pytest.mark.parametrize("memory", [2**30, 0])
+@pytest.mark.parametrize("memory", [checker_groups.MAX_BYTES, 0])
 def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,13 +436,49 @@ def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]
     return instance, {"relaxation": "ramp", "periods": [period]}
 
 
+def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The claims are one too high. A loop that ends early leaves labels undone: had they counted
+    # rounded down, the rest of a layer would have been lost, and the claim accepted.
+    monkeypatch.setattr(checker_ramp, "FEW", 0)
+    monkeypatch.setattr(refine, "_CLOSE", 1.0)
+    monkeypatch.setattr(climb, "_FIRST", 3)
+    rng = np.random.default_rng(4)
+    stopped = ended = 0
+    for turn in range(200):
+        instance = tiny_instance(rng, turn, 6)
+        proofs = prove_all(instance, seed=turn)
+        leaf = ramp_leaf([(p.jobs, p.bound + 1, p.denominator, p.clock, p.levels) for p in proofs])
+        if not all(p.levels and p.levels[-1].multipliers is None for p in proofs):
+            continue  # without an enumeration, such a claim only proves less
+        budget = Budget()
+        with pytest.raises(Rejected, match="found a schedule below") as full:
+            check_ramp(columns_of(instance), leaf, budget)
+        taken = Budget().left - budget.left
+        for few in range(max(0, taken - 7), taken + 1):
+            budget = Budget()
+            budget.left = few
+            with pytest.raises(Rejected) as found:
+                check_ramp(columns_of(instance), leaf, budget)
+            stopped += isinstance(found.value, TooLarge)
+            ended += str(found.value) == str(full.value)
+    assert stopped > 100
+    assert ended > 10
+
+
 def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # Labels of equal requests have all placed the same. Up to 1,287 of them are in a layer here,
     # and each is compared with those before it: millions of times, though 47,000 labels are made.
     # Eight compiled steps count as one.
     instance, leaf = forged(13, 6, 40)
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 1_000_000)
     with pytest.raises(Rejected, match="found a schedule below 10000"):
         check_ramp(columns_of(instance), leaf)
+    monkeypatch.setattr(checker_parts, "COMPILED", 1)
+    with pytest.raises(TooLarge, match="more than 1000000 steps"):
+        check_ramp(columns_of(instance), leaf)
+    monkeypatch.undo()
     monkeypatch.setattr(checker_parts, "MAX_STEPS", 200_000)
     with pytest.raises(TooLarge, match="more than 200000 steps"):
         check_ramp(columns_of(instance), leaf)
@@ -458,7 +494,7 @@ def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.Mo
     assert replayed(instance, relaxation) == relaxation.bound
     with monkeypatch.context() as few:
         few.setattr(checker_enumerate, "_DEEPEST", 1)
-        with pytest.raises(TooLarge, match="more than 1 ways on"):
+        with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
             replayed(instance, relaxation)
     monkeypatch.setattr(checker_enumerate, "MAX_LABELS", 100)
     equal, leaf = forged(13, 6, 40)

@@ -14,6 +14,7 @@ from command_line import run
 
 import optsched
 from instances import MODEL, in_seconds
+from optsched.bounds import checker_parts
 from optsched.files.read_write import write_instance, write_schedule
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -169,6 +170,16 @@ def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
     assert entry["verdicts"]["certificate"].state == "rejected"
     assert entry["verdicts"]["schedule"].words == "replayed by the judge: tel 33, not 32"
     assert section.certified({}) is None
+
+
+def test_a_certificate_that_is_too_large_to_check_is_unchecked(
+    answers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_parts, "MAX_STEPS", 1)
+    (section,) = gather.gather(["tiny", answers / "certificate.json"]).sections
+    ((_, verdict),) = section.certificates
+    assert verdict.state == "unchecked"
+    assert verdict.words.endswith("found more than 1 steps; too large to check")
 
 
 def test_a_row_that_its_schedule_does_not_bear_out_is_rejected(

@@ -1,8 +1,8 @@
 """Independent check of certificates in exact integer arithmetic, which trusts no solver.
 
 The checker shares no code with what makes certificates. It computes with Python integers, or with
-64-bit ones where it has first shown that nothing that matters exceeds them. Its work is limited: it
-counts steps before it takes them, and refuses a certificate that needs too many.
+64-bit ones where it has first shown that nothing that matters exceeds them. It counts its steps,
+and refuses a certificate that needs too many.
 
 What a certificate proves. A node of the tree allows a range of starts for every request; at the
 root the range of request i is k_i >= a_i. A branch splits one request's range into disjoint ranges
@@ -32,6 +32,7 @@ from optsched.bounds.checker_parts import (
     Budget,
     Columns,
     Rejected,
+    TooLarge,
     columns_of,
     expect,
     integer,
@@ -68,11 +69,15 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
     Rejected
         If the object is no certificate, belongs to another instance, was changed, or does not
         prove what it claims.
+    TooLarge
+        If the check would take too much.
     """
     try:
         return _check(instance, certificate)
     except Rejected:
         raise
+    except (MemoryError, RecursionError) as error:
+        raise TooLarge(f"found no room to check it ({type(error).__name__})") from None
     except Exception as error:  # whatever fails, nothing is proved
         reason = str(error) or "the check takes too much"
         raise Rejected(f"cannot be checked: {type(error).__name__}: {reason:.200}") from None

@@ -5,8 +5,9 @@ large ones, and tests hold both equal. It shares no code with what makes certifi
 
 `fits` shows first that no cost can overflow: a path has at most `MAX_NODES` steps, and the costs of
 so many steps stay below 2**60. Arrays grow as they are filled. The nodes, arcs, states and labels
-of a level are limited, to about 10 GiB in all. Products are in `optsched.bounds.checker_product`,
-trackers in `checker_states`, and the enumeration in `checker_enumerate` and `checker_groups`.
+of a level are limited, to about 10 GiB in all, and what an enumeration adds to 3 GiB each of tables
+and of labels. Products are in `optsched.bounds.checker_product`, trackers in `checker_states`, and
+the enumeration in `checker_enumerate` and `checker_groups`.
 """
 
 from __future__ import annotations

@@ -184,11 +184,13 @@ def _follow(
                 break
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             early = clock < 0 and need - passed > join
+            number[_STEPS] += first[here + _ONE] - first[here]
             onward = node if loop[here] >= 0 and (live > 0 or early) else np.int64(-1)
             for a in range(np.uint64(first[here]), np.uint64(first[here + _ONE])):
                 if least[a] > spare:
                     continue
                 v, arc = np.uint64(target[a]), np.uint64(label[a])
+                number[_STEPS] += begin[arc + _ONE] - begin[arc]
                 if what[arc] == ROUND:
                     onward = np.int64(v)
                 elif what[arc] == JOIN and not early:
@@ -230,7 +232,8 @@ def _find(
     """Find what may be placed after the labels of each set, from a set on, in so many steps.
 
     Returns what was too little, or `_DONE`. The set in which it was begins again with the next
-    call. A step is a node that a label meets. ``few``, ``after`` and ``stack`` are scratch space.
+    call. A step is a node that a label meets, an arc there, or a kind
+    that an arc may place. ``few``, ``after`` and ``stack`` are scratch space.
     """
     copies, cost, group, stride = of.copies, paths.cost, paths.of, paths.stride
     while number[_NEXT] < old.count[0]:
@@ -391,7 +394,9 @@ class _Layers:
             number[_STEPS] = 0
             if short == _NO_WAY:
                 if len(self._stack) >= _DEEPEST:
-                    raise TooLarge(f"found more than {_DEEPEST} ways on; too large to check")
+                    raise TooLarge(
+                        f"found more than {_DEEPEST} ways to join the clock; too large to check"
+                    )
                 self._stack = np.empty((2 * len(self._stack), 4), np.int64)
             elif short == _NO_ROW:
                 if len(self._found) >= self._most:

@@ -10,7 +10,7 @@ MAX_BITS = 1024
 MAX_STEPS = 1_000_000_000
 """Max steps of a check. A second allows a million steps or more."""
 COMPILED = 8
-"""The number of compiled steps that count as one."""
+"""The number of compiled steps that count as one, rounded up."""
 
 
 class Rejected(ValueError):
@@ -18,7 +18,10 @@ class Rejected(ValueError):
 
 
 class TooLarge(Rejected):
-    """The check would take too many steps or too much memory, so nothing is known of the claim."""
+    """The check would take too many steps, too much memory or too large numbers.
+
+    So nothing is known of the claim.
+    """
 
 
 class Budget:
@@ -28,19 +31,29 @@ class Budget:
         self.left = MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Count some steps before they are taken; reject the certificate if too few are left."""
+        """Count some steps, if possible before they are taken.
+
+        Raises
+        ------
+        TooLarge
+            There were too few left.
+        """
         self.left -= steps
         if self.left < 0:
             raise TooLarge(f"found more than {MAX_STEPS} steps; too large to check")
 
     @property
     def compiled(self) -> int:
-        """The compiled steps that a check may still take."""
+        """The compiled steps that a check may still take. A loop that takes more must end."""
         return COMPILED * self.left
 
     def spend_compiled(self, steps: int) -> None:
-        """Count some compiled steps. There is no cheap way to count them before they are taken."""
-        self.spend(steps // COMPILED)
+        """Count some compiled steps that were taken, since they are known only afterwards.
+
+        They count rounded up: one more than `compiled` rejects the certificate, and so what a loop
+        that ended early has left undone is never taken for a result.
+        """
+        self.spend(-(-steps // COMPILED))
 
 
 @dataclass(frozen=True)

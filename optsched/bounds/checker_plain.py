@@ -99,7 +99,8 @@ def base(kinds: list[Any], copies: list[int], capacity: int, clock: int, budget:
     longest = max(ready)
     expect(clock <= longest, f"clock: found {clock} rounds; expected at most {longest}")
     rounds = clock + 1 if clock else 0
-    expect(rounds * (n + 1) <= MAX_NODES, f"clock: found {clock} rounds; too long to check")
+    if rounds * (n + 1) > MAX_NODES:
+        raise TooLarge(f"clock: found {clock} rounds; too large to check")
     budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
     sizes = sorted(((p - f + 1) * (p + f) // 2, k) for k, (_, p, f) in enumerate(kinds))
     least = []  # by round, the min m: all other requests have completed
