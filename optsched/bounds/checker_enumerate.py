@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_groups import TOP, groups, moves, rises, tables
+from optsched.bounds.checker_groups import TOP, groups, moves, rises, rows_of, tables
 from optsched.bounds.checker_parts import Budget, TooLarge
 from optsched.bounds.checker_states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
@@ -45,7 +45,8 @@ class Paths(NamedTuple):
     begin: Any  # of the kinds of each label
     kinds: Any
     rest: Any
-    table: Any  # by node, what its cost to the end rises by (`checker_groups`)
+    row: Any  # of each node in the table
+    table: Any  # what the cost to the end rises by (`checker_groups`)
     of: Any  # of each kind, its group or -1
     stride: Any
     columns: Any  # by group, the first one
@@ -163,8 +164,8 @@ def _follow(
 ) -> int:  # fmt: skip
     """Find what may be placed after label e of set s; return what was too little, or `_DONE`."""
     first, target, label, loop, what = paths[:5]
-    least, begin, listed, rest, table = paths[5:10]
-    group, stride, _, step, cost, unit, cutoff = paths[10:]
+    least, begin, listed, rest, at, table = paths[5:11]
+    group, stride, _, step, cost, unit, cutoff = paths[11:]
     about, tokens, left = labels.about, labels.tokens, old.left
     peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, _NEED]
     stack[0, 0], stack[0, 1] = about[e, _NODE], 0
@@ -180,7 +181,7 @@ def _follow(
                 return _NO_STEPS
             here, spent = np.uint64(node), about[e, _COST] + m * passed
             spare = cutoff - spent * unit - placed
-            if rest[here] > spare or rest[here] + rises(here, table, few) * step > spare:
+            if rest[here] > spare or rest[here] + rises(at[here], table, few) * step > spare:
                 break
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             early = clock < 0 and need - passed > join
@@ -206,7 +207,7 @@ def _follow(
                         continue
                     if group[k] >= 0:
                         few[np.uint64(group[k])] -= stride[k]
-                    more = rises(v, table, few) * step
+                    more = rises(at[v], table, few) * step
                     if group[k] >= 0:
                         few[np.uint64(group[k])] += stride[k]
                     if more > room:
@@ -453,18 +454,18 @@ def none_left(
         The labels are too many.
     """
     graph, labels, count = engine.graph, engine.labels, int(engine.count[2])
-    nodes = len(graph.loop)
     cost = -np.array(pi, dtype=np.int64)
     step = max(0, cutoff - int(engine.rest[0])) // TOP + 1
     first, targets, numbers = outward
     arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
     output, copies = peak - floor + 1, np.array(engine.copies)
-    group = groups(peak, copies, nodes)
+    row = rows_of(first, targets, price[numbers, 1])
+    group = groups(peak, copies, int(row[-1]) + 1)
     move = moves(labels.mask[:count], price, cost, group)
-    table = tables(engine.rest, first, targets, numbers, move, group, step)
+    table = tables(engine.rest, row, first, targets, numbers, move, group, step)
     paths = Paths(
         first, targets, numbers, graph.loop, labels.what[:count],
-        engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, table,
+        engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, row, table,
         group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
     )  # fmt: skip
     of = Of(
