@@ -9,7 +9,8 @@ One process, ``--threads`` threads (2). The clock, for limits and results, is wa
 ``--cpu`` it is the CPU time of the process over the number of threads, for machines that others
 use: it says what an idle machine would take. A run of ``gaps`` lasts for the longest
 limit, and what it knew at the others is read from its progress. A first small solve compiles (or
-loads) the kernels and is not counted; ``--jsonl FILE`` appends a line per run.
+loads) the kernels and is not counted; ``--jsonl FILE`` appends a line per run, and
+``--keep FOLDER`` writes the certificates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker_parts import Rejected
+from optsched.bounds.checker.parts import Rejected
+from optsched.files.strict_json import write_json
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate
 
@@ -62,7 +64,7 @@ class ClockTimer(threading.Thread):
 
 
 def run(
-    name: str, n: int, seed: int, limit: float, threads: int, check: bool
+    name: str, n: int, seed: int, limit: float, threads: int, check: bool, keep: str | None = None
 ) -> tuple[dict[str, Any], list[tuple[float, Any, Any]]]:
     """Solve one instance, at most ``limit`` seconds of the clock.
 
@@ -99,6 +101,9 @@ def run(
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     known.append((0.0 if not known else known[-1][0], result.bound, result.objective))
+    if keep:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        write_json(result.certificate, Path(keep) / f"{name}-{n}-{seed}.json")
     used, before = time.process_time(), os.times().system
     try:
         row["checked"] = check_certificate(instance, result.certificate) if check else None
@@ -172,7 +177,7 @@ def checks(args: argparse.Namespace) -> None:
 def record(
     args: argparse.Namespace, limits: list[float], *what: Any
 ) -> tuple[dict[str, Any], dict[float, float]]:
-    row, known = run(*what, args.threads, args.table == "checks")
+    row, known = run(*what, args.threads, args.table == "checks", args.keep)
     at = {limit: gap_at(known, limit) for limit in limits}
     if args.jsonl:
         with Path(args.jsonl).open("a") as file:
@@ -190,6 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds per thread as the clock")
     parser.add_argument("--jsonl", help="append a line per run to this file")
+    parser.add_argument("--keep", help="write the certificates into this folder")
     args = parser.parse_args()
     if args.cpu:
         time.perf_counter = lambda: time.process_time() / args.threads

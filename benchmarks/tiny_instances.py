@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from brute_force import brute_force_tel
 from test_ramp import certified, tiny_instance
 
-from optsched.bounds import checker_ramp
-from optsched.bounds.checker_parts import Rejected
+from optsched.bounds.checker import ramp as checker_ramp
+from optsched.bounds.checker.parts import Rejected
 from optsched.optimize.ramp import climb, refine
 from optsched.optimize.ramp.prove import prove_all
 

@@ -18,9 +18,8 @@ from test_batch_bounds import PLAIN, poisson, prices, tiny, wild_shares
 from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
-import optsched.bounds.checker_parts as checker_parts
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import busy_time as busy, checker_kernel, checker_shares, lower_bound, paths
+from optsched.bounds import busy_time as busy, lower_bound, paths
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
@@ -32,9 +31,14 @@ from optsched.bounds.certificate import (
     verify_certificate,
     work_leaf,
 )
-from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker_clock import BITS, MALFORMED, TOO_LONG, node_value, tree_value
-from optsched.bounds.checker_kernel import (
+from optsched.bounds.checker import (
+    check_certificate,
+    kernel as checker_kernel,
+    parts as checker_parts,
+    shares as checker_shares,
+)
+from optsched.bounds.checker.clock import BITS, MALFORMED, TOO_LONG, node_value, tree_value
+from optsched.bounds.checker.kernel import (
     LEAD_BITS,
     UNIT_BITS,
     least_costs,
@@ -43,8 +47,8 @@ from optsched.bounds.checker_kernel import (
     root_above,
     times,
 )
-from optsched.bounds.checker_parts import Rejected
-from optsched.bounds.checker_seconds import _completions, proved_ticks
+from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.seconds import _completions, proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.machine import srpt_completions
@@ -512,7 +516,7 @@ def forge(seed: int, count: int) -> None:
 
 def claimed(instance: Instance, bad: dict[str, Any]) -> dict[str, Any]:
     """A corrupted certificate whose value a forger sets to what its tree proves."""
-    from optsched.bounds.checker_seconds import proved_ticks
+    from optsched.bounds.checker.seconds import proved_ticks
 
     try:
         value = proved_ticks(instance, bad, checker_parts.Budget())

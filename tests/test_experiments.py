@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from optsched.bounds import checker_parts
 from optsched.bounds.certificate import verify_certificate
+from optsched.bounds.checker import parts as checker_parts
 from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
 from optsched.experiments.results import rows_as_csv

@@ -17,20 +17,20 @@ from sweeps import parts
 from test_certificate import corrupted
 from test_ramp import coarse_to_fine, replayed, tiny_instance
 
-from optsched.bounds import (
-    checker_compiled,
-    checker_enumerate,
-    checker_groups,
-    checker_parts,
-    checker_ramp,
-)
 from optsched.bounds.certificate import make_certificate
-from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker_enumerate import larger_kinds
-from optsched.bounds.checker_parts import Budget, Rejected, TooLarge, columns_of
-from optsched.bounds.checker_plain import base
-from optsched.bounds.checker_product import LABELS, Graph, label_of
-from optsched.bounds.checker_ramp import check_ramp
+from optsched.bounds.checker import (
+    check_certificate,
+    compiled as checker_compiled,
+    enumeration as checker_enumeration,
+    groups as checker_groups,
+    parts as checker_parts,
+    ramp as checker_ramp,
+)
+from optsched.bounds.checker.enumeration import larger_kinds
+from optsched.bounds.checker.parts import Budget, Rejected, TooLarge, columns_of
+from optsched.bounds.checker.plain import base
+from optsched.bounds.checker.product import LABELS, Graph, label_of
+from optsched.bounds.checker.ramp import check_ramp
 from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
@@ -490,13 +490,13 @@ def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.Mo
     relaxation = ready(instance, 680)
     finish(relaxation, 10**6)
     monkeypatch.setattr(checker_ramp, "FEW", 0)
-    monkeypatch.setattr(checker_enumerate, "_DEEP", 1)
+    monkeypatch.setattr(checker_enumeration, "_DEEP", 1)
     assert replayed(instance, relaxation) == relaxation.bound
     with monkeypatch.context() as few:
-        few.setattr(checker_enumerate, "_DEEPEST", 1)
+        few.setattr(checker_enumeration, "_DEEPEST", 1)
         with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
             replayed(instance, relaxation)
-    monkeypatch.setattr(checker_enumerate, "MAX_LABELS", 100)
+    monkeypatch.setattr(checker_enumeration, "MAX_LABELS", 100)
     equal, leaf = forged(13, 6, 40)
     with pytest.raises(TooLarge, match="more than 100 labels"):
         check_ramp(columns_of(equal), leaf)

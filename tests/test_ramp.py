@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import checker_ramp
-from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker_parts import columns_of
-from optsched.bounds.checker_ramp import check_ramp
+from optsched.bounds.checker import check_certificate, ramp as checker_ramp
+from optsched.bounds.checker.parts import columns_of
+from optsched.bounds.checker.ramp import check_ramp
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
     climb,

@@ -14,7 +14,7 @@ from command_line import run
 
 import optsched
 from instances import MODEL, in_seconds
-from optsched.bounds import checker_parts
+from optsched.bounds.checker import parts as checker_parts
 from optsched.files.read_write import write_instance, write_schedule
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance

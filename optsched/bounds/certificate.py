@@ -293,8 +293,8 @@ def certify(
     UsageError
         If the checker refuses the instance, the cost model or the tree.
     """
-    from optsched.bounds.checker_parts import Budget, Rejected
-    from optsched.bounds.checker_seconds import proved_ticks
+    from optsched.bounds.checker.parts import Budget, Rejected
+    from optsched.bounds.checker.seconds import proved_ticks
 
     data: dict[str, Any] = {
         "format": "optsched-certificate",
@@ -371,7 +371,7 @@ def verify_certificate(
         else ``"certificate"``.
     """
     from optsched.bounds.checker import check_certificate
-    from optsched.bounds.checker_parts import Rejected, TooLarge
+    from optsched.bounds.checker.parts import Rejected, TooLarge
 
     try:
         check_certificate(instance, certificate)

@@ -235,7 +235,7 @@ def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     value : float
         Seconds.
     branches : ndarray of int64
-        As a certificate has it (`optsched.bounds.checker_clock.check_clock`).
+        As a certificate has it (`optsched.bounds.checker.clock.check_clock`).
     """
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)

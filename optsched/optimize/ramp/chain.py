@@ -46,7 +46,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     identical requests in the period; a level with neither only deletes. In the last level
     ``multipliers`` may be null: schedules are enumerated. ``value`` is what the
     period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
-    sum of the values (`optsched.bounds.checker_ramp.check_ramp`).
+    sum of the values (`optsched.bounds.checker.ramp.check_ramp`).
 
     Parameters
     ----------

@@ -46,8 +46,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, TooLarge, expect, integers
-from optsched.bounds.checker_requests import Part, Rates, Request, later_of
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, integers
+from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 from optsched.problem.kernel import njit
 
 BITS = 20

@@ -31,7 +31,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker_parts import expect, integer
+from optsched.bounds.checker.parts import expect, integer
 
 NAMES = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",

@@ -1,13 +1,13 @@
 """Compiled replay of one period of a ramp leaf, in 64-bit integers: the fast twin.
 
-`optsched.bounds.checker_ramp` replays small periods in plain Python. This module does the same for
+`optsched.bounds.checker.ramp` replays small periods in plain Python. This module does the same for
 large ones, and tests hold both equal. It shares no code with what makes certificates.
 
 `fits` shows first that no cost can overflow: a path has at most `MAX_NODES` steps, and the costs of
 so many steps stay below 2**60. Arrays grow as they are filled. The nodes, arcs, states and labels
 of a level are limited, to about 10 GiB in all, and what an enumeration adds to 3 GiB each of tables
-and of labels. Products are in `optsched.bounds.checker_product`, trackers in `checker_states`, and
-the enumeration in `checker_enumerate` and `checker_groups`.
+and of labels. Products are in `product`, trackers in `states`, and the enumeration in `enumeration`
+and `groups`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, TooLarge
-from optsched.bounds.checker_product import (
+from optsched.bounds.checker.parts import Budget, TooLarge
+from optsched.bounds.checker.product import (
     ARCS,
     KEPT,
     LABELS,
@@ -36,7 +36,7 @@ from optsched.bounds.checker_product import (
     product,
     thin,
 )
-from optsched.bounds.checker_states import (
+from optsched.bounds.checker.states import (
     END,
     JOIN,
     MARGIN,
@@ -285,7 +285,7 @@ class Compiled:
 
     def none_left(self, pi: list[int], unit: int, cutoff: int) -> bool:
         """Return whether no schedule costs at most the cutoff."""
-        from optsched.bounds.checker_enumerate import none_left
+        from optsched.bounds.checker.enumeration import none_left
 
         if not self._thin(pi, unit, cutoff):
             return True

@@ -1,4 +1,4 @@
-"""Compiled product of a graph of a ramp leaf with a tracker: part of `checker_compiled`.
+"""Compiled product of a graph of a ramp leaf with a tracker: part of `compiled`.
 
 Nodes of the finer graph are made in the order of the graph before, those of one of its nodes next
 to each other. An arc is made only if some path through it may cost no more than the cutoff: the
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_states import (
+from optsched.bounds.checker.states import (
     ITEMS,
     LAST,
     PLACE,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_product import NEVER
+from optsched.bounds.checker.product import NEVER
 from optsched.problem.kernel import njit
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)

@@ -14,7 +14,7 @@ all schedules. A leaf of prices p_t >= 0 (over the denominator D) proves
 
 with q_i = s_i (cached accounting: s_i - 1). The reason is that request i holds q_i + j tokens of KV
 in its j-th round, and that the KV held in round t is at most M. TEL is an integer, so the bound is
-rounded up. Certificates in seconds are described in `optsched.bounds.checker_seconds`.
+rounded up. Certificates in seconds are described in `optsched.bounds.checker.seconds`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker_parts import (
+from optsched.bounds.checker.parts import (
     Budget,
     Columns,
     Rejected,
@@ -39,7 +39,7 @@ from optsched.bounds.checker_parts import (
     integers,
     same,
 )
-from optsched.bounds.checker_seconds import FIELDS, proved_ticks
+from optsched.bounds.checker.seconds import FIELDS, proved_ticks
 
 _FIELDS = {"format", "version", "instance_sha256", "model", "objective", "claim", "value",
            "denominator", "tree", "sha256"}  # fmt: skip
@@ -62,7 +62,7 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
     -------
     int
         A total latency in rounds that no schedule is below. In seconds: a value of the objective
-        in ticks (`optsched.bounds.checker_seconds`).
+        in ticks (`optsched.bounds.checker.seconds`).
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _leaf(
     if kind == "ramp":
         # The ramp relaxation knows no ranges: its bound holds for every start.
         try:
-            from optsched.bounds.checker_ramp import check_ramp as check
+            from optsched.bounds.checker.ramp import check_ramp as check
 
             return int(check(columns, leaf, budget))
         except Rejected as error:

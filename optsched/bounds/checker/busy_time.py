@@ -7,7 +7,7 @@ on and 0 afterwards, and pi = p1 + p2. Batches are disjoint, so sum_B int_B pi <
 
 Batch B has the length T, and at least f of it is fixed cost. Its requests have own work w with
 sum w <= T - f, and w and shares sigma of fixed costs with sum (w + sigma) <= T
-(`optsched.bounds.checker_requests`). With q1 and q2 the means of the prices over B,
+(`optsched.bounds.checker.requests`). With q1 and q2 the means of the prices over B,
 
     int_B pi = T (q1 + q2) >= sum [ q1 (w + sigma) + q2 w T / (T - f) ].
 
@@ -47,8 +47,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, TooLarge, expect, integer, integers
-from optsched.bounds.checker_requests import Part, Rates, Request, later_of
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, integer, integers
+from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
 """Chords over the tokens after the first."""
@@ -168,7 +168,7 @@ class _Ends:
 
     def find(self) -> None:
         """Find the least costs of the ends at hand, and add them to the total."""
-        from optsched.bounds.checker_kernel import least_costs
+        from optsched.bounds.checker.kernel import least_costs
 
         _, _, p1, p2, root, _, _ = self.prices
         if self.rows:

@@ -1,12 +1,12 @@
-"""Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker_labels`.
+"""Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker.labels`.
 
-Numbers stay below 2**62 (`optsched.bounds.checker_compiled.fits`). Labels that have placed the same
+Numbers stay below 2**62 (`optsched.bounds.checker.compiled.fits`). Labels that have placed the same
 form a set, and the labels of a set lie next to each other, in order of cost. So each is compared
 with those before it, and what belongs to a set is looked up once for all its labels. A layer is
 made in three passes: find the placements, keep what no label of the same set deletes, and delete by
 swaps. Of the kinds that are larger than one, only the nearest that is left is tried instead of it,
 and only the `_LOOKS` cheapest labels of a set. So some labels stay that the twin deletes. Tables
-are of groups of kinds (`optsched.bounds.checker_groups`), where the twin's are of single kinds.
+are of groups of kinds (`optsched.bounds.checker.groups`), where the twin's are of single kinds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_groups import TOP, groups, moves, rises, rows_of, tables
-from optsched.bounds.checker_parts import Budget, TooLarge
-from optsched.bounds.checker_states import JOIN, ROUND, wider
+from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
+from optsched.bounds.checker.parts import Budget, TooLarge
+from optsched.bounds.checker.states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
 MAX_LABELS = 8_000_000
@@ -46,7 +46,7 @@ class Paths(NamedTuple):
     kinds: Any
     rest: Any
     row: Any  # of each node in the table
-    table: Any  # what the cost to the end rises by (`checker_groups`)
+    table: Any  # what the cost to the end rises by (`groups`)
     of: Any  # of each kind, its group or -1
     stride: Any
     columns: Any  # by group, the first one
@@ -437,7 +437,7 @@ def none_left(
 
     Parameters
     ----------
-    engine : optsched.bounds.checker_compiled.Compiled
+    engine : optsched.bounds.checker.compiled.Compiled
         With the last graph and each node's cost to the end.
     outward : tuple of ndarray
         The arcs by the node that they leave: the first of each node, the nodes that they reach,

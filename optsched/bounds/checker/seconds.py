@@ -9,7 +9,7 @@ the time of day, in ticks. Each is rounded down.
 
 *The tree* is a leaf, or ``{"sum": [...]}`` of leaves for disjoint ranges of requests in order of
 arrival, ties by index. A leaf's proof holds for any set of requests in any schedule of all of them
-(`optsched.bounds.checker_requests`, Some of the requests). The latencies, and the times to first
+(`optsched.bounds.checker.requests`, Some of the requests). The latencies, and the times to first
 tokens, of disjoint sets add up, so the bounds do. A makespan is at least the largest of the bounds
 (``{"max": [...]}``). What a leaf says of time counts from the first arrival of its range.
 
@@ -28,8 +28,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
 from typing import Any
 
-from optsched.bounds.checker_parts import Budget, Rejected, expect, integer
-from optsched.bounds.checker_requests import Part, rates_of, request_of, ticks_since
+from optsched.bounds.checker.parts import Budget, Rejected, expect, integer
+from optsched.bounds.checker.requests import Part, rates_of, request_of, ticks_since
 
 FIELDS = {"format", "version", "instance_sha256", "model", "objective", "cost_model", "claim",
           "ticks_per_second", "value", "tree", "sha256"}  # fmt: skip
@@ -125,15 +125,15 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
     if kind == "work":
         return _work
     if kind == "busy-time":
-        from optsched.bounds.checker_busy import check_busy_time
+        from optsched.bounds.checker.busy_time import check_busy_time
 
         return check_busy_time
     if kind == "shares":
-        from optsched.bounds.checker_shares import check_shares
+        from optsched.bounds.checker.shares import check_shares
 
         return check_shares
     if kind == "clock":
-        from optsched.bounds.checker_clock import check_clock
+        from optsched.bounds.checker.clock import check_clock
 
         return check_clock
     raise Rejected(

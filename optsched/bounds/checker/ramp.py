@@ -6,8 +6,8 @@ tracker. It drops the paths that by the previous multipliers cost a period's ``v
 period proves the min of its ``value`` and the bound of its last level. A last level without
 multipliers proves ``value`` if no schedule below it can be enumerated. The leaf proves their sum.
 
-A period of few requests is replayed in plain Python (`optsched.bounds.checker_plain`), a larger
-one by compiled code (`optsched.bounds.checker_compiled`). The work of a check is limited in
+A period of few requests is replayed in plain Python (`optsched.bounds.checker.plain`), a larger
+one by compiled code (`optsched.bounds.checker.compiled`). The work of a check is limited in
 advance: the levels, the rounds with a clock, the nodes, arcs and cells of one level, and all steps
 together.
 """
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker_parts import Budget, Columns, expect, integer, integers
-from optsched.bounds.checker_plain import Plain, base
+from optsched.bounds.checker.parts import Budget, Columns, expect, integer, integers
+from optsched.bounds.checker.plain import Plain, base
 
 MAX_LEVELS = 1000
 """Max levels of one period."""
@@ -184,7 +184,7 @@ def _engine(
 ) -> Any:
     """Return what replays a period: compiled code if there are many requests."""
     if len(requests) > FEW:
-        from optsched.bounds.checker_compiled import Compiled, fits
+        from optsched.bounds.checker.compiled import Compiled, fits
 
         if fits(requests, kinds, numbers, unit, clock, capacity):
             return Compiled

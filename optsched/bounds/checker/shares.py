@@ -7,7 +7,7 @@ int_B pi at most int pi,
     TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
 
 Batch B has the length T, and its requests have own works w, where sum w <= T - f for the fixed cost
-f that each of them asks for by its phase (`optsched.bounds.checker_requests`). So with q2 the mean
+f that each of them asks for by its phase (`optsched.bounds.checker.requests`). So with q2 the mean
 of p2 over B, int_B p2 = T q2 >= sum q2 w T / (T - f).
 
 *Shares.* Of each cell requests have weights, and mu_i is request i's part of their sum, so that the
@@ -58,9 +58,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_busy import line_of
-from optsched.bounds.checker_parts import Budget, expect, integer, integers
-from optsched.bounds.checker_requests import Part
+from optsched.bounds.checker.busy_time import line_of
+from optsched.bounds.checker.parts import Budget, expect, integer, integers
+from optsched.bounds.checker.requests import Part
 
 _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
 _CELLS = 8_000_000
@@ -86,7 +86,7 @@ class _Prices(NamedTuple):
 
 def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
-    from optsched.bounds.checker_kernel import path_costs, portions
+    from optsched.bounds.checker.kernel import path_costs, portions
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
     expect(

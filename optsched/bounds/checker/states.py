@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker_parts import Budget, TooLarge
+from optsched.bounds.checker.parts import Budget, TooLarge
 from optsched.problem.kernel import njit
 
 MAX_CELLS = 600_000_000

@@ -1,7 +1,7 @@
 """Plain replay of one period of a ramp leaf, in Python integers: the slow and readable twin.
 
 Costs are Python integers, so that none can wrap. A node that no path reaches has the cost None, so
-that no cost, however large, can be mistaken for it. `optsched.bounds.checker_compiled` does the
+that no cost, however large, can be mistaken for it. `optsched.bounds.checker.compiled` does the
 same for large periods.
 """
 
@@ -13,8 +13,8 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker_labels import Enumeration, Requests
-from optsched.bounds.checker_parts import Budget, TooLarge, expect
+from optsched.bounds.checker.labels import Enumeration, Requests
+from optsched.bounds.checker.parts import Budget, TooLarge, expect
 
 MAX_NODES = 5_000_000
 """Max nodes of one level."""

@@ -195,7 +195,7 @@ def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) 
     rounded down and up; the same in units of cost, rounded down; the first cells in which the
     prefill and all steps can end; the cells between the ends of the two; the least cost, which is
     the time of all batches; own work of later steps; the number of steps; the cells to begin with;
-    where its shares begin, and how many there are. `optsched.bounds.checker_shares` describes
+    where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
     ``phases``, of the prefill and of the steps. ``levels`` are multipliers in thousandths of the
     one of a phase. ``market`` has p2, p3, the root of p2, shares, and the bits of a price after the
     point. Once there were more than ``most`` steps, nothing more is found.

@@ -31,7 +31,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker_parts import Budget, TooLarge
+from optsched.bounds.checker.parts import Budget, TooLarge
 
 MAX_LABELS = 3_000_000
 """Max labels of one layer."""
