@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite import ir
+from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array
 
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
@@ -47,6 +50,42 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
         kept = dispatcher._cache._cache_file
         kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
     return dispatcher
+
+
+def prefetch(array: Any, index: Any) -> None:
+    """Ask for an entry of an array that is read soon, where compiled reads would wait for memory.
+
+    It is a hint: an index beyond the array does no harm. In plain Python nothing happens.
+
+    Parameters
+    ----------
+    array : ndarray of one dimension
+    index : int
+    """
+
+
+@intrinsic
+def _prefetch(_: Any, array: Any, index: Any) -> Any:
+    """Return the types of `prefetch`, and what writes its machine code."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = make_array(signature.args[0])(context, builder, values[0]).data
+        place = builder.bitcast(builder.gep(data, [values[1]]), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(call, [place, number(0), number(3), number(1)])  # to read, often, data
+        return context.get_dummy_value()
+
+    return numba.types.void(array, index), emit
+
+
+@overload(prefetch, inline="always")
+def _compiled_prefetch(array: Any, index: Any) -> Any:
+    def compiled(array: Any, index: Any) -> None:
+        _prefetch(array, index)  # type: ignore[call-arg]
+
+    return compiled
 
 
 @cache

@@ -195,7 +195,8 @@ class Compiled:
         of = Kinds(self.kinds, self.copies, self.capacity)
         tracker = counters(of, groups, self._budget) if floors is None else multisets(of, floors)
         prices = self._learn(pi, unit, cutoff)
-        rows = [8 * (2 * MARGIN + x) for x in (len(graph.loop), len(graph.label))]
+        sizes = (len(graph.loop), MAX_NODES), (len(graph.label), MAX_ARCS)
+        rows = [min(32 * (2 * MARGIN + x), most + 4 * MARGIN) for x, most in sizes]
         fine = Fine(
             np.zeros(len(graph.loop) + 1, np.int64), np.empty(rows[0], np.int32),
             np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64),
@@ -253,10 +254,13 @@ class Compiled:
         # Only rows that are written take memory, and copies take time. What is short of room gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_roomy(column, nodes) for column in fine[1:4])
-        by_arc = (_roomy(column, arcs + nodes) for column in fine[4:])
+        source, label = (_roomy(column, arcs + nodes) for column in fine[4:6])
+        scratch = list(fine[6:])
+        if len(fine.from_node) < len(source):  # what is in it is not needed any more
+            scratch = [np.empty(len(source), np.int32) for _ in scratch]
         tracker, states = with_room(tracker, len(tracker.peak) + 2)
         self._more_labels(4 * (labels + MARGIN), 4 * (parts + MARGIN))
-        fine = Fine(fine.first, *by_node, *by_arc)
+        fine = Fine._make([fine.first, *by_node, source, label, *scratch])
         full = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
         return tracker, fine, np.array([*(x - MARGIN for x in full), 0, *states])
 

@@ -25,13 +25,13 @@ from optsched.bounds.checker.states import (
     before_round,
     mixed,
 )
-from optsched.problem.kernel import njit
+from optsched.problem.kernel import njit, prefetch
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
 """Places of the counts of a level. The last one is of the arcs of the nodes that are complete."""
-_ONE, _ZERO = np.uint64(1), np.uint64(0)
+_ONE, _ZERO, _AHEAD = np.uint64(1), np.uint64(0), np.uint64(4)
 
 
 class Graph(NamedTuple):
@@ -75,7 +75,8 @@ class Prices(NamedTuple):
 class Fine(NamedTuple):
     """A product in the making: by node its state and cost so far, and its arcs by target.
 
-    The arcs of one node of the graph before wait in three scratch arrays until all are there.
+    The arcs of one node of the graph before wait in three scratch arrays until all are there. They
+    reach states at first, then nodes.
     """
 
     first: Any  # by node of the graph before, its first node
@@ -195,7 +196,7 @@ def _node(s: Any, begin: int, nodes: int, rows: Any, state: Any, here: Any) -> A
 def _follow(
     v: int, graph: Graph, labels: Labels, p: Prices, t: States, f: Fine, count: Any, room: Any
 ) -> Any:  # fmt: skip
-    """Make the nodes of v and of later nodes by the arcs into them.
+    """Make the nodes of v and of later nodes by the arcs into them: first arcs, then their nodes.
 
     Returns the first node for which room is short, or that rounds may leave as it is, and whether
     room is short. After the first symbol that does not fit none does. Places are unsigned: of
@@ -214,6 +215,7 @@ def _follow(
         for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
             u, label = np.uint64(before[into]), np.uint64(by[into])
             for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
+                prefetch(rows, state[x + _AHEAD])
                 so_far = here[x]
                 slack = spare - so_far
                 if so_far == NEVER or least[label] > slack:
@@ -225,7 +227,7 @@ def _follow(
                     whole = np.uint64(_within(label, slack, labels, p, count))
                 if first[whole] < 0:
                     _split(np.int64(whole), labels, p.cost, t, count)
-                s, nodes, a = np.int64(state[x]), count[NODES], np.uint64(count[ARCS] - count[KEPT])
+                s, a = np.int64(state[x]), np.uint64(count[ARCS] - count[KEPT])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
                     column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
@@ -237,13 +239,21 @@ def _follow(
                     elif y == UNKNOWN:
                         y = after_placing(s, column - SYMBOLS, t)
                     if y > REFUSED:
-                        y = _node(y, begin, nodes, rows, state, here)
-                        nodes = max(nodes, y + 1)
-                        at = np.uint64(y)
+                        prefetch(rows, y + LAST)
                         source[a], target[a], number[a] = x, y, new
-                        here[at] = min(here[at], so_far + least[new])
                         a += _ONE
-                count[NODES], count[ARCS] = nodes, count[KEPT] + np.int64(a)
+                count[ARCS] = count[KEPT] + np.int64(a)
+        nodes = count[NODES]
+        for w in range(np.uint64(count[ARCS] - count[KEPT])):
+            y = _node(target[w], begin, nodes, rows, state, here)
+            nodes, at = max(nodes, y + 1), np.uint64(y)
+            target[w] = y
+            here[at] = min(here[at], here[np.uint64(source[w])] + least[np.uint64(number[w])])
+            if nodes > room[NODES]:
+                break
+        count[NODES] = nodes
+        if nodes > room[NODES]:
+            return v, True
         if loop[v] >= 0:
             return v, False
         v += 1
