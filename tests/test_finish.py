@@ -15,7 +15,7 @@ from brute_force import brute_force_tel
 from readable_finish import Readable
 from sweeps import parts
 from test_certificate import corrupted
-from test_ramp import coarse_to_fine, replayed, tiny_instance
+from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
 
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import (
@@ -29,7 +29,17 @@ from optsched.bounds.checker import (
 from optsched.bounds.checker.enumeration import larger_kinds
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge, columns_of
 from optsched.bounds.checker.plain import base
-from optsched.bounds.checker.product import LABELS, Graph, label_of
+from optsched.bounds.checker.product import (
+    ARCS,
+    CELLS,
+    KEPT,
+    LABELS,
+    NODES,
+    PARTS,
+    STATES,
+    Graph,
+    label_of,
+)
 from optsched.bounds.checker.ramp import check_ramp
 from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
@@ -652,6 +662,46 @@ def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
 
     monkeypatch.setattr(checker_compiled, "thin", one_label_at_a_time)
     assert [narrowed(seed) for seed in range(200)] == roomy
+
+
+@pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
+def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_ramp, "FEW", 0)
+    product, refine_ = checker_compiled.product, checker_compiled.Compiled.refine
+    rng, graphs, stops = np.random.default_rng(8), [], Counter()
+
+    def short(
+        v: int, graph: Any, labels: Any, p: Any, t: Any, f: Any, count: Any, room: Any
+    ) -> int:
+        # More room is there than the product is told of, so it may go on where it stopped.
+        while v < len(graph.loop):
+            tried, few = v, room.copy()
+            which = (NODES, ARCS, LABELS, PARTS, CELLS, STATES)[int(rng.integers(6))]
+            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.count]
+            few[which] = min(room[which], used[which] + int(rng.integers(0, 60)))
+            v = product(v, graph, labels, p, t, f, count, few)
+            stops[which] += v == tried
+            if v == tried and rng.integers(4) == 0:
+                break  # it may be short of what there is
+        return v
+
+    def refined(self: Any, *args: Any) -> bool:
+        found = refine_(self, *args)
+        graphs[-1].append([column.tolist() for column in self.graph])
+        return found
+
+    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
+    for seed in range(4):
+        instance = generate(model, seed=seed, n=8)
+        proofs = prove_all(instance, seed=seed)
+        for way in (product, short):
+            graphs.append([])
+            monkeypatch.setattr(checker_compiled, "product", way)
+            assert certified(instance, proofs) == sum(p.bound for p in proofs)
+        assert graphs.pop() == graphs.pop()
+    assert all(stops[which] > 3 for which in (NODES, ARCS, LABELS, PARTS, CELLS, STATES))
 
 
 def test_more_equal_requests_than_a_group_tells_apart_are_enumerated() -> None:

@@ -230,7 +230,7 @@ class Compiled:
     def _thin(self, pi: list[int], unit: int, cutoff: int) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
         (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
-        here, place = np.full(len(loop) + 1, NEVER), np.empty(len(loop), np.int32)
+        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
         here[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
         while v < len(loop):

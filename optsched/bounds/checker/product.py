@@ -207,8 +207,11 @@ def _follow(
     least, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
     while v < len(loop):
-        begin, spare = begins[v], p.cutoff - rest[v]
+        begin, spare, a = begins[v], p.cutoff - rest[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
+        if _short(0, states, count, room):
+            return v, True
+        full = np.uint64(room[ARCS] - count[KEPT])
         if v == 0:
             here[_node(0, 0, 0, rows, state, here)] = 0
             count[NODES] = 1
@@ -220,31 +223,35 @@ def _follow(
                 slack = spare - so_far
                 if so_far == NEVER or least[label] > slack:
                     continue
-                if _short(0, states, count, room):
+                if a > full:
+                    count[ARCS] += np.int64(a)
                     return v, True
                 whole = label
                 if high[label] > slack:  # some of its kinds cost too much
                     whole = np.uint64(_within(label, slack, labels, p, count))
                 if first[whole] < 0:
                     _split(np.int64(whole), labels, p.cost, t, count)
-                s, a = np.int64(state[x]), np.uint64(count[ARCS] - count[KEPT])
+                    if _short(0, states, count, room):
+                        return v, True
+                s = np.int64(state[x])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
                     column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
                     if column >= columns:
                         break
                     y = np.int64(rows[np.uint64(s + column)])
-                    if y == UNKNOWN and column < SYMBOLS:
-                        y = before_round(s, t)
-                    elif y == UNKNOWN:
-                        y = after_placing(s, column - SYMBOLS, t)
+                    if y == UNKNOWN:
+                        place = column - SYMBOLS
+                        y = before_round(s, t) if place < 0 else after_placing(s, place, t)
+                        if _short(0, states, count, room):
+                            return v, True
                     if y > REFUSED:
                         prefetch(rows, y + LAST)
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
-                count[ARCS] = count[KEPT] + np.int64(a)
+        count[ARCS] += np.int64(a)
         nodes = count[NODES]
-        for w in range(np.uint64(count[ARCS] - count[KEPT])):
+        for w in range(a):
             y = _node(target[w], begin, nodes, rows, state, here)
             nodes, at = max(nodes, y + 1), np.uint64(y)
             target[w] = y
@@ -358,8 +365,8 @@ def thin(
 
     What is least from the start to an arc, the arc and the rest are added up. Of a node that is
     kept, a cheapest path to the end is kept too. ``place`` has the new number of each node or -1,
-    and ``here`` the cost so far by new number, `NEVER` at first but for the first node. Returns the
-    node at which there may be too few labels; the next call goes on with the next of its arcs.
+    and ``here`` the cost so far by new number; that of the first node is given. Returns the node at
+    which there may be too few labels; the next call goes on with the next of its arcs.
     """
     into, source, label, loop = graph
     rest, low, high = p.rest, labels.low, labels.high
@@ -382,7 +389,7 @@ def thin(
         place[v] = -1
         if here[nodes] < NEVER:
             place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
-            count[NODES], count[ARCS] = nodes + 1, arcs
+            count[NODES], count[ARCS], here[nodes + 1] = nodes + 1, arcs, NEVER
         count[KEPT] = last
         v += 1
     return v
