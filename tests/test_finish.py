@@ -598,15 +598,38 @@ def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> N
     assert larger_kinds(arrival, peak, output)[0].tolist() == [1, 6, 4, -1, -1, -1, -1]
 
 
-def test_a_node_with_more_states_than_arrays_hold_is_checked() -> None:
-    # M = 854 holds two of 13 requests of 300 to 427 tokens. After two placements 128 x 129 / 2 =
-    # 8,256 multisets of two are met, and the arrays of a level have room for 8,192 nodes at first.
+def two_at_a_time() -> tuple[Instance, dict[str, Any]]:
+    """Return 13 requests of 300 to 427 tokens, of which M = 854 holds two, and a leaf."""
     instance = Instance([0] * 13, [299] * 13, [128] * 13, kv_capacity=854)
     level = {"floors": [300] * 13, "counters": [], "multipliers": [0] * 13}
     period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": [level]}
-    leaf = {"relaxation": "ramp", "periods": [period]}
+    return instance, {"relaxation": "ramp", "periods": [period]}
+
+
+def test_a_level_with_more_nodes_than_arrays_hold_at_first_is_checked_up_to_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # After two placements 128 x 129 / 2 = 8,256 multisets of two are met, each after 2 to 12
+    # placements. Arrays have room for some 33,000 nodes at first.
+    (instance, leaf), refine_ = two_at_a_time(), checker_compiled.Compiled.refine
+    sizes: list[tuple[int, int]] = []
+
+    def refined(self: Any, *args: Any) -> bool:
+        found = refine_(self, *args)
+        sizes.append((len(self.graph.loop), len(self.graph.label)))
+        return found
+
+    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
     # Two at a time: 13 x 128 + 11 x 128 + ... + 1 x 128 is the sum of completions.
     assert check_ramp(columns_of(instance), leaf) == 49 * 128
+    assert sizes[0][0] > 90_000
+    for name, size in zip(("MAX_NODES", "MAX_ARCS"), sizes[0], strict=True):
+        with monkeypatch.context() as limit:
+            limit.setattr(checker_compiled, name, size)
+            assert check_ramp(columns_of(instance), leaf) == 49 * 128
+            limit.setattr(checker_compiled, name, size - 1)
+            with pytest.raises(TooLarge, match=f"a level of more than {size - 1} "):
+                check_ramp(columns_of(instance), leaf)
 
 
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:

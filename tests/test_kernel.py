@@ -102,8 +102,7 @@ def test_it_runs_as_plain_python_where_numba_is_told_so(tmp_path: Path) -> None:
     assert (result.stdout.strip(), result.stderr) == ("function 30", "")
 
 
-@njit(allocates=False)
-def total(values, ahead):
+def total(values: np.ndarray, ahead: int) -> int:
     found = 0
     for i in range(len(values)):
         prefetch(values, i + ahead)
@@ -112,8 +111,9 @@ def total(values, ahead):
 
 
 def test_asking_for_entries_ahead_changes_nothing_even_beyond_the_array() -> None:
+    compiled = njit(total, allocates=False)
     for ahead in (0, 3, 10**9, -(10**9)):
-        assert total(np.arange(10), ahead) == total.py_func(np.arange(10), ahead) == 45
+        assert compiled(np.arange(10), ahead) == total(np.arange(10), ahead) == 45
 
 
 def test_the_package_compiles_by_this_alone() -> None:

@@ -202,11 +202,13 @@ class Compiled:
             np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64),
             *(np.empty(rows[1], np.int32) for _ in range(5)),
         )  # fmt: skip
-        self.count[PARTS:] = v = 0
+        self.count[[NODES, ARCS, PARTS, KEPT]] = v = 0
         while v < len(graph.loop):
             tracker, fine, room = self._more_room(tracker, fine)
             v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
+        _limit(nodes, MAX_NODES, "nodes")
+        _limit(arcs, MAX_ARCS, "arcs")
         self._budget.spend_compiled(nodes + arcs)
         if fine.first[-1] == fine.first[-2]:
             return False

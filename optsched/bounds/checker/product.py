@@ -251,16 +251,15 @@ def _follow(
                         a += _ONE
         count[ARCS] += np.int64(a)
         nodes = count[NODES]
-        for w in range(a):
+        for w in range(a):  # the states that arcs reach become nodes
             y = _node(target[w], begin, nodes, rows, state, here)
             nodes, at = max(nodes, y + 1), np.uint64(y)
             target[w] = y
             here[at] = min(here[at], here[np.uint64(source[w])] + least[np.uint64(number[w])])
             if nodes > room[NODES]:
-                break
+                count[NODES] = nodes
+                return v, True
         count[NODES] = nodes
-        if nodes > room[NODES]:
-            return v, True
         if loop[v] >= 0:
             return v, False
         v += 1

@@ -18,7 +18,8 @@ from optsched.problem.kernel import njit
 MAX_CELLS = 600_000_000
 """Max cells of 4 bytes for the states of one level."""
 MARGIN = 512
-"""Room for what one node of the graph before adds."""
+"""Room for what is added from one look at the room to the next: one node, one state, and at most
+129 arcs, labels or parts of a label."""
 UNKNOWN, REFUSED = -2, -1
 SIZE, WEIGHT, ROUND, JOIN, END, LAST, ITEMS, SYMBOLS = range(8)
 """Columns of a state: the number of its items, their weight, the states that follow when a round
