@@ -96,7 +96,9 @@ def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 
             if turn % every == 0:
                 assert Readable(relaxation, size).finish() == (shown.bound, shown.labels)
                 seen["as the twin"] += 1
-            finish(relaxation, 10**6)
+            # It gives up where it expects too many labels, and with bad multipliers it expects far
+            # more than there are.
+            finish(relaxation, 10**12)
             assert relaxation.bound == shown.bound
             assert replayed(part, relaxation) == shown.bound
             seen["found" if upper > optimum else "proved"] += 1
