@@ -600,32 +600,36 @@ def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> N
     assert larger_kinds(arrival, peak, output)[0].tolist() == [1, 6, 4, -1, -1, -1, -1]
 
 
-def two_at_a_time() -> tuple[Instance, dict[str, Any]]:
-    """Return 13 requests of 300 to 427 tokens, of which M = 854 holds two, and a leaf."""
-    instance = Instance([0] * 13, [299] * 13, [128] * 13, kv_capacity=854)
-    level = {"floors": [300] * 13, "counters": [], "multipliers": [0] * 13}
-    period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": [level]}
-    return instance, {"relaxation": "ramp", "periods": [period]}
+def graphs_met(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """Return a list to which the compiled checker adds the columns of each graph that it makes."""
+    graphs: list[list[list[int]]] = []
+    refine_ = checker_compiled.Compiled.refine
+
+    def refined(self: Any, *args: Any) -> bool:
+        found = refine_(self, *args)
+        graphs.append([column.tolist() for column in self.graph])
+        return found
+
+    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
+    return graphs
 
 
 def test_a_level_with_more_nodes_than_arrays_hold_at_first_is_checked_up_to_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # After two placements 128 x 129 / 2 = 8,256 multisets of two are met, each after 2 to 12
-    # placements. Arrays have room for some 33,000 nodes at first.
-    (instance, leaf), refine_ = two_at_a_time(), checker_compiled.Compiled.refine
-    sizes: list[tuple[int, int]] = []
-
-    def refined(self: Any, *args: Any) -> bool:
-        found = refine_(self, *args)
-        sizes.append((len(self.graph.loop), len(self.graph.label)))
-        return found
-
-    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
+    # M = 854 holds two of 13 requests of 300 to 427 tokens. After two placements 128 x 129 / 2 =
+    # 8,256 multisets of two are met, each after 2 to 12 placements. Arrays have room for some
+    # 33,000 nodes at first.
+    instance = Instance([0] * 13, [299] * 13, [128] * 13, kv_capacity=854)
+    level = {"floors": [300] * 13, "counters": [], "multipliers": [0] * 13}
+    period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": [level]}
+    leaf = {"relaxation": "ramp", "periods": [period]}
+    graphs = graphs_met(monkeypatch)
     # Two at a time: 13 x 128 + 11 x 128 + ... + 1 x 128 is the sum of completions.
     assert check_ramp(columns_of(instance), leaf) == 49 * 128
-    assert sizes[0][0] > 90_000
-    for name, size in zip(("MAX_NODES", "MAX_ARCS"), sizes[0], strict=True):
+    into, _, label, _ = graphs[0]
+    assert len(into) - 1 > 90_000
+    for name, size in (("MAX_NODES", len(into) - 1), ("MAX_ARCS", len(label))):
         with monkeypatch.context() as limit:
             limit.setattr(checker_compiled, name, size)
             assert check_ramp(columns_of(instance), leaf) == 49 * 128
@@ -694,8 +698,8 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker_ramp, "FEW", 0)
-    product, refine_ = checker_compiled.product, checker_compiled.Compiled.refine
-    rng, graphs, stops = np.random.default_rng(8), [], Counter()
+    product, graphs = checker_compiled.product, graphs_met(monkeypatch)
+    rng, stops = np.random.default_rng(8), Counter()
 
     def short(
         v: int, graph: Any, labels: Any, p: Any, t: Any, f: Any, count: Any, room: Any
@@ -712,20 +716,15 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
                 break  # it may be short of what there is
         return v
 
-    def refined(self: Any, *args: Any) -> bool:
-        found = refine_(self, *args)
-        graphs[-1].append([column.tolist() for column in self.graph])
-        return found
-
-    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
     for seed in range(4):
         instance = generate(model, seed=seed, n=8)
         proofs = prove_all(instance, seed=seed)
+        graphs.clear()
         for way in (product, short):
-            graphs.append([])
             monkeypatch.setattr(checker_compiled, "product", way)
             assert certified(instance, proofs) == sum(p.bound for p in proofs)
-        assert graphs.pop() == graphs.pop()
+        half = len(graphs) // 2
+        assert graphs[:half] == graphs[half:]
     assert all(stops[which] > 3 for which in (NODES, ARCS, LABELS, PARTS, CELLS, STATES))
 
 

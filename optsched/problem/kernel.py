@@ -18,7 +18,6 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba.extending import intrinsic, overload
-from numba.np.arrayobj import make_array
 
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
@@ -69,6 +68,8 @@ def _prefetch(_: Any, array: Any, index: Any) -> Any:
     """Return the types of `prefetch`, and what writes its machine code."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        from numba.np.arrayobj import make_array
+
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         data = make_array(signature.args[0])(context, builder, values[0]).data
         place = builder.bitcast(builder.gep(data, [values[1]]), byte)

@@ -206,9 +206,8 @@ class Compiled:
         while v < len(graph.loop):
             tracker, fine, room = self._more_room(tracker, fine)
             v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
+        self._limit_level(tracker)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
-        _limit(nodes, MAX_NODES, "nodes")
-        _limit(arcs, MAX_ARCS, "arcs")
         self._budget.spend_compiled(nodes + arcs)
         if fine.first[-1] == fine.first[-2]:
             return False
@@ -245,14 +244,16 @@ class Compiled:
         self.rest = self.rest[:nodes]
         return bool(place[-1] >= 0)
 
+    def _limit_level(self, tracker: States) -> None:
+        """Refuse a level that is too large."""
+        _limit(int(self.count[NODES]), MAX_NODES, "nodes")
+        _limit(int(self.count[ARCS]), MAX_ARCS, "arcs")
+        _limit(int(tracker.count[0]), MAX_CELLS, "cells")
+
     def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine, Any]:
         """Return wider arrays and how far they may be filled, unless a level is too large."""
+        self._limit_level(tracker)
         nodes, arcs, labels, parts, _ = self.count.tolist()
-        cells = int(tracker.count[0])
-        for found, most, what in (
-            (nodes, MAX_NODES, "nodes"), (arcs, MAX_ARCS, "arcs"), (cells, MAX_CELLS, "cells")
-        ):  # fmt: skip
-            _limit(found, most, what)
         # Only rows that are written take memory, and copies take time. What is short of room gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_roomy(column, nodes) for column in fine[1:4])
