@@ -6,8 +6,7 @@ All get the same schedule to start from, one thread and the same limit. Each has
 
 - `ramp`: the reverse-time ramp relaxation;
 - `cpsat`: a start per request and a staircase of intervals;
-- `highs`, `highs-cliques`, `scip`: the time-indexed integer program, the last two with clique
-  rows;
+- `highs`, `scip`: the time-indexed integer program;
 - `didppy`: a dynamic program over the requests left, by complete anytime beam search
   (`tests/didp.py`).
 
@@ -34,7 +33,6 @@ import numpy as np
 from optsched import Instance, evaluate, generate, solve
 from optsched.analysis.ratio.worst import quick_optimum
 from optsched.bounds import lower_bound
-from optsched.optimize.formulations.rounds.cliques import with_cliques
 from optsched.optimize.formulations.rounds.integer_program import (
     linear_model,
     program,
@@ -77,7 +75,7 @@ def by_scip(instance: Instance, start: Schedule, limit: float) -> Known:
 
     begin = time.perf_counter()
     prog = program(instance, warm_start=start)
-    arrays = with_cliques(prog, linear_model(prog))
+    arrays = linear_model(prog)
     model = pyscipopt.Model()
     model.hideOutput()
     kinds = np.where(arrays.integrality > 0, "B", "C").tolist()
@@ -121,7 +119,6 @@ METHODS: dict[str, tuple[str, Callable[[Instance, Schedule, float], Known]]] = {
     "ramp": ("numba", by_package("ramp")),
     "cpsat": ("ortools", by_package("cpsat")),
     "highs": ("highspy", by_package("highs")),
-    "highs-cliques": ("highspy", by_package("highs-cliques")),
     "scip": ("pyscipopt", by_scip),
     "didppy": ("didppy", by_didppy),
 }

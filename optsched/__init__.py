@@ -11,12 +11,7 @@ Everything is loaded on first use, so that importing the package is fast.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +59,7 @@ if TYPE_CHECKING:
         from_starts as from_starts,
     )
     from optsched.problem.version import __version__ as __version__
+    from optsched.show import plot as plot
     from optsched.workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
     from optsched.workloads.generate import generate as generate
     from optsched.workloads.traces import (
@@ -96,79 +92,19 @@ _PUBLIC = {
 """The public names of every module. A test checks that type checkers see the same names above."""
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-__all__ = [*sorted(_HOMES), "queueing"]
+_MODULES = {"plot": "show.plot", "queueing": "analysis.queueing"}
+"""Modules that are public by a name of their own."""
 
-_MOVED = {
-    "cost": "costs.cost",
-    "data": "workloads.datasets",
-    "errors": "problem.errors",
-    "fit": "costs.fit",
-    "forecast": "problem.forecast",
-    "formulations": "optimize.formulations",
-    "hardware": "costs.hardware",
-    "instance": "problem.instance",
-    "io": "files.read_write",
-    "load": "analysis.rates",
-    "measured": "files.measured",
-    "plot": "show.plot",
-    "predict": "workloads.predict",
-    "queueing": "analysis.queueing",
-    "ratio": "analysis.ratio",
-    "report": "show.report",
-    "roofline": "costs.roofline",
-    "schedule": "problem.schedule",
-    "search": "optimize.search",
-    "solvers": "optimize.solvers",
-    "theory": "analysis.theory",
-    "trace": "show.perfetto",
-    "traces": "workloads.traces",
-    "validity": "judge.validity",
-}
-"""Modules of version 0.1.0 that its documentation named, and their places now.
-
-Users' policies and notebooks import them by the old name, which gives the same module.
-"""
-
-
-class _Alias(Loader):
-    """A loader that answers an import of an old name with the module of the new name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(self.name)
-        self.spec = module.__spec__  # the import system is about to replace it
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec
-
-
-class _Finder(MetaPathFinder):
-    """A finder of the modules in `_MOVED` by their old names."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
-        head, dot, tail = rest.partition(".")
-        if package != "optsched" or head not in _MOVED:
-            return None
-        return ModuleSpec(fullname, _Alias(f"optsched.{_MOVED[head]}{dot}{tail}"))
-
-
-if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Finder())  # before the one that would load a second copy
+__all__ = [*sorted(_HOMES), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name, a room or a module by its old name on first use."""
+    """Load a public name or module on first use."""
     if name in _HOMES:
         value = getattr(import_module(f"optsched.{_HOMES[name]}"), name)
     else:
         try:
-            value = import_module(f"optsched.{name}")
+            value = import_module(f"optsched.{_MODULES.get(name, name)}")
         except ModuleNotFoundError as error:
             if error.name != f"optsched.{name}":
                 raise

@@ -73,7 +73,6 @@ def test_srpt_bound_by_hand() -> None:
     # them at 5/4 and 10/4 rounds: 2 and 3 in whole rounds. Together they would hold 6 > 4.
     instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4)
     assert lower_bound(instance, method="srpt") == (5, "srpt")
-    assert lower_bound(instance, method="sum-outputs") == (4, "sum-outputs")
     # The second starts after round 1 at the earliest: at t = 2 they hold 3 + 2 > 4. So 2 + 4.
     assert brute_force_tel(instance)[0] == 6
 

@@ -12,7 +12,6 @@ from sweeps import seeds
 
 from optsched import Instance, Limits, evaluate
 from optsched.optimize.formulations import Task, get
-from optsched.optimize.formulations.rounds.cliques import widths, with_cliques
 from optsched.optimize.formulations.rounds.horizon import (
     place,
     round_data,
@@ -32,7 +31,7 @@ from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.schedule import from_starts
 
-METHODS = ("highs", "highs-cliques", "cpsat", "pulp")
+METHODS = ("highs", "cpsat", "pulp")
 LP_FOLDER = Path(__file__).resolve().parent.parent / "models" / "lp"
 TWO = SolveOptions(time_limit_s=60, threads=2)
 TINY = {
@@ -350,39 +349,3 @@ def test_exported_names_read_like_the_paper(tmp_path):
     text = (tmp_path / "model.lp").read_text()
     for name in ("once_0:", "memory_1:", "x_0_0", "x_1_1"):
         assert name in text
-
-
-# Lifted cliques
-
-
-def relaxed(instance, cliques):
-    """Return the value of the linear relaxation."""
-    from optsched.optimize.solvers.highs import solve_linear_model
-
-    prog = program(instance)
-    model = linear_model(prog)
-    if cliques:
-        model = with_cliques(prog, model)
-    model = replace(model, integrality=np.zeros_like(model.integrality), integral_objective=False)
-    return solve_linear_model(model, TWO).objective
-
-
-def test_clique_rows_keep_large_requests_apart():
-    # P = 1 + 6 = 7 of M = 9, b = 1: P' = min(7, 9 - 1) = 7 and w = 2 * 7 - 9 = 5 rounds between
-    # completions, so the optimum is 6 + 11 + 16 = 33.
-    instance = Instance([0, 0, 0], [1, 1, 1], [6, 6, 6], 9)
-    assert widths(program(instance)).tolist() == [5, 5, 5]
-    assert relaxed(instance, False) < relaxed(instance, True) <= 33 + 1e-6
-    assert run(instance, "highs-cliques").objective == 33
-
-
-def test_clique_rows_cut_off_no_schedule_and_strengthen_the_relaxation():
-    stronger = 0
-    for seed in range(30):
-        rng = np.random.default_rng([seed, 5])
-        instance = (model_1, model_2)[seed % 2](rng, 5)
-        plain, cut = relaxed(instance, False), relaxed(instance, True)
-        optimum, _ = brute_force_tel(instance)
-        assert plain - 1e-6 <= cut <= optimum + 1e-6
-        stronger += cut > plain + 1e-3
-    assert stronger == 5

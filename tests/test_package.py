@@ -90,22 +90,6 @@ def test_no_function_hides_the_module_that_it_is_in() -> None:
         assert getattr(import_module(parent), leaf) is module, info.name
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("errors", "problem.errors"),
-        ("formulations.base", "optimize.formulations.base"),
-        ("roofline", "costs.roofline"),
-        ("plot.prices", "show.plot.prices"),
-        ("ratio", "analysis.ratio"),
-        ("theory", "analysis.theory"),
-        ("trace", "show.perfetto"),
-    ],
-)
-def test_modules_keep_the_names_that_users_import(old: str, new: str) -> None:
-    assert import_module(f"optsched.{old}") is import_module(f"optsched.{new}")
-
-
 def loaded_after(code: str) -> set[str]:
     """Return the top-level packages that are loaded after running code in a new interpreter."""
     tail = "\nimport sys, json; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"

@@ -1,4 +1,4 @@
-"""Closed forms of theorems by Chen, Ye and Zhou 2025 (ratios) and Jaillet et al. 2025 (bounds).
+"""Closed forms of theorems by Chen, Ye and Zhou 2025 on competitive ratios.
 
 Shares of outputs are arrays ``x`` over the lengths ``first, ..., first + len(x) - 1``. They need
 not sum to 1. Ratios are limits for a large KV capacity and many requests that all arrive at 0.
@@ -14,13 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
 """The alpha where the bounds of A_min and A_l on two-point outputs meet (Chen et al., sec. 5.1)."""
-
-FIGURE_1 = (0.2555, 0.2793, 1.1587)
-"""The numbers a, b, c of the fit a log(u + b) + c that Chen et al. print with their Figure 1."""
 
 
 def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> float:
@@ -92,19 +88,6 @@ def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     return least**2 / product * (total**2 / 2 - least**2), least**2
 
 
-def rayleigh_quotient(x: ArrayLike) -> float:
-    """Return x'A x / x'B x (Chen et al., Corollary 4.8): `a_min_ratio` for s = 0 and l = 1.
-
-    Parameters
-    ----------
-    x : array_like, shape (u,)
-        Shares of the outputs 1, ..., u.
-    """
-    v = np.asarray(x, dtype=np.float64)
-    a, b = rayleigh_matrices(len(v))
-    return float(v @ a @ v / (v @ b @ v))
-
-
 def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     """Return the largest Rayleigh quotient over all vectors, and a vector that attains it.
 
@@ -151,18 +134,6 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     return value, x if x.sum() >= 0 else -x
 
 
-def figure_1_fit(u: ArrayLike) -> NDArray[np.float64]:
-    """Return the fit 0.2555 log(u + 0.2793) + 1.1587 of the ratio (Chen et al., Figure 1).
-
-    Parameters
-    ----------
-    u : array_like
-        Largest outputs, in tokens.
-    """
-    a, b, c = FIGURE_1
-    return np.asarray(a * np.log(np.asarray(u, dtype=np.float64) + b) + c)
-
-
 def a_max_bounds(alpha: float) -> tuple[float, float]:
     """Return lower and upper bound of A_max's ratio (Chen et al., Theorems 3.4 and 3.3).
 
@@ -195,25 +166,6 @@ def a_min_two_point_bound(alpha: float) -> float:
     """
     _check_alpha(alpha)
     return (3 - alpha) / 2
-
-
-def a_min_two_point(alpha: float, t: float) -> float:
-    """Return A_min's ratio on outputs l or u for s = 0 (Chen et al., proof of Theorem 5.1).
-
-    Parameters
-    ----------
-    alpha : float
-        l / u, in (0, 1].
-    t : float
-        x_l / x_u, the number of short requests over that of long ones.
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
-    """
-    _check_alpha(alpha)
-    return 1 + alpha * (1 - alpha**2) * t / (alpha**2 * t**2 + 2 * alpha**2 * t + 1)
 
 
 def a_l_bound(alpha: float) -> float:
@@ -307,110 +259,6 @@ def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
     return np.arange(1, u + 1) * geometric_shares(q, u)
 
 
-def weighted_geometric_limit(q: float) -> float:
-    """Return A_min's ratio under LG(1 - q) for large u (Chen et al., Theorem 5.3).
-
-    The ratio never exceeds 14/9.
-
-    Parameters
-    ----------
-    q : float
-        As in `geometric_shares`.
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
-    """
-    _check_q(q)
-    top = (1 + q) ** 2 * (1 + 3 * q + 6 * q**2 + 3 * q**3 + q**4)
-    return top / (1 + 2 * q + 11 * q**2 + 8 * q**3 + 11 * q**4 + 2 * q**5 + q**6)
-
-
 def _check_q(q: float) -> None:
     if not 0 <= q <= 1:
         raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
-
-
-# --- Jaillet et al. 2025 -------------------------------------------------------------------
-
-
-def adversary_ratio(kv_capacity: int) -> float:
-    """Return sqrt(M) / 28, a lower bound of every deterministic online policy's ratio.
-
-    Jaillet et al. 2025, Theorem 4.1.
-
-    Parameters
-    ----------
-    kv_capacity : int
-        M, in tokens.
-    """
-    return math.sqrt(kv_capacity) / 28
-
-
-def _volumes(instance: Instance) -> tuple[float, float]:
-    """Return the sum over outputs o of n_o sum_{o' <= o} n_o' vol_o', and the sum of all outputs.
-
-    n_o is the number of requests with output o, and vol_o the KV volume of one of them.
-    """
-    if (instance.arrival != 0).any() or len(np.unique(instance.prompt_tokens)) > 1:
-        raise InputError(
-            "instance: found arrivals after 0 or unequal prompts; expected all arrivals at 0 and "
-            "equal prompts"
-        )
-    s, o = float(instance.prompt_tokens[0]), instance.output_tokens.astype(np.float64)
-    length, count = np.unique(o, return_counts=True)
-    volume = np.cumsum(count * (s * length + length * (length + 1) / 2))
-    return float((count * volume).sum()), float(o.sum())
-
-
-def mc_sf_upper(instance: Instance) -> float:
-    """Return a value that MC-SF's total latency never exceeds (Jaillet et al. 2025, Lemma 4.4).
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds whose requests all arrive at 0 and have equal prompts.
-
-    Returns
-    -------
-    float
-        The value in rounds.
-
-    Raises
-    ------
-    InputError
-        Requests arrive after 0, prompts are unequal, KV is in blocks, or the KV capacity is below
-        twice the largest peak of a request.
-    """
-    waiting, running = _volumes(instance)
-    if instance.kv_block_tokens > 1:
-        raise InputError(f"kv_block_tokens: found {instance.kv_block_tokens}; expected 1")
-    if instance.kv_capacity < 2 * instance.peak_tokens.max():
-        raise InputError(
-            f"kv_capacity: found {instance.kv_capacity}; expected at least twice the largest peak "
-            f"{instance.peak_tokens.max()}"
-        )
-    return 1536 / instance.kv_capacity * waiting + 24 * running
-
-
-def optimum_lower(instance: Instance) -> float:
-    """Return a lower bound of every schedule's total latency (Jaillet et al. 2025, Lemma 4.7).
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds whose requests all arrive at 0 and have equal prompts.
-
-    Returns
-    -------
-    float
-        The bound in rounds.
-
-    Raises
-    ------
-    InputError
-        Requests arrive after 0, or prompts are unequal.
-    """
-    waiting, running = _volumes(instance)
-    return waiting / (6 * instance.kv_capacity) + running / 6

@@ -1,6 +1,6 @@
 """Lower bounds on total latency in rounds from sorting alone: O(n log n), exact arithmetic.
 
-All three relax the KV cache to a machine that works off token-rounds at speed M: a request is
+Both relax the KV cache to a machine that works off token-rounds at speed M: a request is
 a job of volume vol_i (`Instance.volume`, the token-rounds of an uninterrupted run) that is
 released at a_i. Times are integers in units of 1/M round, so that no rounding can make a bound
 invalid. The time that a bound takes does not depend on how far apart arrivals are.
@@ -20,26 +20,6 @@ from optsched.problem.budget import Budget
 
 _FRACTION_BITS = 80
 """Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds."""
-
-
-def sum_outputs(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound sum o_i on total latency in rounds.
-
-    Proof. A request produces at most one token per round and none before its arrival, so
-    C_i >= a_i + o_i.
-
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds.
-    """
-    return Proof(int(task.instance.output_tokens.sum()))
 
 
 def srpt(task: BoundTask, budget: Budget) -> Proof:
@@ -68,8 +48,8 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
 
     Notes
     -----
-    The bound is at least as large as `sum_outputs`, and as the sum of SRPT's completion times
-    rounded up.
+    The bound is at least as large as the sum of outputs (E_k alone), and as the sum of SRPT's
+    completion times rounded up.
     """
     instance = task.instance
     capacity = instance.kv_capacity
@@ -134,10 +114,6 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
 
 
-SUM_OUTPUTS = Bound(
-    "sum-outputs", "every request alone in the machine", "round", ("tel",), sum_outputs,
-    ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
 SRPT = Bound(
     "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt,
     ANY_INSTANCE | WHOLE_BLOCKS,

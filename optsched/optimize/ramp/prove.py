@@ -1,12 +1,11 @@
 """Few requests in rounds: good schedules, and bounds that are refined until they meet.
 
-Schedules come from four searches: annealing over orders (`orders`), CP-SAT neighbourhoods
-(`neighbourhood`), a beam search (`beam`) and a part of an enumeration (`finish`). The last two walk
-the graphs of `optsched.optimize.ramp.relaxation` backward in time, guided by their costs to the
-end. Good schedules come first, since they decide how much of the next graph can be deleted. Floors
-are made exact from the largest down (`optsched.optimize.ramp.floors`). Where the bound is close,
-schedules are enumerated. A second thread (`second_thread`) looks for schedules and enumerates the
-last graph, while the first one builds the next. With one thread the work is
+Schedules come from two searches: annealing over orders (`orders`), and a part of an enumeration
+(`finish`), which walks the graphs of `optsched.optimize.ramp.relaxation` backward in time, guided
+by their costs to the end. Good schedules come first, since they decide how much of the next graph
+can be deleted. Floors are made exact from the largest down (`optsched.optimize.ramp.floors`). Where
+the bound is close, schedules are enumerated. A second thread (`second_thread`) looks for schedules
+and enumerates the last graph, while the first one builds the next. With one thread the work is
 deterministic from the seed unless a time limit ends it. Import this module lazily: it loads numba.
 """
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.beam import beam
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.climb import Climb
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
@@ -260,11 +259,8 @@ class Refinement:
                 break
         if nodes >= _LARGE:
             self.rate = nodes / (time.perf_counter() - self.start)
-        if self._whole:
-            beam(relaxation, self.annealing, 300)
-            self.update(relaxation)
-            if _close(relaxation):
-                self._follow_some(relaxation, _FOLLOWED * (time.perf_counter() - self.start))
+        if self._whole and _close(relaxation):
+            self._follow_some(relaxation, _FOLLOWED * (time.perf_counter() - self.start))
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         now = time.perf_counter()
         self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from optsched.optimize.ramp.finish import LABELS_PER_S, finish, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
-from optsched.optimize.search.neighbourhood import improve
 from optsched.optimize.search.orders import Annealing, anneal
 
 MOST_ORDERS = 600_000
@@ -32,17 +31,12 @@ _SAMPLES = 3
 """The number of parts of the labels that are followed to find a schedule."""
 _POLL_S = 0.02
 """Seconds from one look at the time and the flags to the next."""
-_NEIGHBOURHOODS_S = 1.0
-"""The seconds of CP-SAT neighbourhoods after that."""
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
-    """Look for better schedules for some seconds: by annealing, then in neighbourhoods."""
+    """Look for better schedules by annealing for some seconds."""
     part = min(deadline, time.perf_counter() + _ORDERS_S)
     anneal(annealing, sys.maxsize, part, stop)
-    part = min(deadline, time.perf_counter() + _NEIGHBOURHOODS_S)
-    rng = annealing.rng
-    annealing.offer(improve(annealing.jobs, annealing.starts, rng=rng, deadline=part, stop=stop))
 
 
 class Helper:

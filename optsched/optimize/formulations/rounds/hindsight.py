@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from optsched.optimize.formulations.rounds.horizon import (
 )
 from optsched.optimize.formulations.rounds.integer_program import (
     MAX_ENTRIES,
-    Program,
     answer,
     entries_at_most,
     linear_model,
@@ -29,7 +27,7 @@ from optsched.optimize.formulations.rounds.integer_program import (
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
-from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.instance import Instance
 
 SWITCHES = frozenset(
@@ -50,30 +48,8 @@ RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
 _SEARCH_ROUNDS = 1 << 27
 
 
-def solve_by_highs(
-    task: Task,
-    options: SolveOptions,
-    strengthened: Callable[[Program, LinearModel], LinearModel] | None = None,
-) -> Answer:
-    """Solve the integer program by HiGHS, which receives it as arrays.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-    strengthened : callable, optional
-        ``strengthened(prog, model)`` returns the model with further rows. Every feasible choice of
-        starts must satisfy them.
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.integer_program.program`.
-    """
+def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
+    """Solve the integer program by HiGHS, which receives it as arrays."""
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
     if task.workers > 1:
@@ -81,8 +57,6 @@ def solve_by_highs(
     begin = time.perf_counter()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog)
-    if strengthened is not None:
-        model = strengthened(prog, model)
     built_s = time.perf_counter() - begin
     told = in_shares(options, task.instance.n) if prog.on_time else options
     raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
