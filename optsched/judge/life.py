@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs import batch
-from optsched.problem import instance
 from optsched.problem.kernel import njit
 
 add_decode = njit(batch.add_decode)
 add_prefill = njit(batch.add_prefill)
 batch_time = njit(batch.batch_time)
-whole_blocks = njit(instance.whole_blocks)
 
 EMPTY = batch.EMPTY
 UNLIMITED = np.iinfo(np.int64).max
@@ -47,11 +45,12 @@ def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
 LIFE = (
     ("prompt", np.int64),  # prompt tokens
     ("output", np.int64),  # output tokens to produce
-    ("cached", np.int64),  # KV tokens that it holds
+    ("cached", np.int64),  # tokens whose KV it holds
+    ("allocated", np.int64),  # tokens that its KV has room for (`optsched.judge.memory`)
     ("produced", np.int64),  # output tokens produced so far
     ("decoding", np.bool_),  # whether its whole input is cached
 )
-"""Fields of a request's record that `advance` and `evict` read and change.
+"""Fields of a request's record that its life and its memory read and change.
 
 A loop adds fields of its own. It keeps its requests in one structured array, and compiled code
 sees each entry as a record.
@@ -114,52 +113,8 @@ def advance(r: Any, tokens: int) -> bool:
 
 
 @njit
-def kv_of(tokens: int, limits: Any) -> int:
-    """Return the KV that a request holds with so many tokens cached: the offset, whole blocks.
-
-    Parameters
-    ----------
-    tokens : int
-        Cached tokens, >= 1.
-    limits : Limits
-        See `optsched.judge.replay`.
-
-    Returns
-    -------
-    int
-        KV tokens.
-    """
-    return whole_blocks(tokens + limits.kv_offset, limits.kv_block_tokens)
-
-
-@njit
-def kv_growth(cached: int, tokens: int, limits: Any) -> int:
-    """Return the KV that a request takes in addition when it caches more tokens.
-
-    Parameters
-    ----------
-    cached : int
-        Tokens that it has cached; 0 if it holds no KV.
-    tokens : int
-        Tokens that it caches next, >= 1.
-    limits : Limits
-        See `optsched.judge.replay`.
-
-    Returns
-    -------
-    int
-        KV tokens.
-    """
-    if cached == 0:
-        return kv_of(tokens, limits)
-    if limits.kv_block_tokens == 1:
-        return tokens
-    return kv_of(cached + tokens, limits) - kv_of(cached, limits)
-
-
-@njit
 def evict(r: Any, restart: bool) -> None:
-    """Free the KV of a request.
+    """Let a request lose what it has cached.
 
     Parameters
     ----------

@@ -23,12 +23,11 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    kv_growth,
-    kv_of,
     new_requests,
     record,
     rest_of,
 )
+from optsched.judge.memory import MEMORY, free, room, take
 from optsched.problem import schedule
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -205,7 +204,7 @@ FIELDS = (
 WORKER = record(
     ("clock", np.float64),  # end of its latest batch
     ("turns", np.int64),  # batches so far
-    ("held", np.int64),  # KV tokens held, with the offset of every running request
+    *MEMORY,
     ("running", np.int64),  # requests that hold KV
 )
 
@@ -247,7 +246,7 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
         return Breach(EVICT_MODE, i, np.nan, np.nan)
     if r.cached == 0 or r.home != w:
         return Breach(EVICT_NOTHING, i, np.nan, np.nan)
-    machine.held -= kv_of(r.cached, limits)
+    free(machine, r, limits)
     machine.running -= 1
     evict(r, limits.restart)
     r.home = -1
@@ -308,7 +307,7 @@ def _process(
     elif r.turn != machine.turns or begin > machine.clock:
         r.pauses += 1
     r.turn = machine.turns + 1
-    machine.held += kv_growth(r.cached, c, limits)
+    take(machine, r, c, limits)
     r.free_at = end
     r.served += end - begin
     if np.isnan(r.first_start):
@@ -420,7 +419,7 @@ def replay(
             breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
             if breach.rule != OK:
                 return breach, j, chunked
-        if machine.held > limits.kv_capacity:
+        if not room(machine, 0, limits):
             breach = Breach(KV_CAPACITY, -1, float(machine.held), float(limits.kv_capacity))
             return breach, j, chunked
         if machine.running > limits.max_running:
@@ -433,7 +432,7 @@ def replay(
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.done:  # its KV counts in this batch and is free in the next
-                machine.held -= kv_of(r.cached, limits)
+                free(machine, r, limits)
                 machine.running -= 1
                 r.cached = 0
                 r.home = -1

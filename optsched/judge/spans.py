@@ -16,11 +16,10 @@ from optsched.judge.life import (
     Ints,
     advance,
     evict,
-    kv_growth,
-    kv_of,
     new_requests,
     record,
 )
+from optsched.judge.memory import MEMORY, free, take
 from optsched.judge.replay import Columns, Limits
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -51,6 +50,8 @@ BATCH = record(
     ("kv", np.int64),  # KV tokens that its worker holds during it
     ("kv_left", np.int64),  # and once finished requests have gone
 )
+
+_MEMORY = record(*MEMORY)
 
 _FIELDS = (
     ("lost", np.bool_),  # whether it has been evicted
@@ -172,7 +173,7 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
     begin, worker = columns.start, columns.worker
-    held = np.zeros(workers, np.int64)
+    memory = np.zeros(workers, _MEMORY)
     spans = np.zeros(4 * requests.shape[0], SPAN)
     used = 0
     batches = np.zeros(offsets.shape[0] - 1, BATCH)
@@ -183,7 +184,7 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
             r = requests[i]
             spans = _with_room(spans, used + 2)
             used = _evicted(spans, used, r, i, w, t)
-            held[w] -= kv_of(r.cached, limits)
+            free(memory[w], r, limits)
             evict(r, limits.restart)
             r.lost = True
             batch.evictions += 1
@@ -204,18 +205,18 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
                 used = _changed(spans, used, r, i, w, t, phase)
             r.tokens += c
             r.free_at = end[j]
-            held[w] += kv_growth(r.cached, c, limits)
+            take(memory[w], r, c, limits)
             advance(r, c)
-        batch.kv = held[w]
+        batch.kv = memory[w].held
         for p in range(offsets[j], offsets[j + 1]):
             i = request[p]
             r = requests[i]
             if r.decoding and r.produced == r.output:
                 spans = _with_room(spans, used + 1)
                 used = _close(spans, used, r, i, w)
-                held[w] -= kv_of(r.cached, limits)
+                free(memory[w], r, limits)
                 r.cached = 0
-        batch.kv_left = held[w]
+        batch.kv_left = memory[w].held
     return spans[:used], batches
 
 
@@ -251,7 +252,7 @@ def stack(
     """
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
-    held = np.zeros(groups, np.int64)
+    memory = np.zeros(groups, _MEMORY)
     during = np.zeros((sample.shape[0], groups), np.int64)
     after = np.zeros((sample.shape[0], groups), np.int64)
     k = 0
@@ -260,23 +261,23 @@ def stack(
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             if mine:
-                held[r.group] -= kv_of(r.cached, limits)
+                free(memory[r.group], r, limits)
             evict(r, limits.restart)
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if mine:
-                held[r.group] += kv_growth(r.cached, tokens[p], limits)
+                take(memory[r.group], r, tokens[p], limits)
             advance(r, tokens[p])
         taken = k < sample.shape[0] and sample[k] == j
         if taken:
-            during[k] = held
+            during[k] = memory.held
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.decoding and r.produced == r.output:
                 if mine:
-                    held[r.group] -= kv_of(r.cached, limits)
+                    free(memory[r.group], r, limits)
                 r.cached = 0
         if taken:
-            after[k] = held
+            after[k] = memory.held
             k += 1
     return during, after

@@ -33,8 +33,8 @@ from optsched.judge.life import (
     add_prefill,
     advance,
     batch_time,
-    kv_of,
 )
+from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (
     REQUEST,
@@ -161,22 +161,6 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
 
 
 @njit
-def _fits(usage: Ints, start: int, base: int, output: int, limits: Limits) -> bool:
-    """Whether a request fits that caches ``base + k`` tokens by its k-th batch."""
-    k = output  # from the last batch, in which the request holds the most, backward
-    while k > 0 and usage[start + k] + kv_of(base + k, limits) <= limits.kv_capacity:
-        k -= 1
-    return k == 0
-
-
-@njit
-def _put(usage: Ints, base: int, output: int, start: int, sign: int, limits: Limits) -> None:
-    """Add a request to the KV in use, or with sign -1 remove it."""
-    for k in range(1, output + 1):
-        usage[start + k] += sign * kv_of(base + k, limits)
-
-
-@njit
 def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
     """Return when each of the next completions comes if no request joins, in seconds from now."""
     left = np.empty(s.running, np.int64)
@@ -219,9 +203,9 @@ def _admit(
             k += 1
             continue
         base = r.prompt - 1
-        if r.prompt > room - tokens or not _fits(usage, now, base, r.output, limits):
+        if r.prompt > room - tokens or not fits(usage, now, base, r.output, limits):
             break
-        _put(usage, base, r.output, now, 1, limits)
+        project(usage, now, base, r.output, 1, limits)
         joining[joined] = i
         tokens += r.prompt
         joined += 1
@@ -235,7 +219,7 @@ def _admit(
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
-            _put(usage, r.prompt - 1, r.output, now, -1, limits)
+            project(usage, now, r.prompt - 1, r.output, -1, limits)
             _place(requests, wait, s, joining[k])
         joined = 0
         s.changed = False
@@ -264,9 +248,9 @@ def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limi
     for k in range(s.running):
         r = requests[running[k]]
         base, left = r.prompt + r.produced - 1, r.output - r.produced
-        _put(usage, base, left, s.batches, -1, limits)
+        project(usage, s.batches, base, left, -1, limits)
         usage[s.batches + 1] += kv_of(base, limits)
-        _put(usage, base, left, s.batches + 1, 1, limits)
+        project(usage, s.batches + 1, base, left, 1, limits)
 
 
 @njit

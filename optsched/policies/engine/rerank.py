@@ -20,9 +20,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    kv_of,
     rest_of,
 )
+from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
 from optsched.policies.engine.common import (
     DONE,

@@ -15,10 +15,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    kv_growth,
-    kv_of,
     rest_of,
 )
+from optsched.judge.memory import MEMORY, fits, free, growth, kv_of, project, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine.common import (
     DONE,
@@ -80,7 +79,7 @@ STATE_FIELDS = (
     ("partial", np.int64),  # running requests whose prefill is not complete
     ("admitted", np.int64),  # to the batch that is being formed: they stand behind those that run
     ("lost", np.int64),  # running requests that the batch evicts
-    ("held", np.int64),  # KV allocated to running requests: all of the input from the admission on
+    *MEMORY,  # all of the input is allocated from the admission on
     ("reserved", np.int64),  # sum of peaks over running requests
     ("over", np.int64),  # projected batches above capacity
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
@@ -160,15 +159,7 @@ def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
 @njit
 def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
     """Remove a request from the projection of the KV held in the next batches."""
-    tokens = r.prompt + r.produced - 1
-    capacity, batches = limits.kv_capacity, s.batches
-    over = 0
-    for ahead in range(1, steps + 1):
-        was = usage[batches + ahead]
-        kv = kv_of(tokens + ahead, limits)
-        usage[batches + ahead] = was - kv
-        over += was > capacity >= was - kv
-    s.over -= over
+    s.over += project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, limits)
 
 
 @njit
@@ -178,7 +169,7 @@ def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> i
         return int(s.held + s.running)
     kv = s.held
     for k in range(s.running):
-        kv += kv_growth(requests[running[k]].cached, 1, limits)
+        kv += growth(requests[running[k]], 1, limits)
     return int(kv)
 
 
@@ -250,7 +241,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
     limits = settings.limits
     if settings.admission == LOOKAHEAD:
         _forget(usage, s, r, r.estimate - r.produced, limits)
-    s.held -= kv_of(r.cached, limits)
+    free(s, r, limits)
     s.reserved -= r.peak
     if promoted:
         r.estimate = max(r.second, r.produced + 1)
@@ -316,14 +307,12 @@ def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Li
     for k in range(s.running):
         r = requests[running[k]]
         if r.produced >= r.estimate:
-            was = usage[s.batches + 1]
-            usage[s.batches + 1] += kv_of(r.prompt + r.produced, limits)
-            s.over += was <= limits.kv_capacity < usage[s.batches + 1]
+            s.over += project(usage, s.batches, r.prompt + r.produced - 1, 1, 1, limits)
 
 
 @njit
 def _decode_all(
-    requests: Any, s: Any, running: Ints, entries: Ints, sums: Any, next_kv: int
+    requests: Any, s: Any, running: Ints, entries: Ints, sums: Any, limits: Limits
 ) -> Any:
     """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
@@ -333,9 +322,9 @@ def _decode_all(
         entries[REQUEST, at + k] = running[k]
         entries[TOKENS, at + k] = 1
         sums = add_decode(sums, r.cached)
+        take(s, r, 1, limits)
     s.latest = latest
     s.entries += s.running
-    s.held = next_kv
     return sums
 
 
@@ -345,9 +334,9 @@ def _make_room(
 ) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
-    growth = kv_growth(requests[i].cached, 1, limits)
+    needed = growth(requests[i], 1, limits)
     victim = s.running - 1
-    while s.held + growth > limits.kv_capacity:
+    while not room(s, needed, limits):
         while victim >= 0:
             v = running[victim]
             r = requests[v]
@@ -359,7 +348,7 @@ def _make_room(
         r = requests[v]
         r.gone = True
         s.lost += 1
-        s.held -= kv_of(r.cached if r.decoding else r.prompt + r.produced, limits)
+        free(s, r, limits)
         s.reserved -= r.peak
         if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
             _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
@@ -443,7 +432,7 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     limits = settings.limits
     size = s.running - s.lost + s.admitted + 1
     needed = kv_of(r.prompt + r.produced, limits)
-    if size > limits.max_running or s.held + needed > limits.kv_capacity:
+    if size > limits.max_running or not room(s, needed, limits):
         return False
     if settings.admission == RESERVE:
         return bool(s.reserved + r.peak <= limits.kv_capacity)
@@ -452,10 +441,8 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
             return False
-        capacity, batches, tokens = limits.kv_capacity, s.batches, r.prompt + r.produced - 1
-        for ahead in range(r.estimate - r.produced, 0, -1):  # the last batch holds most
-            if usage[batches + ahead] + kv_of(tokens + ahead, limits) > capacity:
-                return False
+        steps = r.estimate - r.produced
+        return fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
     return True
 
 
@@ -471,12 +458,11 @@ def _admit(
         _pass_late(requests, s, heap)
     running[s.running + s.admitted] = i
     s.admitted += 1
-    s.held += kv_of(r.prompt + r.produced, settings.limits)
+    take(s, r, r.prompt + r.produced, settings.limits)
     s.reserved += r.peak
     if settings.admission == LOOKAHEAD:
-        batches, tokens = s.batches, r.prompt + r.produced - 1
-        for ahead in range(1, r.estimate - r.produced + 1):
-            usage[batches + ahead] += kv_of(tokens + ahead, settings.limits)
+        steps = r.estimate - r.produced
+        project(usage, s.batches, r.prompt + r.produced - 1, steps, 1, settings.limits)
 
 
 @njit
@@ -509,11 +495,10 @@ def _form(
             and (limits.hybrid or sums.prefill_requests == 0)
             and sums.tokens + s.running <= max_batch
             and not closed
+            and _kv_after_decodes(requests, s, running, limits) <= limits.kv_capacity
         ):
-            next_kv = _kv_after_decodes(requests, s, running, limits)
-            if next_kv <= limits.kv_capacity:
-                sums = _decode_all(requests, s, running, entries, sums, next_kv)
-                continue
+            sums = _decode_all(requests, s, running, entries, sums, limits)
+            continue
         position = 0
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
@@ -541,13 +526,12 @@ def _form(
                 if sums.tokens + 1 > max_batch:
                     break
                 c = 1
-                growth = kv_growth(r.cached, c, limits)
-                if s.held + growth > limits.kv_capacity:
+                if not room(s, growth(r, c, limits), limits):
                     _make_room(requests, s, running, usage, evicted, i, settings)
                     if r.gone:
                         continue
                 sums = add_decode(sums, r.cached)
-                s.held += growth
+                take(s, r, c, limits)
             elif group == RUNNING_DECODE:
                 continue
             else:
@@ -609,7 +593,8 @@ def _process(
     requests: Any, s: Any, running: Ints, usage: Ints, entries: Ints, first: int, settings: Settings
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
-    finished = freed = completed = 0
+    finished = completed = 0
+    held = s.held
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
         completed += not r.decoding
@@ -622,13 +607,12 @@ def _process(
             finished += 1
             r.gone = True
             r.finish = s.now
-            freed += kv_of(r.cached, settings.limits)
+            free(s, r, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
                 _forget(usage, s, r, r.estimate - r.produced, settings.limits)
     s.partial -= completed
-    s.held -= freed
-    s.freed = freed if settings.make_room else 0
+    s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     if finished > 0:

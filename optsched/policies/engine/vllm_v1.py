@@ -20,10 +20,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    kv_growth,
-    kv_of,
     rest_of,
 )
+from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine.common import (
     DONE,
@@ -52,7 +51,7 @@ REQUEST_FIELDS = (
 )
 
 STATE_FIELDS = (
-    ("held", np.int64),  # KV allocated, with that of the step
+    *MEMORY,
     ("left", np.int64),  # tokens of the step's budget
     ("prefill_left", np.int64),  # of them for prefills
     ("steps", np.int64),  # since the engine was idle
@@ -126,7 +125,7 @@ def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
 
 
 @njit
-def _take(r: Any, s: Any, tokens: int, sign: int) -> None:
+def _give(r: Any, s: Any, tokens: int, sign: int) -> None:
     """Give a request tokens of the step, or with sign -1 take them back."""
     s.left -= sign * tokens
     if r.decoding:
@@ -149,9 +148,9 @@ def _preempt(
                 at = k
     i = running[at]
     r = requests[i]
-    s.held -= kv_of(r.cached + r.tokens, settings.limits)
+    free(s, r, settings.limits)
     if r.tokens > 0:
-        _take(r, s, r.tokens, -1)
+        _give(r, s, r.tokens, -1)
     evict(r, settings.limits.restart)
     add_eviction(evicted, s, i)
     for k in range(at, s.running - 1):
@@ -181,15 +180,14 @@ def _schedule_running(
         if tokens == 0:
             at += 1
             continue
-        growth = kv_growth(r.cached, tokens, limits)
-        while s.held + growth > limits.kv_capacity:
+        while not room(s, growth(r, tokens, limits), limits):
             gone = _preempt(requests, s, heap, running, evicted, settings)
             if gone == at:
                 return
             if gone < at:
                 at -= 1
-        _take(r, s, tokens, 1)
-        s.held += growth
+        _give(r, s, tokens, 1)
+        take(s, r, tokens, limits)
         at += 1
 
 
@@ -215,13 +213,13 @@ def _admit(
         needed = kv_of(size if settings.reserve else tokens, limits)
         if s.running > 0:
             needed += settings.watermark
-        if tokens == 0 or s.held + needed > limits.kv_capacity:
+        if tokens == 0 or not room(s, needed, limits):
             break
         pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
-        _take(r, s, tokens, 1)
-        s.held += kv_of(tokens, limits)
+        _give(r, s, tokens, 1)
+        take(s, r, tokens, limits)
     if not defer:
         s.bound = s.waiting > 0
 
@@ -257,7 +255,7 @@ def _process(
             finished += 1
             r.gone = True
             r.finish = s.now
-            s.held -= kv_of(r.cached, limits)
+            free(s, r, limits)
     after_batch(requests, running, s, finished)
 
 

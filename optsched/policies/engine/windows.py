@@ -19,10 +19,9 @@ from optsched.judge.life import (
     advance,
     batch_time,
     evict,
-    kv_growth,
-    kv_of,
     record,
 )
+from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine.common import (
     DONE,
@@ -64,7 +63,7 @@ WORKER = record(
     ("holder", np.int64),  # first of those that hold KV
     ("member", np.int64),  # first member of the window that runs
     ("holders", np.int64),
-    ("held", np.int64),  # KV tokens, offset included
+    *MEMORY,
     ("assigned", np.int64),  # unfinished requests
 )
 
@@ -130,7 +129,7 @@ def _queue(
 def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
     """Remove a request from those that hold KV on its worker."""
     r = requests[i]
-    worker.held -= kv_of(r.cached, limits)
+    free(worker, r, limits)
     worker.holders -= 1
     if r.previous >= 0:
         requests[r.previous].next = r.next
@@ -244,14 +243,14 @@ def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limi
         if r.quota > 0:
             step[s.chosen] = members[k]
             s.chosen += 1
-            s.growth += kv_growth(r.cached, 1, limits)
+            s.growth += growth(r, 1, limits)
     while kv + s.growth > limits.kv_capacity:
         s.staying -= 1
         r = requests[members[s.staying]]
         kv -= kv_of(r.cached, limits)
         if r.quota > 0:
             s.chosen -= 1
-            s.growth -= kv_growth(r.cached, 1, limits)
+            s.growth -= growth(r, 1, limits)
 
 
 @njit
@@ -261,10 +260,7 @@ def _make_room(
     """Evict by lowest priority until the step fits, requests outside the batch first."""
     while True:
         victim = -1
-        if (
-            worker.held + s.growth > limits.kv_capacity
-            or worker.holders + fresh > limits.max_running
-        ):
+        if not room(worker, s.growth, limits) or worker.holders + fresh > limits.max_running:
             h = worker.holder
             while h >= 0:
                 if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
@@ -299,7 +295,7 @@ def _step(
         else:
             sums = add_decode(sums, r.cached)
         add_entry(entries, s, i, c)
-        worker.held += kv_growth(r.cached, c, limits)
+        take(worker, r, c, limits)
         advance(r, c)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)

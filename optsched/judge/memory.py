@@ -1,0 +1,82 @@
+"""The KV that a worker holds: the one place that knows offset and blocks, compiled by numba.
+
+A ledger is any record with the fields of `MEMORY`, and an entry any record with those of
+`optsched.judge.life.LIFE`. The judge allocates what a batch caches. A scheduler may allocate ahead:
+the whole input at admission, say. Policies that look into the future keep a projection of the KV
+that will be held in the next batches. Import this module lazily: it loads numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from optsched.problem import instance
+from optsched.problem.kernel import njit
+
+whole_blocks = njit(instance.whole_blocks)
+
+MEMORY = (("held", np.int64),)
+"""Fields of a ledger: the KV tokens allocated, with every request's offset and in whole blocks."""
+
+
+@njit
+def kv_of(tokens: int, limits: Any) -> int:
+    """Return the KV that a request takes with so many tokens, at least 1, cached."""
+    return whole_blocks(tokens + limits.kv_offset, limits.kv_block_tokens)
+
+
+@njit
+def growth(r: Any, tokens: int, limits: Any) -> int:
+    """Return the KV that a request takes in addition with room for more tokens."""
+    if r.allocated == 0:
+        return kv_of(tokens, limits)
+    if limits.kv_block_tokens == 1:
+        return tokens
+    return kv_of(r.allocated + tokens, limits) - kv_of(r.allocated, limits)
+
+
+@njit
+def room(memory: Any, kv: int, limits: Any) -> bool:
+    """Whether so much more KV fits."""
+    return bool(memory.held + kv <= limits.kv_capacity)
+
+
+@njit
+def take(memory: Any, r: Any, tokens: int, limits: Any) -> None:
+    """Allocate KV for more tokens of a request, whether there is room or not."""
+    memory.held += growth(r, tokens, limits)
+    r.allocated += tokens
+
+
+@njit
+def free(memory: Any, r: Any, limits: Any) -> None:
+    """Free the KV of a request that has some."""
+    memory.held -= kv_of(r.allocated, limits)
+    r.allocated = 0
+
+
+@njit
+def project(usage: Any, batch: int, tokens: int, steps: int, sign: int, limits: Any) -> int:
+    """Add a request to a projection, or with sign -1 remove it.
+
+    It caches ``tokens + k`` tokens by batch ``batch + k``, for k = 1, ..., ``steps``. Returned is
+    how many batches come to lie above the capacity, less those that no longer do.
+    """
+    capacity, over = limits.kv_capacity, 0
+    for ahead in range(1, steps + 1):
+        was = usage[batch + ahead]
+        now = was + sign * kv_of(tokens + ahead, limits)
+        usage[batch + ahead] = now
+        over += (now > capacity) - (was > capacity)
+    return over
+
+
+@njit
+def fits(usage: Any, batch: int, tokens: int, steps: int, limits: Any) -> bool:
+    """Whether a request as in `project` leaves every batch within the capacity."""
+    for ahead in range(steps, 0, -1):  # a request holds most in its last batch
+        if usage[batch + ahead] + kv_of(tokens + ahead, limits) > limits.kv_capacity:
+            return False
+    return True
