@@ -7,7 +7,6 @@ import io
 import signal
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from instances import small
 from optsched.analysis.ratio import (
     FAMILIES,
-    Ratio,
     against,
     competitive_ratio,
     gap_breakdown,
@@ -272,28 +270,17 @@ def test_a_gap_tells_of_the_search_for_its_optimum_and_can_be_stopped() -> None:
     assert sum(early.parts().values()) == pytest.approx(early.tel - early.best)
 
 
-def test_bars_are_for_terminals_and_go_when_the_work_ends(monkeypatch) -> None:
-    import optsched.analysis.ratio.progress as module
-    import optsched.analysis.ratio.study as study
-
+def test_progress_is_for_terminals_and_goes_when_the_work_ends(monkeypatch) -> None:
     def shown(terminal: io.StringIO, **options: object) -> str:
         monkeypatch.setattr(sys, "stderr", terminal)
-        competitive_ratio("slow.py:Slow", [small(0), small(1)], "h-sf", **options)
+        competitive_ratio("mc-sf", [small(0), small(1)], "h-sf", **options)
         return terminal.getvalue()
 
-    monkeypatch.setattr(module, "DELAY_S", 0.0)
-    monkeypatch.setattr(study, "make_policy", lambda spec: None)
-    monkeypatch.setattr(study._Plan, "rows", slowly)
-    assert "ratios" in shown(Terminal())
+    text = shown(Terminal())
+    assert "0 of 2 instances" in text
+    assert text.endswith("\x1b[2K")
     assert shown(Terminal(), progress=False) == ""
     assert shown(io.StringIO()) == ""
-    monkeypatch.setattr(module, "DELAY_S", 60.0)
-    assert shown(Terminal()) == ""
-
-
-def slowly(plan: object, number: int, instance: Instance) -> tuple[int, list[Ratio]]:
-    time.sleep(0.2)  # for the thread that draws
-    return number, []
 
 
 # --- worst cases --------------------------------------------------------------------------------

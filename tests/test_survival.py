@@ -25,13 +25,13 @@ import survival
 from survival import SURVIVAL
 
 from optsched.cli import app
-from optsched.cli.experimenting import TrialBar
 from optsched.experiments import experiments, load
 from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
 from optsched.experiments.results import Outcome
 from optsched.experiments.runner import run_experiment
 from optsched.experiments.store import code_version, counted_files, version_of
 from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.progress import LiveLine
 
 SCRIPT = str(Path(survival.__file__))
 ROOT = Path(__file__).resolve().parent.parent
@@ -640,11 +640,11 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("optsched.cli.experimenting.time.monotonic", lambda: clock[0])
-    with TrialBar(every_s=30) as bar:
+    monkeypatch.setattr("optsched.problem.progress.time.monotonic", lambda: clock[0])
+    with LiveLine(every_s=30) as line:
         for second, done in ((0, 10), (10, 12), (40, 20), (50, 30), (71, 40)):
             clock[0] = 100.0 + second
-            bar.show(done, 100)
+            line.counted(done, 100, "trials")
     # 10 of 100 came from the store; 10 more in 40 s leave 80 for 320 s; 30 in 71 s leave 60 for
     # 142 s.
     assert capsys.readouterr().err.splitlines() == [
@@ -653,21 +653,19 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     ]
 
 
-def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
-        with TrialBar() as bar:
-            bar.show(0, 4)
-            bar.show(1, 4)
+        with LiveLine() as line:
+            line.counted(1, 4, "trials")
         terminal.flush()
         text = ""
         while not text.endswith("\x1b[2K"):
             text += os.read(ours, 100_000).decode()
     os.close(ours)
-    assert "1/4" in text
-    assert "left" in text
+    assert "1 of 4 trials" in text
     assert text.endswith("\x1b[2K")  # the line is gone in the end

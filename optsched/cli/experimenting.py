@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +16,7 @@ from optsched.cli.options import (
     key_values,
     option,
 )
-from optsched.cli.output import emit_json, show_table
+from optsched.cli.output import LiveLine, emit_json, show_table
 from optsched.problem.errors import InputError, SolverError, UsageError
 
 if TYPE_CHECKING:
@@ -88,9 +87,9 @@ def experiment(
         raise UsageError(
             "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
         )
-    bar = TrialBar()
+    line = LiveLine(every_s=30)
     try:
-        with bar:
+        with line:
             outcome = run_experiment(
                 name,
                 given,
@@ -105,15 +104,15 @@ def experiment(
                 resume=resume,
                 retry_failed=retry_failed,
                 parquet=parquet,
-                progress=bar.show,
+                progress=lambda done, of: line.counted(done, of, "trials"),
             )
     except KeyboardInterrupt:
-        kept = f"{bar.done} of {bar.of} trials are lost without --out"
+        kept = f"{line.done} of {line.of} trials are lost without --out"
         if out is not None:
             from optsched.experiments.store import read
 
             done = len(read(out)[1])
-            kept = f"{done} of {bar.of} trials are stored in {out}; the same command goes on"
+            kept = f"{done} of {line.of} trials are stored in {out}; the same command goes on"
         print(f"error: interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     alone = emit_json(outcome.summary(), json_out)
@@ -155,71 +154,6 @@ def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
         raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
     warn(errors, "have no schedule")
     return len(failed), len(errors)
-
-
-class TrialBar:
-    """The progress of trials on standard error: a bar on a terminal, and else a line at times.
-
-    Parameters
-    ----------
-    every_s : float
-        Seconds between lines where standard error is not a terminal.
-    """
-
-    def __init__(self, every_s: float = 30.0) -> None:
-        self.done = 0
-        self.of = 0
-        self._every_s = every_s
-        self._first = 0
-        self._began = self._last = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> TrialBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, done: int, of: int) -> None:
-        """Show how many trials have finished. The first call comes before any trial runs."""
-        begin, self.done, self.of = self.of == 0, done, of
-        now = time.monotonic()
-        if begin:
-            self._first, self._began, self._last = done, now, now
-            if sys.stderr.isatty() and done < of:
-                self._start()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, pace=self.pace(now))
-        elif not begin and now - self._last >= self._every_s:
-            self._last = now
-            print(f"{done} of {of} trials, {self.pace(now)}", file=sys.stderr, flush=True)
-
-    def pace(self, now: float) -> str:
-        """Return the rate at which trials finish, and the time left at this rate."""
-        ran, elapsed = self.done - self._first, now - self._began
-        if ran == 0 or elapsed <= 0:
-            return ""
-        rate = ran / elapsed
-        left = round((self.of - self.done) / rate)
-        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        speed = f"{rate:.3g}/s" if rate >= 0.1 else f"{60 * rate:.3g}/min"
-        return f"{speed}, {hours}:{minutes:02d}:{seconds:02d} left"
-
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("trials  {task.fields[pace]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=self.of, completed=self.done, pace="")
-        self._bar.start()
 
 
 def _list() -> None:

@@ -8,12 +8,12 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from optsched.problem.metrics import TABLE, time_words
+from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
 
 if TYPE_CHECKING:
     from optsched.judge.evaluate import Evaluation
@@ -223,20 +223,6 @@ def _numbers(column: Sequence[Any]) -> list[str]:
     return [f"{v:.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
 
 
-def number(value: float | None) -> str:
-    """Return a number for a sentence: integers as they are, others with seven digits."""
-    if value is None:
-        return "unknown"
-    if isinstance(value, int) or float(value).is_integer():
-        return str(int(value))
-    return f"{value:.7g}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share in percent for a sentence."""
-    return "unknown" if share is None else f"{100 * share:.2f} %"
-
-
 def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
     """Print the metrics of one schedule, each on a line."""
     rows = [
@@ -245,46 +231,6 @@ def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
         if (value := metrics.get(name)) is not None
     ]
     show_table(("metric", "value", "unit"), rows, text_columns=(0, 2))
-
-
-class LiveLine:
-    """A line on standard error that is rewritten in place. Without a terminal it is not shown."""
-
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
-        self._last = -math.inf
-
-    def __enter__(self) -> LiveLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-    def show(self, text: str) -> None:
-        """Replace the line, at most ten times a second."""
-        now = time.monotonic()
-        if self._on and now - self._last >= 0.1:
-            self._last = now
-            width = shutil.get_terminal_size().columns
-            sys.stderr.write("\r\x1b[2K" + text[: width - 1])
-            sys.stderr.flush()
-
-    def downloaded(self, name: str, done: int, total: int) -> None:
-        """Show how many bytes of a file have arrived. A total of 0 means that it is unknown."""
-        of = f" of {total / 1e6:.1f}" if total else ""
-        self.show(f"{name}: {done / 1e6:.1f}{of} MB")
-
-    def solving(self, state: Any) -> None:
-        """Show a solver's `Progress`: time, incumbent, bound and gap."""
-        gap = None
-        if state.incumbent and state.bound is not None:
-            gap = (state.incumbent - state.bound) / abs(state.incumbent)
-        self.show(
-            f"{state.elapsed_s:7.1f} s  incumbent {number(state.incumbent)}  "
-            f"bound {number(state.bound)}  gap {percent(gap)}"
-        )
 
 
 @contextmanager

@@ -270,7 +270,7 @@ def stack(
             advance(r, tokens[p])
         taken = k < sample.shape[0] and sample[k] == j
         if taken:
-            during[k] = memory.held
+            during[k] = memory["held"]
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.decoding and r.produced == r.output:
@@ -278,6 +278,6 @@ def stack(
                     free(memory[r.group], r, limits)
                 r.cached = 0
         if taken:
-            after[k] = memory.held
+            after[k] = memory["held"]
             k += 1
     return during, after

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
-from optsched.analysis.ratio.progress import Bar
 from optsched.costs.cost import UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.placement import earliest, put
@@ -20,6 +19,7 @@ from optsched.problem.budget import Progress
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
+from optsched.problem.progress import LiveLine
 from optsched.problem.schedule import from_starts
 
 
@@ -123,7 +123,7 @@ def gap_breakdown(
     time_limit_s : float
         Seconds for the optimum. If it is not proved, ``best`` is the best schedule found.
     progress : bool or callable
-        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        Whether to show a line on standard error, if that is a terminal. Or a function that is
         called with the `Progress` of the search for the optimum.
     stop : threading.Event, optional
         When it is set, the search for the optimum ends as at the time limit. Ctrl-C ends it too.
@@ -166,13 +166,13 @@ def gap_breakdown(
     foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
     if instance.arrival.min() == instance.arrival.max():
         foreseen = knowing
-    with Bar("optimum", time_limit_s, wanted=progress is True) as bar:
+    with LiveLine(wanted=progress is True) as line:
         result = optimum(
             truth,
             time_limit_s=time_limit_s,
             seed=seed,
             warm_start=from_starts(starts, truth),
-            progress=progress if callable(progress) else bar.solving,
+            progress=progress if callable(progress) else line.solving,
             stop=stop,
         )
     assert result.evaluation is not None

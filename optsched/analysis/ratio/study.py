@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.analysis.compare import best_of_policies
 from optsched.analysis.ratio.exact import optimum
-from optsched.analysis.ratio.progress import Bar, interrupts_noted
+from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import evaluate
@@ -24,6 +24,7 @@ from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.progress import LiveLine
 
 Reference = Literal["optimum", "bound", "h-sf", "best-known"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
@@ -339,7 +340,7 @@ def competitive_ratio(
     jobs : int
         Number of processes.
     progress : bool or callable
-        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        Whether to show a line on standard error, if that is a terminal. Or a function that is
         called with the numbers of finished and of all instances.
     stop : threading.Event, optional
         When it is set, no further instance counts, and the finished ones are kept. Ctrl-C has the
@@ -401,8 +402,9 @@ def _measure(
     found: dict[int, list[Ratio]] = {}
     with (
         interrupts_noted() as interrupted,
-        Bar("ratios", len(cases), wanted=progress is True) as bar,
+        LiveLine(wanted=progress is True) as line,
     ):
+        line.counted(0, len(cases), "instances")
         pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
         work = pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases))
         try:
@@ -410,7 +412,7 @@ def _measure(
                 if interrupted.is_set():
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
                 found[k] = rows
-                bar.show(len(found), f"{len(found)} of {len(cases)} instances")
+                line.counted(len(found), len(cases), "instances")
                 if tell is not None:
                     tell(len(found), len(cases))
                 if stop is not None and stop.is_set():

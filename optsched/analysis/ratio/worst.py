@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
-from optsched.analysis.ratio.progress import Bar, interrupts_noted
+from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.orders import move, serial
 from optsched.policies import Scheduler
@@ -21,6 +21,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
+from optsched.problem.progress import LiveLine
 from optsched.problem.schedule import Schedule, from_starts
 
 _DRAWS = 10
@@ -110,7 +111,7 @@ def worst_case(
     enough : float
         Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
-        Whether to show a bar on standard error, if that is a terminal. Or a function that is
+        Whether to show a line on standard error, if that is a terminal. Or a function that is
         called about once a second with the best quotient and the number of instances tried.
     stop : threading.Event, optional
         When it is set, the search ends. The worst instance so far is solved within a second, and
@@ -141,7 +142,8 @@ def worst_case(
     tell = progress if callable(progress) else None
 
     def report(best: float) -> None:
-        bar.show(time.perf_counter() - begin, f"ratio {best:.3f}, {tried} instances")
+        spent = time.perf_counter() - begin
+        line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
         if tell is not None:
             tell(best, tried)
 
@@ -178,7 +180,7 @@ def worst_case(
     deadline = begin + budget_s
     with (
         interrupts_noted() as interrupted,
-        Bar("worst case", budget_s, wanted=progress is True) as bar,
+        LiveLine(wanted=progress is True) as line,
     ):
         try:
             climb()

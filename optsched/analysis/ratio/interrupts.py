@@ -1,0 +1,33 @@
+"""A way to notice that long work on ratios shall end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets, in addition to its usual effect.
+
+    On Ctrl-C a solver ends and returns what it has found. The event tells the caller who runs many
+    solvers. Outside the main thread the event is never set.
+    """
+    noted = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noted
+        return
+
+    def handle(number: int, frame: Any) -> Any:
+        noted.set()
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)

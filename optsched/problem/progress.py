@@ -1,0 +1,102 @@
+"""Progress of long work: a line on standard error that is rewritten in place, and then gone."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optsched.problem.budget import Progress
+
+
+def number(value: float | None) -> str:
+    """Return a number for a sentence: integers as they are, others with seven digits."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, int) or float(value).is_integer():
+        return str(int(value))
+    return f"{value:.7g}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent for a sentence."""
+    return "unknown" if share is None else f"{100 * share:.2f} %"
+
+
+class LiveLine:
+    """A line on a terminal. Elsewhere nothing is shown, or a line of text now and then.
+
+    Parameters
+    ----------
+    wanted : bool
+        Whether to show anything at all.
+    every_s : float
+        Seconds between lines where standard error is not a terminal.
+    """
+
+    def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:
+        self._wanted, self._on = wanted, wanted and sys.stderr.isatty()
+        self._every_s = every_s
+        self._last = -math.inf
+        self.done = self.of = 0
+        self._first, self._began = 0, 0.0
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def show(self, text: str) -> None:
+        """Replace the line, at most ten times a second."""
+        now = time.monotonic()
+        if self._on and now - self._last >= 0.1:
+            self._last = now
+            width = shutil.get_terminal_size().columns
+            sys.stderr.write("\r\x1b[2K" + text[: width - 1])
+            sys.stderr.flush()
+        elif self._wanted and not self._on and now - self._last >= self._every_s:
+            self._last = now
+            print(text, file=sys.stderr, flush=True)
+
+    def counted(self, done: int, of: int, what: str) -> None:
+        """Show how many have finished, at what rate, and the time left at this rate.
+
+        The first call comes before any work, with the number of those that need none.
+        """
+        now = time.monotonic()
+        begins = self.of == 0
+        self.done, self.of = done, of
+        if begins:
+            self._first, self._began = done, now
+            if not self._on:
+                self._last = now  # the first line comes after `every_s`
+                return
+
+        pace, elapsed = "", now - self._began
+        if done > self._first and elapsed > 0:
+            rate = (done - self._first) / elapsed
+            left = round((of - done) / rate)
+            speed = f"{rate:.3g}/s" if rate >= 0.1 else f"{60 * rate:.3g}/min"
+            pace = f", {speed}, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+        self.show(f"{done} of {of} {what}{pace}")
+
+    def downloaded(self, name: str, done: int, total: int) -> None:
+        """Show how many bytes of a file have arrived. A total of 0 means that it is unknown."""
+        of = f" of {total / 1e6:.1f}" if total else ""
+        self.show(f"{name}: {done / 1e6:.1f}{of} MB")
+
+    def solving(self, state: Progress) -> None:
+        """Show a solver's progress: time, incumbent, bound and gap."""
+        gap = None
+        if state.incumbent and state.bound is not None:
+            gap = (state.incumbent - state.bound) / abs(state.incumbent)
+        self.show(
+            f"{state.elapsed_s:7.1f} s  incumbent {number(state.incumbent)}  "
+            f"bound {number(state.bound)}  gap {percent(gap)}"
+        )
