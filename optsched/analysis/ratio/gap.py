@@ -166,13 +166,13 @@ def gap_breakdown(
     foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
     if instance.arrival.min() == instance.arrival.max():
         foreseen = knowing
-    with LiveLine(wanted=progress is True) as line:
+    with LiveLine(wanted=progress is True) as shown:
         result = optimum(
             truth,
             time_limit_s=time_limit_s,
             seed=seed,
             warm_start=from_starts(starts, truth),
-            progress=progress if callable(progress) else line.solving,
+            progress=progress if callable(progress) else shown.solving,
             stop=stop,
         )
     assert result.evaluation is not None
