@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         load_cost_model as load_cost_model,
         shipped_models as shipped_models,
     )
+    from optsched.engines.replay import replay as replay
     from optsched.files.measured import (
         Measured as Measured,
         read_measured as read_measured,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         write_instance as write_instance,
         write_schedule as write_schedule,
     )
-    from optsched.files.replay import replay as replay
     from optsched.judge.evaluate import Evaluation as Evaluation, evaluate as evaluate
     from optsched.judge.timeline import Timeline as Timeline, timeline as timeline
     from optsched.optimize.bound import BoundResult as BoundResult, bound as bound
@@ -73,7 +73,7 @@ _PUBLIC = {
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
     "files.measured": "Measured read_measured write_measured",
     "files.read_write": "read_instance read_schedule write_instance write_schedule",
-    "files.replay": "replay",
+    "engines.replay": "replay",
     "judge.evaluate": "Evaluation evaluate",
     "judge.timeline": "Timeline timeline",
     "optimize.bound": "BoundResult bound",

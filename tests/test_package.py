@@ -19,7 +19,7 @@ ROOT = Path(optsched.__file__).resolve().parent
 
 ROOMS = (
     "problem", "costs", "files", "workloads", "judge", "policies", "bounds", "optimize",
-    "analysis", "show", "experiments", "cli",
+    "analysis", "show", "engines", "experiments", "cli",
 )  # fmt: skip
 """The folders from the bottom up: each imports only from itself and from those before it."""
 

@@ -13,8 +13,8 @@ import pytest
 from command_line import invoke, one_line_error
 
 from optsched.costs.fit import fit
-from optsched.files import profiling
-from optsched.files.profiling import COLUMNS, Shape, profile, shapes
+from optsched.engines import profiling
+from optsched.engines.profiling import COLUMNS, Shape, profile, shapes
 from optsched.problem.errors import InputError
 
 CONFIG = {

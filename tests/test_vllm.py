@@ -11,12 +11,12 @@ from slow_judge import TIMED, random_instance
 from test_kv_blocks import in_blocks
 from test_simulate import run_or_error, same
 
+from optsched.engines.vllm import Desk
 from optsched.policies import Rules, make_policy
 from optsched.policies.base import Batch, View
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import OptschedError, PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.vllm import Desk
 
 
 class AtTheDesk:

@@ -31,7 +31,7 @@ def profile(
     The same command goes on with a profile that was begun.
     """
     from optsched.costs.fit import fit
-    from optsched.files.profiling import profile as run
+    from optsched.engines.profiling import profile as run
     from optsched.problem.errors import InputError
 
     if engine != "vllm":

@@ -70,9 +70,9 @@ def replay(
     """
     from dataclasses import replace
 
+    from optsched.engines.replay import connect, replay as run
     from optsched.files.measured import write_measured
     from optsched.files.read_write import read_instance, write_instance
-    from optsched.files.replay import connect, replay as run
 
     instances = [read_instance(file) for file in instance_files]
     if len(outs) != len(instances):

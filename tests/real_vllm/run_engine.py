@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from vllm import LLM, SamplingParams
 
-from optsched.vllm import PolicyScheduler
+from optsched.engines.vllm import PolicyScheduler
 
 
 class Recorded(PolicyScheduler):

@@ -1,4 +1,4 @@
-"""`optsched.vllm.PolicyScheduler` with vLLM's KV manager, and inside the real engine."""
+"""`optsched.engines.vllm.PolicyScheduler` with vLLM's KV manager, and inside the real engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from real_scheduler import LLAMA, RealScheduler
 from settings import COST
 
 from optsched import Instance, evaluate, simulate
+from optsched.engines.vllm import PolicyScheduler
 from optsched.policies.vllm_v1 import VllmV1
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Limits
-from optsched.vllm import PolicyScheduler
 from optsched.workloads.generate import generate
 
 OWN = VllmV1(max_num_seqs=64, max_num_batched_tokens=1024)

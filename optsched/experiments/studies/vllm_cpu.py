@@ -195,7 +195,7 @@ def _replay(trial: Row) -> None:
         words = ["--priority", "work", "--cost-model", known]
     elif scheduler != "fcfs":
         own = {"policy": SCHEDULERS[scheduler], "cost_model": str(known)}
-        options |= {"scheduler_cls": "optsched.vllm.PolicyScheduler",
+        options |= {"scheduler_cls": "optsched.engines.vllm.PolicyScheduler",
                     "additional_config": {"optsched": own}}  # fmt: skip
     files, outs = [], []
     loads = [float(load) for load in trial["loads"].split(",")]

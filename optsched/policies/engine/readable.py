@@ -1,7 +1,8 @@
 """`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
 
 Slow and short; the tests demand the same schedule from both. It is asked batch by batch as any
-user's policy is, so it also serves where nobody knows all requests in advance (`optsched.vllm`).
+user's policy is, so it also serves where nobody knows all requests in advance
+(`optsched.engines.vllm`).
 """
 
 from __future__ import annotations

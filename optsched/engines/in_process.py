@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from optsched.engines.recorder import Recorder
+from optsched.engines.sending import Progress, Sending
 from optsched.files.measured import Measured
-from optsched.files.recorder import Recorder
-from optsched.files.sending import Progress, Sending
 from optsched.problem.errors import InputError
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -110,7 +110,7 @@ class InProcess:
         self.warm = False
 
     def serve(self, sending: Sending, progress: Progress | None, stop: Event) -> Measured:
-        """See `optsched.files.replay.Engine.serve`.
+        """See `optsched.engines.replay.Engine.serve`.
 
         Parameters
         ----------

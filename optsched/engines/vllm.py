@@ -4,7 +4,7 @@ vLLM takes the class by its name, and the policy from its configuration::
 
     LLM(
         model="...",
-        scheduler_cls="optsched.vllm.PolicyScheduler",
+        scheduler_cls="optsched.engines.vllm.PolicyScheduler",
         additional_config={"optsched": {"policy": "mc-sf", "cost_model": "model.toml"}},
         enable_prefix_caching=False,
     )
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel, UnitCost, load_cost_model
-from optsched.files.sending import PREDICTED
+from optsched.engines.sending import PREDICTED
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Rules, Scheduler, View
 from optsched.policies.engine.readable import Readable
@@ -209,7 +209,9 @@ class _Decides(_Base):
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
         wrong = _refused(vllm_config)
         if wrong is not None:
-            raise UsageError(f"optsched.vllm: found {wrong}; expected a configuration without")
+            raise UsageError(
+                f"optsched.engines.vllm: found {wrong}; expected a configuration without"
+            )
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
@@ -361,7 +363,8 @@ def _scheduler_class() -> type:
     version = str(vllm.__version__).partition("+")[0]
     if version not in TESTED:
         warnings.warn(
-            f"optsched.vllm: found vLLM {version}; tested with {', '.join(TESTED)}", stacklevel=3
+            f"optsched.engines.vllm: found vLLM {version}; tested with {', '.join(TESTED)}",
+            stacklevel=3,
         )
     return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
 

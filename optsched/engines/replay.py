@@ -1,9 +1,9 @@
 """Send the requests of an instance to a real engine, and record when their tokens come.
 
 The engine is a server that speaks OpenAI's completions protocol with streaming, as vLLM's and
-SGLang's do, or vLLM in this process (`optsched.files.in_process`). Prompts are random token ids of
-the right number, so that no two share a prefix. Outputs have their length forced by ``ignore_eos``
-and ``max_tokens``.
+SGLang's do, or vLLM in this process (`optsched.engines.in_process`). Prompts are random token ids
+of the right number, so that no two share a prefix. Outputs have their length forced by
+``ignore_eos`` and ``max_tokens``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from optsched.engines.recorder import Recorder
+from optsched.engines.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
 from optsched.files.measured import Measured
-from optsched.files.recorder import Recorder
-from optsched.files.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 
@@ -76,7 +76,7 @@ def connect(
             raise UsageError(
                 f"model: found {model!r} with vLLM in this process; expected it with a server only"
             )
-        from optsched.files.in_process import InProcess
+        from optsched.engines.in_process import InProcess
 
         return InProcess(address.removeprefix("vllm:"), options or {})
     if options:
@@ -102,7 +102,7 @@ def replay(
 ) -> Measured:
     """Send an instance's requests to a real engine at their arrivals, and measure their times.
 
-    Predictions of the instance go along, for `optsched.vllm.PolicyScheduler`.
+    Predictions of the instance go along, for `optsched.engines.vllm.PolicyScheduler`.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class Sending:
     ----------
     instance : Instance
     priority : sequence of int, optional
-        See `optsched.files.replay.replay`, as for the other parameters.
+        See `optsched.engines.replay.replay`, as for the other parameters.
     timeout_s : float
     vocabulary, seed : int
     """

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.files.in_process import configuration, start
-from optsched.files.sending import FIRST_ID
+from optsched.engines.in_process import configuration, start
+from optsched.engines.sending import FIRST_ID
 from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
 
@@ -176,7 +176,7 @@ def profile(
     Raises
     ------
     InputError
-        See `optsched.files.in_process.start`; an argument is out of range; or the folder has the
+        See `optsched.engines.in_process.start`; an argument is out of range; or the folder has the
         profile of another model or of other options.
     """
     for name, value in (("max_tokens", max_tokens), ("max_requests", max_requests),

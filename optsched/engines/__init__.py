@@ -1,0 +1,1 @@
+"""Real engines: policies of optsched inside vLLM, requests replayed, profiles measured."""
