@@ -628,9 +628,14 @@ def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers:
     # 10 + 7 + 100 and one of 10 + 7 + 50, so the second ends at 67 + 301 = 368 ms, or on a worker
     # of its own at 301. The longer one first would delay the shorter.
     instance = Instance(
-        [0, 0], [50, 250], [1, 1], kv_capacity=300, time_unit="second", kv_accounting="cached",
+        [0, 0],
+        [50, 250],
+        [1, 1],
+        kv_capacity=300,
+        time_unit="second",
+        kv_accounting="cached",
         limits=Limits(max_batch_tokens=100),
-    )  # fmt: skip
+    )
     schedule, _ = improve(instance, PLAIN, Budget(0.5), policies=["fcfs"], workers=workers)
     found = evaluate(instance, schedule, PLAIN)  # refuses a batch of more than 100 tokens
     assert found.latency.tolist() == pytest.approx([0.067, 0.368 if workers == 1 else 0.301])

@@ -97,9 +97,14 @@ def test_batches_in_parts_have_decodes_first_and_hold_the_same_in_the_end() -> N
     limits = Limits(max_batch_tokens=4)
     instance = Instance([0, 0, 0], [2, 6, 5], [3, 1, 1], kv_capacity=20, limits=limits)
     whole = from_batches(
-        [0, 1, 3, 5], [0, 1, 0, 0, 2], [2, 6, 1, 1, 5], instance=instance,
-        evicted_offsets=[0, 0, 0, 0], evicted=[], worker=[0, 0, 0],
-    )  # fmt: skip
+        [0, 1, 3, 5],
+        [0, 1, 0, 0, 2],
+        [2, 6, 1, 1, 5],
+        instance=instance,
+        evicted_offsets=[0, 0, 0, 0],
+        evicted=[],
+        worker=[0, 0, 0],
+    )
     parts = in_parts(whole, instance)
     assert parts.batch_offsets is not None
     assert parts.batch_offsets.tolist() == [0, 1, 3, 4, 6, 7]

@@ -270,7 +270,7 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     """
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)
-    size = np.add.reduceat(tokens, offsets[:-1]) if len(tokens) else tokens
+    size = np.diff(np.append(0, np.cumsum(tokens))[offsets])
     if limit is None or not (size > limit).any():
         return replace(schedule, instance_sha256=instance.sha256)
 
@@ -289,14 +289,22 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
             entries.append((i, c))
             room -= c
         ends.append(len(entries))
+
+        # All parts run where the batch did, and what is evicted goes before the first.
         parts = len(ends) - len(evicted_offsets)
         evicted_offsets += [int(schedule.evicted_offsets[j + 1])] * parts
         worker += [0 if schedule.worker is None else int(schedule.worker[j])] * parts
+
     return from_batches(
-        ends, *np.array(entries).T, instance=instance, evicted_offsets=evicted_offsets,
-        evicted=schedule.evicted, worker=None if schedule.worker is None else worker,
-        evict_mode=schedule.evict_mode, cost_model_sha256=schedule.cost_model_sha256,
-    )  # fmt: skip
+        ends,
+        *np.array(entries).T,
+        instance=instance,
+        evicted_offsets=evicted_offsets,
+        evicted=schedule.evicted,
+        worker=None if schedule.worker is None else worker,
+        evict_mode=schedule.evict_mode,
+        cost_model_sha256=schedule.cost_model_sha256,
+    )
 
 
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
