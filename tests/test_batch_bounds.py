@@ -622,6 +622,25 @@ def test_the_offline_search_lets_a_request_finish_before_a_long_prefill(times: i
     assert tel == pytest.approx(0.353 * times)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers: int) -> None:
+    # Prompts of 50 and 250 tokens with 100 a batch: 10 + 7 + 50 = 67 ms, then two batches of
+    # 10 + 7 + 100 and one of 10 + 7 + 50, so the second ends at 67 + 301 = 368 ms, or on a worker
+    # of its own at 301. The longer one first would delay the shorter.
+    instance = Instance(
+        [0, 0],
+        [50, 250],
+        [1, 1],
+        kv_capacity=300,
+        time_unit="second",
+        kv_accounting="cached",
+        limits=Limits(max_batch_tokens=100),
+    )
+    schedule, _ = improve(instance, PLAIN, Budget(0.5), policies=["fcfs"], workers=workers)
+    found = evaluate(instance, schedule, PLAIN)  # refuses a batch of more than 100 tokens
+    assert found.latency.tolist() == pytest.approx([0.067, 0.368 if workers == 1 else 0.301])
+
+
 def test_the_offline_search_refuses_rounds() -> None:
     with pytest.raises((UsageError, InputError), match="seconds"):
         improve(Instance([0], [1], [1], kv_capacity=3))

@@ -23,11 +23,13 @@ from optsched.policies import policies
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEVELOP = ROOT / "docs" / "develop"
 """Guides that change the package; tests/test_guides.py runs them in a copy of it."""
+NOTES = ROOT / "docs" / "lab" / "notes"
+"""Logs of the laboratory, which are not part of the site; its pages have what is run."""
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.parent != DEVELOP and any(True for _ in blocks(page))],
+    [page for page in PAGES if page.parent not in (DEVELOP, NOTES) and any(blocks(page))],
     ids=name,
 )
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,22 +85,42 @@ def test_every_policy_has_a_page() -> None:
     assert sorted(shown) == sorted(policies())
 
 
-LABORATORY = [page for page in PAGES if page.parent.name == "lab" and page.stem != "index"]
+LAB_SHELF = [page for page in PAGES if "lab" in page.relative_to(ROOT).parts]
+LABORATORY = [page for page in LAB_SHELF if page.parent != NOTES and page.stem != "index"]
+OPENING = re.compile(
+    r'# [^\n]+\n\n\*([^\n]+\?)\*\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n'
+)
+LISTED = r"^\| ([^|]+\?) \| [^|]+ \| \[[^]]+\]\(([\w-]+\.md)\)"
 
 
 @pytest.mark.parametrize("page", LABORATORY, ids=name)
-def test_a_laboratory_page_opens_with_its_result_in_three_sentences(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    opening = re.match(r'# [^\n]+\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n', text)
-    assert opening, f"{name(page)}: no result under the title"
-    sentences = re.findall(r"(?<! al)[.?!](?=\s|$)", opening[1])
+def test_a_laboratory_page_opens_with_a_question_and_three_sentences_of_result(page: Path) -> None:
+    opening = OPENING.match(page.read_text(encoding="utf-8"))
+    assert opening, f"{name(page)}: no question and result under the title"
+    sentences = re.findall(r"(?<! al)[.?!](?=\s|$)", opening[2])
     assert len(sentences) == 3, f"{name(page)}: {len(sentences)} sentences; expected 3"
 
 
-def test_the_laboratory_lists_its_pages() -> None:
+@pytest.mark.parametrize("page", LABORATORY, ids=name)
+def test_a_laboratory_page_is_short(page: Path) -> None:
+    words = re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))
+    limit = 1250 if page.stem == "trail-lemma-1" else 950  # a page with a proof
+    assert len(words) <= limit, f"{name(page)}: {len(words)} words; the rest belongs to its notes"
+
+
+def test_the_laboratory_lists_its_pages_by_their_questions() -> None:
     index = (ROOT / "docs" / "lab" / "index.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
-    assert listed == {page.name for page in LABORATORY}
+    listed = {page: question for question, page in re.findall(LISTED, index, re.MULTILINE)}
+    questions = {p.name: OPENING.match(p.read_text(encoding="utf-8")) for p in LABORATORY}
+    assert listed == {page: found and found[1] for page, found in questions.items()}
+
+
+@pytest.mark.parametrize("page", [*PAGES[:2], *LAB_SHELF], ids=name)
+def test_links_between_files_lead_somewhere_on_github_too(page: Path) -> None:
+    """The site's build checks links between its pages, but not those of and to other files."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -12,11 +12,14 @@ import pytest
 from test_table import write_profile
 from trace_files import put, read
 
-from optsched import evaluate, simulate
+from optsched import Instance, Limits, evaluate, simulate
 from optsched.bounds import lower_bound
 from optsched.experiments.runner import run_experiment
 from optsched.experiments.studies import vllm_measured
+from optsched.optimize.search.offline import improve
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
+from optsched.problem.schedule import from_batches, in_parts
 
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of measured runs")
@@ -74,6 +77,41 @@ def test_the_table_of_a_run(folder: Path) -> None:
     assert rows["bound"]["mean_latency"] <= min(known)
     ratio = rows["measured"]["mean_latency"] / rows["bound"]["mean_latency"]
     assert ratio in [claim.ours for claim in outcome.claims]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "mc-sf", "least-work", "sarathi", "vllm-v1"])
+def test_every_schedule_keeps_within_the_tokens_of_the_engine(folder: Path, policy: str) -> None:
+    # A prompt has 300 tokens and the engine takes 256 in a batch. The judge refuses what has more.
+    instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
+    assert instance.limits.max_batch_tokens == 256
+    schedule = vllm_measured._scheduled(instance, policy, cost, 0)
+    found = evaluate(instance, schedule, cost)
+    assert found.split_prefill
+    searched, _ = improve(instance, cost, Budget(1.0))
+    best = evaluate(instance, searched, cost).metrics["mean_latency"]
+    assert best <= found.metrics["mean_latency"] * (1 + 1e-9)
+
+
+def test_batches_in_parts_have_decodes_first_and_hold_the_same_in_the_end() -> None:
+    # 1 + 6 tokens, the single one being a decode, and then 2 + 5, with at most 4 in a batch.
+    limits = Limits(max_batch_tokens=4)
+    instance = Instance([0, 0, 0], [2, 6, 5], [3, 1, 1], kv_capacity=20, limits=limits)
+    whole = from_batches(
+        [0, 1, 3, 5],
+        [0, 1, 0, 0, 2],
+        [2, 6, 1, 1, 5],
+        instance=instance,
+        evicted_offsets=[0, 0, 0, 0],
+        evicted=[],
+        worker=[0, 0, 0],
+    )
+    parts = in_parts(whole, instance)
+    assert parts.batch_offsets is not None
+    assert parts.batch_offsets.tolist() == [0, 1, 3, 4, 6, 7]
+    assert parts.request.tolist() == [0, 0, 1, 1, 0, 2, 2]
+    assert parts.tokens.tolist() == [2, 1, 3, 3, 1, 3, 2]
+    evaluate(instance, parts)
+    assert in_parts(parts, instance).tokens.tolist() == parts.tokens.tolist()
 
 
 def test_found_tokens_lower_the_bound_by_at_most_what_they_cost(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -259,6 +259,52 @@ def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedu
         np.append(first, len(order)), request[order], tokens[order], instance=instance,
         start=time[first], worker=worker[first], evict_mode="restart",
     )  # fmt: skip
+
+
+def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
+    """Return a schedule whose batches keep within the instance's tokens per batch.
+
+    A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
+    one may be split. What is held and processed after the last part is what it was after the whole
+    batch, and until then it is less, so every other limit still holds. Starts are left out.
+    """
+    limit = instance.limits.max_batch_tokens
+    offsets, request, tokens, *_ = check_columns(schedule)
+    size = np.diff(np.append(0, np.cumsum(tokens))[offsets])
+    if limit is None or not (size > limit).any():
+        return replace(schedule, instance_sha256=instance.sha256)
+
+    entries: list[tuple[int, int]] = []
+    ends, evicted_offsets, worker = [0], [0], []
+    assert schedule.evicted_offsets is not None
+    for j in range(schedule.batches):
+        mine = slice(offsets[j], offsets[j + 1])
+        room = limit
+        for i, c in sorted(zip(request[mine], tokens[mine], strict=True), key=lambda e: e[1] > 1):
+            while c > room:
+                if room:
+                    entries.append((i, room))
+                ends.append(len(entries))
+                c, room = c - room, limit
+            entries.append((i, c))
+            room -= c
+        ends.append(len(entries))
+
+        # All parts run where the batch did, and what is evicted goes before the first.
+        parts = len(ends) - len(evicted_offsets)
+        evicted_offsets += [int(schedule.evicted_offsets[j + 1])] * parts
+        worker += [0 if schedule.worker is None else int(schedule.worker[j])] * parts
+
+    return from_batches(
+        ends,
+        *np.array(entries).T,
+        instance=instance,
+        evicted_offsets=evicted_offsets,
+        evicted=schedule.evicted,
+        worker=None if schedule.worker is None else worker,
+        evict_mode=schedule.evict_mode,
+        cost_model_sha256=schedule.cost_model_sha256,
+    )
 
 
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:

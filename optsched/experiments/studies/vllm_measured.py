@@ -33,13 +33,15 @@ from optsched.costs.fit import fit
 from optsched.costs.hardware import DEVICES, device
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.figures import Figure
-from optsched.experiments.study import judged, measured, over, picked, quiet, select
+from optsched.experiments.study import measured, over, picked, quiet, select
 from optsched.files.measured import Measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import Schedule, in_parts
 from optsched.workloads.traces import read_trace_report
 
 METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "makespan", "evictions")
@@ -132,15 +134,22 @@ def run(trial: Row) -> Row:
         kept = (1 - trial["found"]) * instance.prompt_tokens
         shorter = np.maximum(1, np.rint(kept).astype(np.int64))
         instance, scheduler = replace(instance, prompt_tokens=shorter), TWIN
-    if not scheduler.startswith(TWIN):  # others do not split prompts: one must fit into a batch
-        tokens = max(int(instance.prompt_tokens.max()), instance.limits.max_batch_tokens or 0)
-        instance = replace(instance, limits=replace(instance.limits, max_batch_tokens=tokens))
     if scheduler == "search":
         schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
-        judgement = evaluate(instance, schedule, cost)
     else:
-        judgement = judged(instance, scheduler, cost, seed=trial["seed"])
-    return picked(judgement.metrics, dict(zip(METRICS, METRICS, strict=True)))
+        schedule = _scheduled(instance, scheduler, cost, trial["seed"])
+    metrics = evaluate(instance, schedule, cost).metrics
+    return picked(metrics, dict(zip(METRICS, METRICS, strict=True)))
+
+
+def _scheduled(instance: Instance, policy: str, cost: BatchCost, seed: int) -> Schedule:
+    """Return a policy's schedule, with prompts longer than a batch in parts if it splits none."""
+    try:
+        return simulate(instance, policy, cost, seed=seed)
+    except PolicyError:
+        tokens = max(int(instance.prompt_tokens.max()), instance.limits.max_batch_tokens or 0)
+        roomier = replace(instance, limits=replace(instance.limits, max_batch_tokens=tokens))
+        return in_parts(simulate(roomier, policy, cost, seed=seed), instance)
 
 
 def _of_measured(instance: Instance, times: Measured) -> Row:

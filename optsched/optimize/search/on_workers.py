@@ -20,7 +20,7 @@ from optsched.policies.engine.parts import joined
 from optsched.policies.routers import part_of
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
-from optsched.problem.schedule import from_batches, workers_of
+from optsched.problem.schedule import workers_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -168,7 +168,6 @@ class OnWorkers:
             if found is None:
                 return
             own = found.best.instance
-            schedule = from_batches(*found.server.columns(), instance=own, evict_mode="recompute")
-            parts.append(part_of(schedule, mine, Job(own, own, whole.cost)))
+            parts.append(part_of(found.schedule(), mine, Job(own, own, whole.cost)))
         job = Job(whole.instance, whole.instance, whole.cost)
         whole.offer(joined(job, "recompute", parts), "search")

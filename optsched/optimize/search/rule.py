@@ -14,6 +14,9 @@ them completes in less than m x seconds, the sum of latencies is smaller when th
 after it. So a request waits while some m-th completion is less than ``p m x`` away, times the share
 of the requests in the system that run. Those behind it may pass it.
 
+A prompt longer than a batch may be comes as the only one of its batch, if prompts may be split.
+`optsched.problem.schedule.in_parts` then makes several batches of it.
+
 The brakes may differ between requests. Those of the last one that has arrived count.
 
 Import this module lazily: it loads numba.
@@ -203,7 +206,10 @@ def _admit(
             k += 1
             continue
         base = r.prompt - 1
-        if r.prompt > room - tokens or not fits(usage, now, base, r.output, limits):
+        alone = limits.chunked and joined == 0 and r.prompt > limits.max_batch_tokens
+        if r.prompt > room - tokens and not alone:
+            break
+        if not fits(usage, now, base, r.output, limits):
             break
         project(usage, now, base, r.output, 1, limits)
         joining[joined] = i

@@ -28,7 +28,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, service_limits
-from optsched.problem.schedule import Schedule, from_batches
+from optsched.problem.schedule import Schedule, from_batches, in_parts
 
 Floats = NDArray[np.float64]
 
@@ -185,17 +185,22 @@ class RuleSearch:
             return False
         if not self.serve(candidate, np.inf):
             return False
-        schedule = from_batches(
-            *self.server.columns(), instance=best.instance, evict_mode="recompute",
-            cost_model_sha256=best.cost.sha256,
-        )  # fmt: skip
         try:
-            better = best.offer(schedule, "search")
+            better = best.offer(self.schedule(), "search")
         except ViolationError:  # without hybrid batches, KV of those that stand still can overflow
             return False
         if better:
             self.chosen = candidate
         return better
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of the last run."""
+        instance = self.best.instance
+        found = from_batches(
+            *self.server.columns(), instance=instance, evict_mode="recompute",
+            cost_model_sha256=self.best.cost.sha256,
+        )  # fmt: skip
+        return in_parts(found, instance)
 
     def _start(self, parameters: Sequence[float]) -> Candidate:
         """Return a candidate with the same parameters for all."""
