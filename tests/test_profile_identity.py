@@ -98,6 +98,7 @@ def test_rows_of_windows_and_other_types_are_left_out_and_counted(tmp_path: Path
         ("gemm", {"num_experts": 128}, "num_experts: found 128; expected dense layers"),
         ("context_attention", {"beam_width": 4}, "beam_width: found 4; expected 1"),
         ("generation_attention", {"head_dim": 64}, "head_dim: found 64; expected 128"),
+        ("context_attention", {"step": 512}, "step: found 512; expected 0"),
     ],
 )
 def test_a_table_of_nothing_but_other_rows_is_refused(
@@ -254,7 +255,7 @@ def test_unknown_columns_of_few_values_are_reported(tmp_path: Path) -> None:
     frame = frames["gemm"]
     frames["gemm"] = frame.assign(clock=["boost", "base"] * (len(frame) // 2))
     notes = fit(put(tmp_path, frames), model="llama3-8b").profile.notes
-    assert any("clock is an unknown column with the values base, boost" in note for note in notes)
+    assert any("clock is base, boost, and rows of all of them are used" in note for note in notes)
     assert not any("latency" in note for note in notes)
 
 
@@ -317,6 +318,27 @@ def test_of_several_versions_one_is_chosen(tmp_path: Path) -> None:
     done = invoke("fit", tmp_path, "--model", "llama3-8b", "--only", "version=0.22.0")
     assert done.exit_code == 0
     assert "fit: version 0.22.0" in done.stderr
+
+
+def test_of_two_tables_of_a_kind_none_is_taken(tmp_path: Path) -> None:
+    frames = aiconfigurator()
+    frames["gemm"].to_csv(put(tmp_path, frames) / "other_gemm_perf.csv", index=False)
+    with pytest.raises(InputError, match=r"other_gemm_perf\.csv: found beside gemm_perf\.csv"):
+        fit(tmp_path, model="llama3-8b")
+
+
+def test_what_the_engine_of_the_simulator_s_profile_was_given_is_read(tmp_path: Path) -> None:
+    folder = simulator(tmp_path / "p", "RTX 4090")
+    meta = (folder / "meta.yaml").read_text()
+    for line, words in (
+        ("variant: fp8", "variant: found 'fp8'; expected bfloat16"),
+        ("engine_effective:\n  kv_cache_dtype: fp8_e5m2", "kv_cache_dtype: found 'fp8_e5m2'"),
+        ("hf_overrides:\n  num_experts: 64", "num_experts: found '64'; expected dense layers"),
+        ("hardware: H100", "hardware: found 'H100'; expected 'rtx4090'"),
+    ):
+        (folder / "meta.yaml").write_text(f"{meta}{line}\n")
+        with pytest.raises(InputError, match=words):
+            fit(folder)
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:

@@ -66,9 +66,10 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         file = files[kind]
         needed = ("m", "n", "k", "gemm_dtype", "latency") if kind == "gemm" else _HEADS
         rows = read_table(file, needed)
-        exact = {"op_name": kind} if kind == "gemm" else {"op_name": kind, **heads}
-        known = (*needed, "kernel_source", "power")
-        frames[kind] = claim.select(file, rows, exact=exact, known=known)
+        exact: dict[str, Any] = {"op_name": kind} if kind == "gemm" else {"op_name": kind, **heads}
+        if kind == "context_attention":
+            exact["step"] = 0  # with cached KV a prefill has another term
+        frames[kind] = claim.select(file, rows, exact=exact, known=needed)
     peak = claim.peak(path)
     rejected: list[Rejected] = []
     tables = [
@@ -98,6 +99,8 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
             p for p in file.relative_to(path).parts[:-1] if p not in ("gemm", "attention")
         )
         own = sets.setdefault(place, {})
+        if kind in own and own[kind].stem != file.stem:
+            raise InputError(f"{file}: found beside {own[kind].name}; expected one {kind} table")
         if kind not in own or file.suffix == ".parquet":  # older versions are text as well
             own[kind] = file
     for name in ("framework", "version"):

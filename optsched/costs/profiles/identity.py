@@ -297,9 +297,8 @@ class Claim:
             values = _values(rows, name)
             if 1 < len(values) <= FEW:
                 self.notes.append(
-                    f"{file.name}: {name} is an unknown column with the values "
-                    f"{_list(values, short=True)}, and all of them are used (--only {name}=VALUE "
-                    "takes one)"
+                    f"{file.name}: {name} is {_list(values, short=True)}, and rows of all of them "
+                    f"are used (--only {name}=VALUE takes one)"
                 )
 
 

@@ -46,6 +46,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "attention.csv": (*ATTENTION, "time_us"),
     "skew.csv": ("n", "t_mean_us", "t_max_us", "t_skew_us"),
 }
+SKEW = ("regime", "nb", "ratio", "skew", "pc", "kp", "kvs", "kv_big", "kv_mean", "alpha")
+"""Columns that say how the rows of skew.csv were made."""
 AXES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 
 
@@ -73,7 +75,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     for name, needed in COLUMNS.items():
         file = folder / name
         if name in FILES or (file.is_file() and facts.get("skew_profile") != "false"):
-            frames[file] = claim.select(file, read_table(file, needed), known=(*needed, "regime"))
+            frames[file] = claim.select(file, read_table(file, needed), known=(*needed, *SKEW))
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
     shape, peak = architecture(claim.model), claim.peak(path)
@@ -139,11 +141,14 @@ def _profiled(rows: Measurements, shape: Architecture) -> int:
 
 def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
-    names = ("model", "gpu", "variant", "dtype", "kv_cache_dtype")
+    names = ("model", "gpu", "hardware", "variant")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts")
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
             found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in names}
+            # What the engine was given stands one level deeper.
+            found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
             return file, {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
     return folder / "meta.yaml", {}

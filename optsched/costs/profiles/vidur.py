@@ -48,9 +48,11 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
     is what is claimed; or as for `read_profile`.
     """
     dense_file = path / "mlp.csv"
-    attention_file = next(iter(sorted(path.glob("attention*.csv"))), None)
+    attention_files = sorted(path.glob("attention*.csv"))
+    attention_file = attention_files[0] if attention_files else None
     if not dense_file.is_file() and attention_file is None:
         return None
+    claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
     claim.model = claim.model or path.resolve().name
     try:
         shape = architecture(claim.model)
