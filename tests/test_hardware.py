@@ -46,10 +46,12 @@ NAMES = {
     "rtx6000-ada": ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
     "rtx-a6000": ("NVIDIA RTX A6000", "A6000"),
     "rtxpro6000": (
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server", "RTXPRO6000",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "rtx_pro_6000_server",
+        "RTXPRO6000",
     ),
     "arc-pro-b60": ("Intel(R) Arc(TM) Pro B60 Graphics",),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("own", "name"), [(own, n) for own, names in NAMES.items() for n in names])
@@ -67,11 +69,19 @@ def test_every_device_is_found_by_its_own_name_and_no_other_is(own: str) -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "Quadro RTX 6000",
-        "h100-80gb-pcap", "NVIDIA GH200 480GB", "NVIDIA A100X", "NVIDIA RTX A1000", "A100-160GB",
-        "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "H200 PCIe", "",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "Quadro RTX 6000",
+        "h100-80gb-pcap",
+        "NVIDIA GH200 480GB",
+        "NVIDIA A100X",
+        "NVIDIA RTX A1000",
+        "A100-160GB",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "H200 PCIe",
+        "",
     ],
-)  # fmt: skip
+)
 def test_a_name_with_an_unknown_word_or_size_is_another_device(name: str) -> None:
     with pytest.raises(InputError, match="is unknown; known are a100-80gb"):
         device(name)
@@ -121,20 +131,39 @@ def test_peaks_that_are_missing_or_wrong_are_named(spec: str, words: str) -> Non
 # Models by their configuration. The sizes are those of the models' cards.
 
 QWEN3_32B = {
-    "model_type": "qwen3", "num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "tie_word_embeddings": False, "max_position_embeddings": 40960, "sliding_window": None,
-    "use_sliding_window": False,
-}  # fmt: skip
-GEMMA_7B = {
-    "model_type": "gemma", "num_hidden_layers": 28, "hidden_size": 3072, "intermediate_size": 24576,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000,
-}  # fmt: skip
-LLAMA3_8B = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "model_type": "qwen3",
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
     "tie_word_embeddings": False,
-}  # fmt: skip
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+GEMMA_7B = {
+    "model_type": "gemma",
+    "num_hidden_layers": 28,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "vocab_size": 256000,
+}
+LLAMA3_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
 
 
 def folder_of(folder: Path, config: dict[str, Any], name: str = "model") -> Path:

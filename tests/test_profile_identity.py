@@ -198,6 +198,26 @@ def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_p
         fit(tmp_path, hardware="h100-80gb")
 
 
+@pytest.mark.parametrize(
+    ("asked", "named", "own"),
+    [
+        ("a100", "NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("h100", "NVIDIA H100 NVL", "h100-nvl"),
+        ("h100", "NVIDIA H100", "h100-80gb"),
+    ],
+)
+def test_a_name_of_several_devices_is_the_one_of_the_file(
+    tmp_path: Path, asked: str, named: str, own: str
+) -> None:
+    slow = {k: f.assign(latency=4 * f["latency"]) for k, f in aiconfigurator(named).items()}
+    folder = put(tmp_path, slow)
+    assert read_profile(folder, model="llama3-8b", hardware=asked).hardware.name == own
+    with pytest.raises(InputError, match=r"device: found 'NVIDIA .*'; expected 'V100'"):
+        read_profile(folder, model="llama3-8b", hardware="V100")
+    with pytest.raises(InputError, match="found 'a100', which may be several"):
+        read_profile(vidur(tmp_path / "v"), hardware="a100")
+
+
 def test_folders_name_the_device_where_no_file_does(tmp_path: Path) -> None:
     found = read_profile(vidur(tmp_path / "h100"))
     assert found.hardware.name == "h100-80gb"
@@ -280,10 +300,12 @@ def test_experts_are_not_taken_for_dense_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "{family}/vllm/0.24.0/{kind}_perf.csv", "vllm/0.24.0/{kind}_perf.txt",
-        "{family}/{kind}_perf.csv", "vllm/0.24.0/{family}/x_{kind}_perf.csv",
+        "{family}/vllm/0.24.0/{kind}_perf.csv",
+        "vllm/0.24.0/{kind}_perf.txt",
+        "{family}/{kind}_perf.csv",
+        "vllm/0.24.0/{family}/x_{kind}_perf.csv",
     ],
-)  # fmt: skip
+)
 def test_tables_are_found_in_the_folders_of_a_device(tmp_path: Path, place: str) -> None:
     frames = aiconfigurator()
     folder = put(tmp_path / "h100_sxm", frames, place)

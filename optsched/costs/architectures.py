@@ -94,22 +94,38 @@ ARCHITECTURES = {
         Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
         Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
         Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
+        Architecture("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
+        Architecture("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
+        Architecture("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
+        Architecture("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064),
+        Architecture("qwen3-4b", 36, 2560, 32, 8, 9728, 151936, head_size=128, tied=True),
+        Architecture("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, head_size=128),
+        Architecture("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, head_size=128),
         Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
+        Architecture("gemma-7b", 28, 3072, 16, 16, 24576, 256000, head_size=256, tied=True),
     )
 }
 """Known model architectures by name."""
 
 _FIELDS = {
-    "heads": "num_attention_heads", "layers": "num_hidden_layers", "hidden": "hidden_size",
-    "ffn": "intermediate_size", "vocab": "vocab_size", "kv_heads": "num_key_value_heads",
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "kv_heads": "num_key_value_heads",
     "head_size": "head_dim",
-}  # fmt: skip
+}
 """Fields of an `Architecture` and their names in ``config.json``."""
 _NESTED = ("text_config", "llm_config", "language_config")
 """Where the configuration of a model that also sees or hears has its language model."""
 _EXPERTS = (
-    "num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts",
-)  # fmt: skip
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_routed_experts",
+    "moe_num_experts",
+)
 _STATES = ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg")
 _TYPES = (
     "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt nemotron opt phi starcoder2"
@@ -137,7 +153,7 @@ def architecture(name: str) -> Architecture:
         The name is unknown, or the configuration cannot be read or is one of `not_modelled`.
     """
     plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
-    plain = re.sub(r"(-hf|-chat|-instruct|-base)+$", "", plain)
+    plain = re.sub(r"(-hf|-chat|-instruct|-base|-it)+$", "", plain)
     plain = re.sub(r"^llama3\.[13]-", "llama3-", plain)
     if plain in ARCHITECTURES:
         return ARCHITECTURES[plain]

@@ -117,10 +117,15 @@ _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
 _SAME_MEMORY = 0.08
 """Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144."""
 OWN = {
-    "memory_gb": "memory_gib", "bandwidth_gb_s": "bandwidth_gb_s", "bf16_tflops": "tflops",
-    "link_gb_s": "link_gb_s", "memory_gib": "memory_gib", "bandwidth_gbps": "bandwidth_gb_s",
-    "tflops": "tflops", "link_gbps": "link_gb_s",
-}  # fmt: skip
+    "memory_gb": "memory_gib",
+    "bandwidth_gb_s": "bandwidth_gb_s",
+    "bf16_tflops": "tflops",
+    "link_gb_s": "link_gb_s",
+    "memory_gib": "memory_gib",
+    "bandwidth_gbps": "bandwidth_gb_s",
+    "tflops": "tflops",
+    "link_gbps": "link_gb_s",
+}
 """What a device of one's own is given by, and the field of `Device` that it becomes."""
 PCIE_GB_S = 64.0
 """The link of a device of one's own that names none: PCIe 4.0 x16, both directions."""

@@ -22,9 +22,19 @@ from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 
 __all__ = [
-    "ARCHITECTURES", "BYTES", "DEVICES", "Architecture", "Device", "architecture", "device",
-    "kv_capacity", "roofline_data", "roofline_from_spec", "same_architecture", "same_device",
-]  # fmt: skip
+    "ARCHITECTURES",
+    "BYTES",
+    "DEVICES",
+    "Architecture",
+    "Device",
+    "architecture",
+    "device",
+    "kv_capacity",
+    "roofline_data",
+    "roofline_from_spec",
+    "same_architecture",
+    "same_device",
+]
 
 
 def kv_capacity(

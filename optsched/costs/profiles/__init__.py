@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optsched.costs.architectures import same_architecture
-from optsched.costs.devices import Device, device
+from optsched.costs.devices import Device, device, devices_named
 from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.llmservingsim import read_llmservingsim
@@ -71,7 +71,10 @@ def read_profile(
         another unit than milliseconds, or rows of another device, model, degree, type or window.
         The error names the file, and the line or the column.
     """
-    peak = device(hardware) if isinstance(hardware, str) else hardware
+    asked = hardware if isinstance(hardware, str) and len(devices_named(hardware)) > 1 else ""
+    peak = device(hardware) if isinstance(hardware, str) and not asked else None
+    if isinstance(hardware, Device):
+        peak = hardware
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
@@ -80,10 +83,14 @@ def read_profile(
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
-    claim = Claim(model, tensor_parallel, peak, link_gb_s, only or {})
+    claim = Claim(model, tensor_parallel, peak, asked, link_gb_s, only or {})
     for reader in (
-        read_llmservingsim, read_steps, read_vidur, read_splitwise, read_aiconfigurator,
-    ):  # fmt: skip
+        read_llmservingsim,
+        read_steps,
+        read_vidur,
+        read_splitwise,
+        read_aiconfigurator,
+    ):
         found = reader(path, claim)
         if found is not None:
             claim.check_only(path)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PART = {
-    "layers": "gemm", "attention of decodes": "generation_attention",
+    "layers": "gemm",
+    "attention of decodes": "generation_attention",
     "attention of prefills": "context_attention",
-}  # fmt: skip
+}
 """The kind of table that has each part of a model."""
 _HEADS = (
     "batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype",
@@ -59,8 +60,9 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         )
     heads = {
         "num_heads": shape.heads // degree,
-        "num_key_value_heads": max(1, shape.kv_heads // degree), "head_dim": shape.head_size,
-    }  # fmt: skip
+        "num_key_value_heads": max(1, shape.kv_heads // degree),
+        "head_dim": shape.head_size,
+    }
     frames = {}
     for kind in (one for one in _PART.values() if one in files):
         file = files[kind]
@@ -78,9 +80,15 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
     ]
     claim.notes.append("the layer is its four matrix products; norms and activations are missing")
     return Profile(
-        "aiconfigurator", shape, degree, peak, tuple(tables), tuple(rejected), tuple(claim.notes),
+        "aiconfigurator",
+        shape,
+        degree,
+        peak,
+        tuple(tables),
+        tuple(rejected),
+        tuple(claim.notes),
         files={part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()},
-    )  # fmt: skip
+    )
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:

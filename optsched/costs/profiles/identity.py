@@ -61,6 +61,8 @@ class Claim:
     degree : int or None
         Degree of tensor parallelism.
     device : Device or None
+    asked : str
+        Name of a device that may be several: the files say which.
     link_gb_s : float or None
         Bandwidth between the devices, in place of the device's own.
     only : mapping of str to str
@@ -70,6 +72,7 @@ class Claim:
     model: str | None = None
     degree: int | None = None
     device: Device | None = None
+    asked: str = ""
     link_gb_s: float | None = None
     only: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -163,7 +166,7 @@ class Claim:
         whole = folder.resolve()
         for part in [whole, *whole.parents][:5]:
             named = devices_named(part.name)
-            if not named or self.device in named:
+            if not named or self.device in named or self.asked:
                 continue
             if self.device is not None:
                 if "device" not in self.met:
@@ -172,6 +175,8 @@ class Claim:
             usual = [one for one in named if one.name == DEFAULT_DEVICE]
             self.device = usual[0] if usual else device(part.name)
             self.notes.append(f"the device is {self.device.name}, as the folder {part.name} says")
+        if self.device is None and self.asked:
+            self.device = device(self.asked)
         if self.device is None:
             self.device = DEVICES[DEFAULT_DEVICE]
             self.notes.append(f"no file names the device, which is taken to be {DEFAULT_DEVICE}")
@@ -233,7 +238,7 @@ class Claim:
     def _device(self, file: Path, name: str, values: list[Any]) -> Rule:
         self.met.add("device")
         if self.device is None:
-            self.device = _one_device(file, name, values)
+            self.device = _one_device(file, name, values, self.asked)
             words = f"{file.name}: {name}: found {_list(values)}; the device is {self.device.name}"
             self.notes.append(words)
         asked = self.device
@@ -302,12 +307,23 @@ class Claim:
                 )
 
 
-def _one_device(file: Path, name: str, values: list[Any]) -> Device:
-    """Return the device that a column names; of several, the default if it is among them."""
-    found = {one.name for value in values for one in devices_named(str(value))[:1]}
+def _one_device(file: Path, name: str, values: list[Any], asked: str) -> Device:
+    """Return the device that a column names; of several, the default if it is among them.
+
+    If one is asked for by a name of several, it is one of these.
+    """
+    named = [devices_named(str(value)) for value in values]
+    if asked:
+        met = {one.name: one for one in devices_named(asked) for many in named if one in many}
+        if not met:
+            raise InputError(f"{file}: {name}: found {_list(values)}; expected {asked!r}")
+        return next(iter(met.values())) if len(met) == 1 else device(asked)
+    found = {
+        many[0].name if many else str(value) for many, value in zip(named, values, strict=True)
+    }
     if len(values) > 1 and DEFAULT_DEVICE in found:
         return DEVICES[DEFAULT_DEVICE]
-    if len(values) > 1 and (len(found) > 1 or any(not devices_named(str(v)) for v in values)):
+    if len(found) > 1:
         raise InputError(
             f"{file}: {name}: found {_list(values)}; expected --device with one of them"
         )

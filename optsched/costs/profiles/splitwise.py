@@ -124,7 +124,14 @@ def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> 
 
 def _rows(file: Path, claim: Claim) -> pd.DataFrame:
     needed = (
-        "model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time",
-        "token_time", "e2e_time", "tensor_parallel",
-    )  # fmt: skip
+        "model",
+        "hardware",
+        "prompt_size",
+        "batch_size",
+        "token_size",
+        "prompt_time",
+        "token_time",
+        "e2e_time",
+        "tensor_parallel",
+    )
     return claim.select(file, read_table(file, needed), known=needed)

@@ -76,9 +76,15 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     )  # fmt: skip
     note = "whole batches of the engine, with its scheduling; one layer stands for all"
     return Profile(
-        "steps.csv", shape, claim.degree or 1, peak, (table,), (), (*claim.notes, note),
+        "steps.csv",
+        shape,
+        claim.degree or 1,
+        peak,
+        (table,),
+        (),
+        (*claim.notes, note),
         files=dict.fromkeys(PARTS, str(file)),
-    )  # fmt: skip
+    )
 
 
 def _check_model(shape: Architecture, model: str | None, config: Path) -> None:

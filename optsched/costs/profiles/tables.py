@@ -27,9 +27,10 @@ Terms = Mapping[str, Floats | float]
 
 COLUMN = {name: k for k, name in enumerate(COEFFICIENTS)}
 PARTS = {
-    "layers": "token", "attention of decodes": "decode_kv",
+    "layers": "token",
+    "attention of decodes": "decode_kv",
     "attention of prefills": "prefill_square",
-}  # fmt: skip
+}
 """What every profile has to measure, and a coefficient of each."""
 
 

@@ -62,9 +62,13 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
             "or the model's config.json"
         ) from None
     sizes = {
-        "n_head": shape.heads, "n_q_head": shape.heads, "n_kv_head": shape.kv_heads,
-        "n_embd": shape.hidden, "n_expanded_embd": shape.ffn, "use_gated_mlp": True,
-    }  # fmt: skip
+        "n_head": shape.heads,
+        "n_q_head": shape.heads,
+        "n_kv_head": shape.kv_heads,
+        "n_embd": shape.hidden,
+        "n_expanded_embd": shape.ffn,
+        "use_gated_mlp": True,
+    }
     frames = {}
     if dense_file.is_file():
         needed = ["num_tokens", _DEGREE, *map(_median, LAYER_OPERATORS)]
@@ -87,10 +91,16 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
     if degree > 1:
         claim.notes.append("all-reduces are not in these profiles")
     return Profile(
-        "Vidur's columns", shape, degree, peak, tuple(tables), tuple(rejected), tuple(claim.notes),
+        "Vidur's columns",
+        shape,
+        degree,
+        peak,
+        tuple(tables),
+        tuple(rejected),
+        tuple(claim.notes),
         files=dict.fromkeys(PARTS, f"{path / 'attention*.csv'}")
         | {"layers": f"{path / 'mlp.csv'}"},
-    )  # fmt: skip
+    )
 
 
 def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
