@@ -228,7 +228,7 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "gpt-9"}, "found the unknown model 'gpt-9'"),
+        ({"model": "gpt-9"}, "model: 'gpt-9' is unknown; known are"),
         ({"tensor_parallel": 4}, "found 1; expected 4"),
         ({"hardware": "tpu"}, "device: 'tpu' is unknown"),
         ({"held_out": 1.5}, "held_out: found 1.5; expected a share between 0 and 1"),

@@ -279,6 +279,26 @@ def test_unknown_columns_of_few_values_are_reported(tmp_path: Path) -> None:
     assert not any("latency" in note for note in notes)
 
 
+def test_a_model_of_experts_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = tmp_path / "moe" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"num_experts": 64}))
+    with pytest.raises(InputError, match="num_experts: found 64; expected a model of dense layers"):
+        fit(vidur(tmp_path / "v"), model=str(config))
+    folder = simulator(tmp_path / "p", "RTX 4090")
+    (folder / "meta.yaml").write_text("model: Qwen/Qwen3-30B-A3B\n")
+    with pytest.raises(InputError, match=r"meta\.yaml: model: 'Qwen/Qwen3-30B-A3B' is unknown"):
+        fit(folder)
+    # Times of whole batches are right for any model; only its KV capacity is not derived.
+    batches = steps(tmp_path / "s", "H200")
+    known = json.loads((batches / "config.json").read_text())
+    assert fit(batches).cost_model.kv_capacity_tokens is not None
+    (batches / "config.json").write_text(json.dumps({**known, "num_experts": 64}))
+    found = fit(batches)
+    assert found.cost_model.kv_capacity_tokens is None
+    assert any("num_experts: found 64" in note for note in found.profile.notes)
+
+
 def test_experts_are_not_taken_for_dense_layers(tmp_path: Path) -> None:
     folder = write_profile(tmp_path / "p")
     frame = pd.read_csv(folder / "dense.csv")

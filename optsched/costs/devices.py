@@ -87,6 +87,7 @@ DEVICES = {
         # NVIDIA V100 data sheet; SXM2, and float16, since it has no bfloat16.
         Device("v100-16gb", 900, 125, 16, 300),
         Device("v100-32gb", 900, 125, 32, 300),
+        Device("t4", 320, 65, 16, 32),  # NVIDIA's whitepaper on Turing; float16 as well
         # NVIDIA's whitepapers on GA102, Ada and RTX Blackwell.
         Device("rtx3090", 936, 71, 24, 112.5),
         Device("rtx4090", 1008, 165.2, 24, 64),

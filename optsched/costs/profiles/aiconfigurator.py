@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.architectures import BYTES, Architecture
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
     Measurements,
@@ -51,7 +51,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         raise InputError(
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
-    shape, degree = architecture(claim.model), claim.degree or 1
+    shape, degree = claim.shape(path), claim.degree or 1
     claim.degree = degree
     if shape.heads % degree:
         raise InputError(

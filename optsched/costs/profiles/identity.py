@@ -6,12 +6,13 @@ they stand. Their values have to agree with what was asked for, and say what was
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.costs.architectures import architecture, same_architecture
+from optsched.costs.architectures import Architecture, architecture, same_architecture
 from optsched.costs.devices import DEVICES, Device, device, devices_named
 from optsched.problem.errors import InputError
 
@@ -38,6 +39,7 @@ KIND = {name: kind for kind, names in _COLUMNS.items() for name in names.split()
 is, since the rows of two engines are two profiles."""
 SIXTEEN = (("bfloat16", "bf16", "auto", "none", "nan"), ("float16", "fp16", "half"))
 """Names of 16-bit types. Rows of the second are used where there are none of the first."""
+_OTHER = re.compile("fp8|fp4|e4m3|e5m2|int8|int4|awq|gptq|w4|w8|[48]bit|fp32|float32")
 FEW = 12
 """Maximum number of different values of an unknown column that may identify."""
 
@@ -54,19 +56,8 @@ class Rule:
 class Claim:
     """What a profile is asked to be, and what its files say that it is.
 
-    Parameters
-    ----------
-    model : str or None
-        None until a file names it.
-    degree : int or None
-        Degree of tensor parallelism.
-    device : Device or None
-    asked : str
-        Name of a device that may be several: the files say which.
-    link_gb_s : float or None
-        Bandwidth between the devices, in place of the device's own.
-    only : mapping of str to str
-        Values by column: no other rows are wanted.
+    None stands for what was not asked for, until a file tells it. ``asked`` is a device's name that
+    may mean several, and ``only`` has the values of columns without which no row is wanted.
     """
 
     model: str | None = None
@@ -88,27 +79,11 @@ class Claim:
         known: Iterable[str] = (),
         many: bool = True,
     ) -> Frame:
-        """Return the rows of a file that are what was asked for.
+        """Return the rows of a file that are what was asked for, or raise InputError if none is.
 
-        Parameters
-        ----------
-        file : Path
-        rows : DataFrame
-        exact : mapping, optional
-            Value of a column, if the file has it: the operator, or sizes of the model.
-        known : iterable of str
-            Further columns that the reader understands.
-        many : bool
-            Whether the rows are counted in a note.
-
-        Returns
-        -------
-        DataFrame
-
-        Raises
-        ------
-        InputError
-            No row is. The error names file, column, and the values found and expected.
+        ``exact`` has values that columns must have if the file has them: the operator, and sizes
+        of the model. ``known`` are further columns that the reader understands. With ``many`` the
+        rows are counted in a note.
         """
         total, left = len(rows), []
         # What is chosen by hand comes first: it may leave a single engine or device.
@@ -134,34 +109,22 @@ class Claim:
         return rows
 
     def check(self, file: Path, facts: Mapping[str, Any]) -> None:
-        """Check what a file says of the whole profile, as `select` does for rows.
-
-        Parameters
-        ----------
-        file : Path
-        facts : mapping
-            Values by name.
-
-        Raises
-        ------
-        InputError
-            See `select`.
-        """
+        """Check what a file says of the whole profile, as `select` does for rows."""
         import pandas as pd
 
         self.select(file, pd.DataFrame([dict(facts)]), many=False)
 
+    def shape(self, place: Path) -> Architecture:
+        """Return the model's architecture. Errors begin with the place of the profile."""
+        try:
+            return architecture(self.model or "")
+        except InputError as error:
+            raise InputError(f"{place}: {error} (--model)") from None
+
     def peak(self, folder: Path) -> Device:
         """Return the device that was profiled, as asked for, or as the files or folders name it.
 
-        Parameters
-        ----------
-        folder : Path
-            Folder of the profile. Public profiles are sorted into folders by device.
-
-        Returns
-        -------
-        Device
+        Public profiles are sorted into folders by device.
         """
         whole = folder.resolve()
         for part in [whole, *whole.parents][:5]:
@@ -185,12 +148,7 @@ class Claim:
         return self.device
 
     def check_only(self, folder: Path) -> None:
-        """Raise InputError if a column of ``only`` was in no file.
-
-        Parameters
-        ----------
-        folder : Path
-        """
+        """Raise InputError if a column of ``only`` was in no file."""
         for name in self.only:
             if name not in self.met:
                 raise InputError(
@@ -209,7 +167,14 @@ class Claim:
         kind = KIND.get(name)
         if name in exact:
             wanted = exact[name]
-            return Rule(lambda value: value == wanted or str(value) == str(wanted), repr(wanted))
+            whose = (
+                ""
+                if isinstance(wanted, str)
+                else f" ({self.model}, tensor parallel {self.degree or 1})"
+            )
+            return Rule(
+                lambda value: value == wanted or str(value) == str(wanted), f"{wanted!r}{whose}"
+            )
         if kind == "device":
             return self._device(file, name, values)
         if kind == "model":
@@ -218,6 +183,8 @@ class Claim:
             return self._degree(file, name, values)
         if kind == "type":
             texts = {_type(value) for value in values}
+            if name == "variant" and not any(map(_OTHER.search, texts)):
+                return None  # it may be any word
             kinds = next((kind for kind in SIXTEEN if texts & set(kind)), SIXTEEN[0])
             return Rule(
                 lambda value: _type(value) in kinds, f"{kinds[0]}, since no other is priced"

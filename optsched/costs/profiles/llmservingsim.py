@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.architectures import BYTES, Architecture
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
 from optsched.costs.table import Grid, no_skew
@@ -78,7 +78,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
             frames[file] = claim.select(file, read_table(file, needed), known=(*needed, *SKEW))
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
-    shape, peak = architecture(claim.model), claim.peak(path)
+    shape, peak = claim.shape(meta), claim.peak(path)
     rejected: list[Rejected] = []
     dense_rows, request_rows, attention_rows, *skew_rows = (
         Measurements(file, frame, peak, rejected) for file, frame in frames.items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, architecture
+from optsched.costs.architectures import BYTES
 from optsched.costs.devices import Device
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
@@ -41,7 +41,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     frame = _rows(file, claim)
     degree, peak = claim.degree or 1, claim.peak(path)
     rows = Measurements(file, frame, peak, [])
-    shape = architecture(claim.model or "")
+    shape = claim.shape(file)
     n, s, o = (rows.numbers(name, 1) for name in ("batch_size", "prompt_size", "token_size"))
     prompt, token = rows.times("prompt_time"), rows.times("token_time")
     weights = shape.weight_bytes / degree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.architectures import BYTES, Architecture
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
     PARTS,
@@ -20,7 +20,6 @@ from optsched.costs.profiles.tables import (
     decode_table,
     read_table,
 )
-from optsched.problem.errors import InputError
 
 LAYER_OPERATORS = (
     "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
@@ -54,13 +53,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
         return None
     claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
     claim.model = claim.model or path.resolve().name
-    try:
-        shape = architecture(claim.model)
-    except InputError:
-        raise InputError(
-            f"{path}: found the unknown model {claim.model!r}; expected --model with a known name "
-            "or the model's config.json"
-        ) from None
+    shape = claim.shape(path)
     sizes = {
         "n_head": shape.heads,
         "n_q_head": shape.heads,
