@@ -287,6 +287,18 @@ def test_a_roofline_counts_the_width_of_the_heads(
     assert 0.5 * weights_ms < cost["token"] + cost["base"] < weights_ms
 
 
+def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
+    # Llama-3-70B has 8 KV heads: 80 x 2 x 8 x 128 x 2 bytes a token on up to 8 devices, and twice
+    # that on 16, each of which reads one head of 80 x 2 x 128 x 2 bytes.
+    shape = architecture("llama3-70b")
+    assert [shape.kv_bytes_on(d) for d in (1, 8, 16)] == [327_680, 327_680, 655_360]
+    eight, sixteen = (roofline("llama3-70b", "h100", tensor_parallel=d) for d in (8, 16))
+    assert eight["decode_kv"] == sixteen["decode_kv"] == pytest.approx(512 / 3350e6, rel=1e-5)
+    # 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
+    weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
+    assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
+
+
 def test_operations_of_attention_are_counted_pair_by_pair() -> None:
     # Three tokens over two cached ones see 3, 4 and 5 keys: 12 pairs. Each pair takes 2 x 128
     # operations for its score and 2 x 128 for its value, in 64 heads; half of them on a device.

@@ -255,7 +255,7 @@ def kv_capacity(
     weights = 2**30 * model_gib if model_gib is not None else None
     if shape is not None:
         weights = shape.weight_bytes if weights is None else weights
-        each = shape.kv_bytes if each is None else each
+        each = shape.kv_bytes_on(max(1, tensor_parallel)) if each is None else each
         for note in shape.notes:
             print(f"kv-capacity: {note}", file=sys.stderr)
     if memory is None or weights is None or each is None:

@@ -85,6 +85,21 @@ class Architecture:
         """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.layer_kv_bytes
 
+    def kv_bytes_on(self, devices: int) -> int:
+        """Return the bytes of a token's keys and values on all devices that share the model.
+
+        Parameters
+        ----------
+        devices : int
+            Degree of tensor parallelism. Where it is above the number of KV heads, each device
+            holds a whole head, and heads are held several times.
+
+        Returns
+        -------
+        int
+        """
+        return self.kv_bytes * devices // min(devices, self.kv_heads)
+
 
 ARCHITECTURES = {
     shape.name: shape

@@ -332,7 +332,9 @@ def _known(value: float) -> float | None:
 def _capacity(profile: Profile) -> int | None:
     shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
     try:
-        return kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes, devices=degree)
+        return kv_capacity(
+            peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(degree), devices=degree
+        )
     except InputError:
         return None  # the weights do not fit into the device's memory
 

@@ -136,11 +136,12 @@ def roofline_data(
     # direction has half the link's bandwidth.
     ring = 2 * 2 * (tensor_parallel - 1) / tensor_parallel * BYTES * shape.hidden
     token += ring / (peak.link_gb_s / 2) / 1e6
+    heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
         "token": token,
         "base": base,
-        "decode_kv": shape.layer_kv_bytes / tensor_parallel / peak.bandwidth_gb_s / 1e6,
+        "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
         "prefill_square": 2 * shape.attention_width * attention,
         "prefill_cross": 4 * shape.attention_width * attention,
     }
@@ -153,7 +154,7 @@ def roofline_data(
         "kv_capacity_tokens": kv_capacity(
             peak.memory_gib,
             shape.weight_bytes,
-            shape.kv_bytes,
+            shape.kv_bytes_on(tensor_parallel),
             usable=usable,
             devices=tensor_parallel,
         ),
