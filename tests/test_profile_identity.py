@@ -111,6 +111,15 @@ def test_a_table_of_nothing_but_other_rows_is_refused(
     assert f"{kind}_perf.csv" in error
 
 
+def test_choosing_rows_does_not_make_them_full_attention(tmp_path: Path) -> None:
+    frames = with_others(aiconfigurator(), "context_attention", window_size=128)
+    folder = put(tmp_path, with_others(frames, "generation_attention", window_size=128))
+    with pytest.raises(InputError, match="window_size: found 128; expected 0"):
+        fit(folder, model="llama3-8b", only={"window_size": "128"})
+    with pytest.raises(InputError, match=r"version: found '0.24.0'; expected '9', as asked for"):
+        fit(folder, model="llama3-8b", only={"version": "9"})
+
+
 def test_float16_stands_in_where_there_is_no_bfloat16(tmp_path: Path) -> None:
     frames = aiconfigurator()
     for kind, frame in frames.items():

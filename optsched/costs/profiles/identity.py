@@ -86,16 +86,21 @@ class Claim:
         rows are counted in a note.
         """
         total, left = len(rows), []
-        # What is chosen by hand comes first: it may leave a single engine or device.
-        for name in sorted(rows.columns, key=lambda name: name not in self.only):
+        # What is chosen by hand comes first: it may leave a single engine or device. It does not
+        # make rows of another kind right, so all rules follow.
+        chosen = [name for name in self.only if name in rows]
+        self.met.update(chosen)
+        for name, by_hand in [*((n, True) for n in chosen), *((n, False) for n in rows.columns)]:
             values = _values(rows, name)
-            rule = self._rule(file, name, values, exact or {}) if values else None
+            rule = _chosen(self.only[name]) if by_hand else None
+            if rule is None and values:
+                rule = self._rule(file, name, values, exact or {})
             if rule is None:
                 continue
             fits = {value for value in values if rule.fits(value)}
             if not fits:
                 raise InputError(f"{file}: {name}: found {_list(values)}; expected {rule.expected}")
-            keep = rows[name].isin(fits)
+            keep = rows[name].isin(fits - {None})
             if None in fits:
                 keep |= rows[name].isna()
             if not keep.all():
@@ -159,22 +164,11 @@ class Claim:
         self, file: Path, name: str, values: list[Any], exact: Mapping[str, Any]
     ) -> Rule | None:
         """Return what a column's values have to be, or None if it does not identify."""
-        if name in self.only:
-            self.met.add(name)
-            chosen = self.only[name]
-            if len(values) > 1 or str(values[0]) != chosen:
-                return Rule(lambda value: str(value) == chosen, f"{chosen!r}, as asked for")
         kind = KIND.get(name)
         if name in exact:
             wanted = exact[name]
-            whose = (
-                ""
-                if isinstance(wanted, str)
-                else f" ({self.model}, tensor parallel {self.degree or 1})"
-            )
-            return Rule(
-                lambda value: value == wanted or str(value) == str(wanted), f"{wanted!r}{whose}"
-            )
+            whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
+            return Rule(lambda v: v == wanted or str(v) == str(wanted), f"{wanted!r}{whose}")
         if kind == "device":
             return self._device(file, name, values)
         if kind == "model":
@@ -272,6 +266,10 @@ class Claim:
                     f"{file.name}: {name} is {_list(values, short=True)}, and rows of all of them "
                     f"are used (--only {name}=VALUE takes one)"
                 )
+
+
+def _chosen(text: str) -> Rule:
+    return Rule(lambda value: str(value) == text, f"{text!r}, as asked for")
 
 
 def _one_device(file: Path, name: str, values: list[Any], asked: str) -> Device:
