@@ -228,8 +228,8 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "gpt-9"}, "found the unknown model 'gpt-9'"),
-        ({"tensor_parallel": 4}, "expected rows with 4; found 1"),
+        ({"model": "gpt-9"}, "model: 'gpt-9' is unknown; known are"),
+        ({"tensor_parallel": 4}, "found 1; expected 4"),
         ({"hardware": "tpu"}, "device: 'tpu' is unknown"),
         ({"held_out": 1.5}, "held_out: found 1.5; expected a share between 0 and 1"),
     ],
@@ -277,7 +277,7 @@ def test_whole_batch_times_of_splitwise_are_recovered(tmp_path: Path) -> None:
     assert model.layers == 1
     for key, value in (("token", 0.37), ("base", 20), ("decode_base", 34), ("decode_kv", 1.6e-4)):
         assert model[key] == pytest.approx(value, rel=1e-3), key
-    with pytest.raises(InputError, match="expected rows for llama2-70b on h100-80gb x 2"):
+    with pytest.raises(InputError, match="hardware: found 'a100-80gb'; expected 'h100-80gb'"):
         fit(tmp_path, model="llama2-70b", tensor_parallel=2, hardware="h100-80gb")
 
 
@@ -309,7 +309,7 @@ def test_parquet_of_aiconfigurator_is_read(tmp_path: Path) -> None:
     assert model["base"] == pytest.approx(1.2e-9 * weights, rel=1e-3)
     assert model["decode_kv"] == pytest.approx(3e-6, rel=1e-3)
     assert model["prefill_cross"] == pytest.approx(2 * model["prefill_square"], rel=1e-4)
-    with pytest.raises(InputError, match="found KV heads 8"):
+    with pytest.raises(InputError, match="num_key_value_heads: found 8; expected 32"):
         fit(tmp_path, model="llama2-7b")
 
 
@@ -459,12 +459,40 @@ def test_command_writes_model_plot_and_report(
     assert [o["reached"] for o in data["operators"]] == [True] * len(data["operators"])
 
 
-def test_command_says_that_a_profile_has_no_attention(
-    good: Path, capsys: pytest.CaptureFixture[str]
+def test_a_profile_without_attention_is_taken_only_when_asked(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (good / "attention.csv").unlink()
-    assert command("fit", good) == 0
-    assert capsys.readouterr().err == "fit: no attention*.csv: attention costs nothing\n"
+    assert command("fit", good) == 2
+    error = capsys.readouterr().err
+    assert "found no attention of decodes and no attention of prefills; expected " in error
+    assert error.count("\n") == 1
+    file = tmp_path / "x.toml"
+    assert command("fit", good, "--partial", "-o", file) == 0
+    assert "fit: attention of decodes: MISSING, costs nothing\n" in capsys.readouterr().err
+    assert load_cost_model(file).name == "llama2-7b-tp1-a100-80gb-fit-without-attention"
+    assert "MISSING: attention of prefills costs nothing" in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "keep"),
+    [("decodes", lambda f: f[f["is_prefill"]]), ("prefills", lambda f: f[~f["is_prefill"]])],
+)
+def test_a_profile_with_half_of_the_attention_says_which(
+    tmp_path: Path, lacking: str, keep
+) -> None:
+    folder = write(tmp_path, dense_frame(), keep(attention_frame()))
+    with pytest.raises(InputError, match=f"found no attention of {lacking}; expected "):
+        fit(folder)
+    name = f"llama2-7b-tp1-a100-80gb-fit-without-attention-of-{lacking}"
+    assert fit(folder, partial=True).cost_model.name == name
+
+
+def test_a_profile_without_layers_is_refused_always(good: Path) -> None:
+    (good / "mlp.csv").unlink()
+    for partial in (False, True):
+        with pytest.raises(InputError, match=r"found no layers; expected .*mlp\.csv$"):
+            fit(good, partial=partial)
 
 
 def test_command_reports_a_bad_profile_in_one_line(

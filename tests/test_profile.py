@@ -196,6 +196,27 @@ def test_every_batch_has_the_decodes_that_its_label_says(tmp_path: Path, engines
     assert all(kv < 1024 for n, kv in rows if n == 16)
 
 
+def test_the_profile_names_its_device_and_goes_on_with_no_other(
+    tmp_path: Path, engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(folder: str, options: dict[str, Any]) -> SimpleNamespace:
+        engine = Engine(**options)
+        engine.vllm_config.device_config = SimpleNamespace(device_type=kind)
+        return SimpleNamespace(llm_engine=engine)
+
+    gpu = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda: "NVIDIA H200"))
+    monkeypatch.setitem(sys.modules, "torch", gpu)
+    monkeypatch.setattr(profiling, "start", start)
+    kind, model, out = "cuda", write(tmp_path / "model", []), tmp_path / "p"
+    profile(model, out, max_tokens=512, max_requests=8, max_kv=1024, repeats=1)
+    assert fit(out).profile.hardware.name == "h200"
+    lines = (out / "steps.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (out / "steps.csv").write_text("".join(lines[:-5]), encoding="utf-8")
+    kind = "cpu"
+    with pytest.raises(InputError, match=r"device\.json: device: found 'cpu' for a profile of 'N"):
+        profile(model, out, max_tokens=512, max_requests=8, max_kv=1024, repeats=1)
+
+
 def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path, engines) -> None:
     wanted = shapes(64, 4, 256)
     folder = write(tmp_path / "p", wanted)

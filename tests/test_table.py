@@ -292,8 +292,10 @@ def test_a_wrong_profile_is_named(tmp_path: Path, file: str, change, words: str)
 
 
 def test_another_device_than_the_profile_s_is_refused(tmp_path: Path) -> None:
+    folder = write_profile(tmp_path / "p")
     with pytest.raises(InputError, match=r"meta\.yaml: gpu: found 'NVIDIA GeForce RTX 4090'"):
-        fit(write_profile(tmp_path / "p"))
+        fit(folder, hardware="a100-80gb")
+    assert fit(folder).profile.hardware.name == "rtx4090"  # taken from the file
 
 
 def of_two(folder: Path) -> Path:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import JsonOut, Seed, above_0, argument, check_outputs, option
+from optsched.cli.options import JsonOut, Seed, above_0, argument, check_outputs, key_values, option
 from optsched.cli.output import emit_json, show_table
 
 if TYPE_CHECKING:
@@ -14,8 +13,12 @@ if TYPE_CHECKING:
     from optsched.costs.fit import Fit
 
 Out = Annotated[str | None, option("-o --out", "FILE.toml", "Write the cost model to this file.")]
+_DEVICE = "The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks. "
 DeviceName = Annotated[
-    str, option("--device", "NAME", "The device. No time may beat its published peaks.")
+    str, option("--device", "NAME", _DEVICE + "No time may beat its published peaks.")
+]
+ModelName = Annotated[
+    str | None, option("--model", "NAME", "A known model, or a config.json or its folder.")
 ]
 Degree = Annotated[
     int, option("--tensor-parallel", "N", "The number of devices that share every layer.")
@@ -29,7 +32,12 @@ def fit(
     profile_dir: Annotated[str, argument("PROFILE_DIR", "The folder of profiles.")],
     model: Annotated[
         str | None,
-        option("--model", "NAME", "The model that was profiled. The default is the folder's name."),
+        option(
+            "--model",
+            "NAME",
+            "The model that was profiled: a known name, or a config.json or its folder. The "
+            "default is the one that the files or the folder name.",
+        ),
     ] = None,
     tensor_parallel: Annotated[
         int | None,
@@ -39,7 +47,25 @@ def fit(
             "The number of devices that share every layer. The default is the profile's, or 1.",
         ),
     ] = None,
-    device: DeviceName = "a100-80gb",
+    device: Annotated[
+        str | None,
+        option(
+            "--device",
+            "NAME",
+            _DEVICE + "By default it is the one that the files or the folder name, or else "
+            "a100-80gb. No time may beat its published peaks.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        option(
+            "--only", "COLUMN=VALUE", "Use the rows of the files that have a value (repeatable)."
+        ),
+    ] = None,
+    partial: Annotated[
+        bool,
+        option("--partial", None, "Accept a profile without attention, which then costs nothing."),
+    ] = False,
     link_gb_s: Annotated[
         float | None,
         option(
@@ -83,19 +109,18 @@ def fit(
         check_suffix(plot)
     from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import errors_of, fit as run
-    from optsched.costs.hardware import device as known_device
     from optsched.files.read_write import write_bytes
     from optsched.problem.errors import UsageError
 
     others = [load_cost_model(other) for other in against or []]
-    peak = known_device(device)
-    if link_gb_s is not None:
-        peak = replace(peak, link_gb_s=link_gb_s)
     found = run(
         profile_dir,
         model=model,
         tensor_parallel=tensor_parallel,
-        hardware=peak,
+        hardware=device,
+        link_gb_s=link_gb_s,
+        only=key_values(only, "--only"),
+        partial=partial,
         name=name,
         held_out=held_out,
         target=target,
@@ -105,7 +130,10 @@ def fit(
         raise UsageError(
             "--against: found a profile that is tabulated and holds no rows out; expected none"
         )
-    for note in found.profile.notes:
+    profile = found.profile
+    what = f"{profile.shape.name} on {profile.hardware.name}, tensor parallel "
+    print(f"fit: taken as {what}{profile.tensor_parallel}, 16-bit", file=sys.stderr)
+    for note in (*(f"{part}: MISSING, costs nothing" for part in profile.missing), *profile.notes):
         print(f"fit: {note}", file=sys.stderr)
     compared = errors_of(found, [found.cost_model, *others]) if others else []
     if out is not None:
@@ -120,7 +148,11 @@ def fit(
         "format": "optsched-fit",
         "version": 1,
         "cost_model": _model_dict(found.cost_model),
-        "device": device,
+        "device": profile.hardware.name,
+        "model": profile.shape.name,
+        "tensor_parallel": profile.tensor_parallel,
+        "notes": list(profile.notes),
+        "missing": list(profile.missing),
         "seed": seed,
         "target": target,
         "operators": found.rows(),
@@ -128,14 +160,14 @@ def fit(
         "against": compared,
     }
     if not emit_json(data, json_out):
-        _show_fit(found, compared, device, target)
+        _show_fit(found, compared, target)
 
 
 def _percents(row: dict[str, Any], *names: str) -> list[float | None]:
     return [None if row[name] is None else 100 * row[name] for name in names]
 
 
-def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: float) -> None:
+def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None:
     errors = ("mean_error", "median_error", "p95_error")
     titles = ("mean\nerror [%]", "median\nerror [%]", "p95\nerror [%]")
     rows = []
@@ -160,7 +192,8 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: f
             text_columns=(0, 1),
         )  # fmt: skip
     if found.rejected:
-        print(f"\n{len(found.rejected)} rows rejected, because they beat {device}:")
+        beaten = found.profile.hardware.name
+        print(f"\n{len(found.rejected)} rows rejected, because they beat {beaten}:")
         for row in found.rejected[:10]:
             print(f"  {row}")
         if len(found.rejected) > 10:
@@ -168,7 +201,9 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], device: str, target: f
 
 
 def roofline(
-    model: Annotated[str, argument("MODEL", "The model, for example llama2-7b.")],
+    model: Annotated[
+        str, argument("MODEL", "The model, for example llama2-7b, or a config.json or its folder.")
+    ],
     device: DeviceName = "a100-80gb",
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
@@ -193,12 +228,8 @@ def roofline(
 
 
 def kv_capacity(
-    model: Annotated[
-        str | None, option("--model", "NAME", "A known model, for the sizes of weights and KV.")
-    ] = None,
-    device: Annotated[
-        str | None, option("--device", "NAME", "A known device, for the size of its memory.")
-    ] = None,
+    model: ModelName = None,
+    device: Annotated[str | None, option("--device", "NAME", _DEVICE)] = None,
     memory_gib: Annotated[
         float | None, option("--memory-gib", "GIB", "The memory of one device in GiB.")
     ] = None,
@@ -224,7 +255,9 @@ def kv_capacity(
     weights = 2**30 * model_gib if model_gib is not None else None
     if shape is not None:
         weights = shape.weight_bytes if weights is None else weights
-        each = shape.kv_bytes if each is None else each
+        each = shape.kv_bytes_on(max(1, tensor_parallel)) if each is None else each
+        for note in shape.notes:
+            print(f"kv-capacity: {note}", file=sys.stderr)
     if memory is None or weights is None or each is None:
         raise UsageError(
             "kv-capacity: found too little to compute from; expected --device or --memory-gib, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.instance import Instance, canonical_json
+from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 
 MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
 """Maximum number of layers, maximum coefficient in ms per layer, and minimum seconds of a batch.
@@ -25,6 +26,9 @@ MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
 No real machine is beyond these limits. There, times would overflow, or a batch would be too short
 to move a float64 clock.
 """
+
+SAME_CAPACITY = 0.05
+"""Relative difference up to which two KV capacities are taken for those of one machine."""
 
 UNIT = "ms_per_layer"
 """The only unit of coefficients that a cost model file may have."""
@@ -333,6 +337,11 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
     CostModel
         `UnitCost` for an instance in rounds.
 
+    Warns
+    -----
+    UserWarning
+        The instance's KV capacity is `DEFAULT_KV_CAPACITY`, and the model's machine has another.
+
     Raises
     ------
     UsageError
@@ -352,6 +361,17 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
             "cost model: found none for an instance in seconds; expected one, shipped are "
             + ", ".join(shipped_models())
         )
-    if isinstance(cost_model, BatchCost):
-        return cost_model
-    return load_cost_model(cost_model)
+    cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
+    _warn_of_default(instance, cost)
+    return cost
+
+
+def _warn_of_default(instance: Instance, cost: BatchCost) -> None:
+    """Warn where the instance's KV capacity is the default, and not that of the model's machine."""
+    held, own = instance.kv_capacity, cost.kv_capacity_tokens
+    if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:
+        warnings.warn(
+            f"the instance's KV capacity is the default of {held} tokens, and the machine of cost "
+            f"model {cost.name!r} holds {own}; `import --cost-model` or --kv-capacity sets it",
+            stacklevel=3,
+        )

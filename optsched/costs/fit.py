@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
-from optsched.costs.hardware import Device, kv_capacity
+from optsched.costs.devices import Device
+from optsched.costs.hardware import kv_capacity
 from optsched.costs.linear import non_negative
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
@@ -127,7 +128,8 @@ class Fit:
         str
             The errors of the fit stand as comments at its top.
         """
-        return to_toml(self.cost_model, [self._summary(o) for o in self.operators])
+        lacks = [f"MISSING: {part} costs nothing" for part in self.profile.missing]
+        return to_toml(self.cost_model, [*lacks, *(self._summary(o) for o in self.operators)])
 
     def _summary(self, o: OperatorFit) -> str:
         if np.isnan(o.mean):
@@ -144,7 +146,10 @@ def fit(
     *,
     model: str | None = None,
     tensor_parallel: int | None = None,
-    hardware: str | Device = "a100-80gb",
+    hardware: str | Device | None = None,
+    link_gb_s: float | None = None,
+    only: Mapping[str, str] | None = None,
+    partial: bool = False,
     name: str | None = None,
     held_out: float = 0.2,
     target: float = TARGET,
@@ -173,8 +178,15 @@ def fit(
         See `read_profile`.
     tensor_parallel : int, optional
         See `read_profile`.
-    hardware : str or Device
+    hardware : str or Device, optional
         See `read_profile`.
+    link_gb_s : float, optional
+        See `read_profile`.
+    only : mapping of str to str, optional
+        See `read_profile`.
+    partial : bool
+        Whether a profile may lack attention, which then costs nothing. The model's name and file
+        say so.
     name : str, optional
         Name of the cost model. By default it is made of the model, the degree, the device and
         "fit".
@@ -193,7 +205,8 @@ def fit(
     ------
     InputError
         As for `read_profile`; ``held_out`` or ``target`` out of range; a table with too few
-        different shapes; or a profile without dense operators.
+        different shapes; or a profile without dense operators, or without attention unless
+        ``partial``.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")
@@ -202,8 +215,16 @@ def fit(
     profile = (
         profiles
         if isinstance(profiles, Profile)
-        else read_profile(profiles, model=model, tensor_parallel=tensor_parallel, hardware=hardware)
+        else read_profile(
+            profiles,
+            model=model,
+            tensor_parallel=tensor_parallel,
+            hardware=hardware,
+            link_gb_s=link_gb_s,
+            only=only,
+        )
     )
+    _check_whole(profile, partial)
     if profile.grids:
         return _tabulated(profile, name, target)
     generator = np.random.default_rng(seed)
@@ -222,11 +243,6 @@ def fit(
     if "prefill_square" in names and "prefill_cross" not in names and values.any():
         values[COLUMN["prefill_cross"]] = 2 * values[COLUMN["prefill_square"]]
         names.add("prefill_cross")
-    if values[COLUMN["token"]] + values[COLUMN["base"]] == 0:
-        raise InputError(
-            "profile: found no dense operators; expected mlp.csv or a GEMM table, since a batch "
-            "would take no time"
-        )
     whole = any(table.whole_batch for table in profile.tables)
     cost_model = BatchCost(
         name=name or _name(profile),
@@ -242,7 +258,21 @@ def fit(
 
 
 def _name(profile: Profile) -> str:
-    return f"{profile.shape.name}-tp{profile.tensor_parallel}-{profile.hardware.name}-fit"
+    lacks = [part.replace(" ", "-") for part in profile.missing]
+    lacking = "-without-attention" if len(lacks) > 1 else "".join(f"-without-{p}" for p in lacks)
+    return f"{profile.shape.name}-tp{profile.tensor_parallel}-{profile.hardware.name}-fit{lacking}"
+
+
+def _check_whole(profile: Profile, partial: bool) -> None:
+    """Raise InputError if a profile lacks a part, unless it is attention and that is wanted."""
+    lacks = [part for part in profile.missing if part == "layers" or not partial]
+    if lacks:
+        where = " and ".join(dict.fromkeys(profile.files.get(part, "rows") for part in lacks))
+        way = ", or --partial, which takes it for nothing" if "layers" not in lacks else ""
+        raise InputError(
+            f"profile of {profile.shape.name} ({profile.source}): found no {' and no '.join(lacks)}"
+            f"; expected {where}{way}"
+        )
 
 
 def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
@@ -302,7 +332,9 @@ def _known(value: float) -> float | None:
 def _capacity(profile: Profile) -> int | None:
     shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
     try:
-        return kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes, devices=degree)
+        return kv_capacity(
+            peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(degree), devices=degree
+        )
     except InputError:
         return None  # the weights do not fit into the device's memory
 
@@ -315,7 +347,8 @@ def _provenance(profile: Profile, seed: int, held_out: float) -> str:
         f"{len(profile.rejected)} rows rejected for beating the device; KV capacity derived from "
         "90% of the memory less the weights"
     )
-    return "; ".join([text, *profile.notes])
+    lacks = [f"{part} is missing and costs nothing" for part in profile.missing]
+    return "; ".join([text, *lacks, *profile.notes])
 
 
 def _fit_table(

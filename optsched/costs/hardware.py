@@ -1,233 +1,40 @@
-"""Devices and model architectures: published peaks, weights, KV capacity and the roofline."""
+"""Machines for models: KV capacity and the roofline of published peaks.
+
+`optsched.costs.devices` has the devices, and `optsched.costs.architectures` the models.
+"""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from optsched.costs.architectures import (
+    ARCHITECTURES,
+    BYTES,
+    Architecture,
+    architecture,
+    same_architecture,
+)
+from optsched.costs.devices import DEVICES, OWN, Device, device, own_device, same_device
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 
-BYTES = 2
-"""Bytes of a number in weights and KV, which are 16-bit floats."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """Published peaks of an accelerator.
-
-    Parameters
-    ----------
-    name : str
-    bandwidth_gb_s : float
-        Memory bandwidth, in 1e9 bytes per second.
-    tflops : float
-        Dense 16-bit matrix arithmetic, in 1e12 operations per second.
-    memory_gib : float
-        Memory, in 2**30 bytes.
-    link_gb_s : float
-        Bandwidth to the other devices, both directions together, in 1e9 bytes per second.
-    """
-
-    name: str
-    bandwidth_gb_s: float
-    tflops: float
-    memory_gib: float
-    link_gb_s: float
-
-    def least_ms(self, flops: float, memory_bytes: float) -> float:
-        """Return the minimum time for some arithmetic and memory traffic, by the roofline.
-
-        Parameters
-        ----------
-        flops : float
-            Arithmetic operations.
-        memory_bytes : float
-            Bytes read from and written to memory.
-
-        Returns
-        -------
-        float
-            Milliseconds: the larger of the two times, as if both overlapped perfectly.
-        """
-        return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Shape of a decoder-only transformer with a gated feed-forward network.
-
-    Parameters
-    ----------
-    name : str
-    layers : int
-        Number of layers.
-    hidden, ffn : int
-        Width of the hidden state and of the feed-forward network.
-    heads, kv_heads : int
-        Attention heads, and heads of keys and values.
-    vocab : int
-        Tokens of the vocabulary.
-    head_size : int
-        Width of an attention head; 0: ``hidden / heads``.
-    """
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-    head_size: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.head_size:
-            object.__setattr__(self, "head_size", self.hidden // self.heads)
-
-    @property
-    def layer_weights(self) -> dict[str, int]:
-        """Number of weights in a layer's matrices, by operator."""
-        heads, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        return {
-            "attn_pre_proj": self.hidden * (heads + 2 * kv),
-            "attn_post_proj": self.hidden * heads,
-            "mlp_up_proj": 2 * self.hidden * self.ffn,
-            "mlp_down_proj": self.hidden * self.ffn,
-        }
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights: the layers, the embedding and the output projection."""
-        inside = self.layers * sum(self.layer_weights.values())
-        return BYTES * (inside + 2 * self.vocab * self.hidden)
-
-    @property
-    def layer_kv_bytes(self) -> int:
-        """Bytes of the keys and values of one token in one layer."""
-        return 2 * BYTES * self.kv_heads * self.head_size
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one token in all layers."""
-        return self.layers * self.layer_kv_bytes
-
-
-DEVICES = {
-    device.name: device
-    for device in (
-        Device("a100-80gb", 2039, 312, 80, 600),
-        Device("a800-80gb", 2039, 312, 80, 400),
-        Device("a100-40gb", 1555, 312, 40, 600),
-        Device("h100-80gb", 3350, 989, 80, 900),
-        Device("cpu", math.inf, math.inf, 0, math.inf),  # its peaks are not known: none is checked
-        Device("rtx4090", 1008, 165.2, 24, 64),
-        Device("rtxpro6000", 1792, 503.8, 96, 128),
-    )
-}
-"""Known devices by name, with the peaks of the makers' data sheets; data centre cards are SXM."""
-
-ARCHITECTURES = {
-    shape.name: shape
-    for shape in (
-        Architecture("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-        Architecture("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-        Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-        Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
-        Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
-        Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
-    )
-}
-"""Known model architectures by name."""
-
-
-def device(name: str) -> Device:
-    """Return a known device.
-
-    Parameters
-    ----------
-    name : str
-        One of `DEVICES`.
-
-    Returns
-    -------
-    Device
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
-    """
-    if name not in DEVICES:
-        raise InputError(f"device: {name!r} is unknown; known are {', '.join(DEVICES)}")
-    return DEVICES[name]
-
-
-def same_device(name: str, other: str) -> bool:
-    """Return whether a maker's name of a device holds that of a known one, in whole words.
-
-    Parameters
-    ----------
-    name : str
-        For example ``NVIDIA GeForce RTX 4090``, which holds ``rtx4090``. An ``RTX A1000`` is no
-        ``a100-80gb``.
-    other : str
-        One of `DEVICES`, for example ``rtx4090``.
-
-    Returns
-    -------
-    bool
-    """
-    words = re.findall("[a-z0-9]+", name.lower())
-    ends = range(len(words) + 1)
-    return other.split("-")[0] in {"".join(words[a:b]) for b in ends for a in range(b)}
-
-
-def architecture(name: str) -> Architecture:
-    """Return a known model architecture.
-
-    Parameters
-    ----------
-    name : str
-        One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
-        are the same.
-
-    Returns
-    -------
-    Architecture
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
-    """
-    plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
-    plain = plain.removesuffix("-hf").replace("llama3.1-", "llama3-")
-    if plain not in ARCHITECTURES:
-        raise InputError(f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[plain]
-
-
-def same_architecture(name: str, other: str) -> bool:
-    """Return whether two names mean the same model.
-
-    Parameters
-    ----------
-    name, other : str
-        Unknown names are the same if they are equal.
-
-    Returns
-    -------
-    bool
-    """
-    try:
-        return architecture(name) == architecture(other)
-    except InputError:
-        return name == other
+__all__ = [
+    "ARCHITECTURES",
+    "BYTES",
+    "DEVICES",
+    "Architecture",
+    "Device",
+    "architecture",
+    "device",
+    "kv_capacity",
+    "roofline_data",
+    "roofline_from_spec",
+    "same_architecture",
+    "same_device",
+]
 
 
 def kv_capacity(
@@ -329,13 +136,14 @@ def roofline_data(
     # direction has half the link's bandwidth.
     ring = 2 * 2 * (tensor_parallel - 1) / tensor_parallel * BYTES * shape.hidden
     token += ring / (peak.link_gb_s / 2) / 1e6
+    heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
         "token": token,
         "base": base,
-        "decode_kv": shape.layer_kv_bytes / tensor_parallel / peak.bandwidth_gb_s / 1e6,
-        "prefill_square": 2 * shape.hidden * attention,
-        "prefill_cross": 4 * shape.hidden * attention,
+        "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
+        "prefill_square": 2 * shape.attention_width * attention,
+        "prefill_cross": 4 * shape.attention_width * attention,
     }
     return {
         "format": "optsched-cost-model",
@@ -346,14 +154,17 @@ def roofline_data(
         "kv_capacity_tokens": kv_capacity(
             peak.memory_gib,
             shape.weight_bytes,
-            shape.kv_bytes,
+            shape.kv_bytes_on(tensor_parallel),
             usable=usable,
             devices=tensor_parallel,
         ),
-        "provenance": (
-            f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
-            f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a lower "
-            "estimate, not a measurement"
+        "provenance": "; ".join(
+            [
+                f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
+                f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a "
+                "lower estimate, not a measurement",
+                *shape.notes,
+            ]
         ),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": ROOFLINE_TOKENS},
@@ -366,7 +177,8 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     Parameters
     ----------
     spec : str
-        ``roofline:MODEL[,device=NAME][,tp=N]``.
+        ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and `device`
+        take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
 
     Returns
     -------
@@ -380,7 +192,11 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     """
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"
+    texts = read_pairs(filter(None, parts), where)
+    own = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
-    given = convert_all(read_pairs(filter(None, parts), where), known, where)
-    values = {key: given.get(key, parameter.default) for key, parameter in known.items()}
-    return roofline_data(architecture(model), device(values["device"]), values["tp"])
+    given = convert_all(texts, known, where)
+    if own and "device" in given:
+        raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
+    peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
+    return roofline_data(architecture(model), peak, given.get("tp", 1))

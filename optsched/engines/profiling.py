@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -153,8 +154,9 @@ def profile(
     folder : str or Path
         The model's folder, with ``config.json``.
     out : str or Path
-        Folder of the profile: ``steps.csv``, a copy of ``config.json`` and ``settings.json`` with
-        ``options``. Batches that are in it are not measured again.
+        Folder of the profile: ``steps.csv``, a copy of ``config.json``, ``settings.json`` with
+        ``options``, and ``device.json`` with the device's name. Batches that are in it are not
+        measured again.
     max_tokens, max_requests, max_kv : int
         See `shapes`.
     repeats : int
@@ -195,6 +197,11 @@ def profile(
              "max_model_len": max_kv}  # fmt: skip
     engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
     table.parent.mkdir(parents=True, exist_ok=True)
+    device = _device(engine)
+    if device is not None:
+        if done and (table.parent / "device.json").is_file():
+            _check_same(table.parent, {"device.json": {"device": device}})
+        about["device.json"] = {"device": device}
     for name, content in about.items():
         write_json(content, table.parent / name)
     cache = engine.vllm_config.cache_config
@@ -217,6 +224,14 @@ def profile(
             file.flush()
             done.add(shape)
     return Progressed(len(done & set(wanted)), len(wanted))
+
+
+def _device(engine: Any) -> str | None:
+    """Return the name of the device that an engine runs on, or None if it does not say."""
+    kind = getattr(getattr(engine.vllm_config, "device_config", None), "device_type", None)
+    if kind == "cuda":
+        return str(import_module("torch").cuda.get_device_name())  # vLLM has it
+    return "cpu" if kind == "cpu" else None
 
 
 def _name(shape: Shape) -> str:

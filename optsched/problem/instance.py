@@ -35,6 +35,9 @@ MAX_ROUND = 2**53
 MAX_SECOND = 2.0**42
 """Largest arrival in seconds. Beyond it a float64 no longer separates single milliseconds."""
 
+DEFAULT_KV_CAPACITY = 100_000
+"""KV capacity, in tokens, of a trace in seconds for which none is given: Llama-2-7B on one A100."""
+
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that hold predictions."""
 

@@ -7,10 +7,13 @@ held and how long it took.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from optsched.costs.hardware import Device, device, same_architecture
+from optsched.costs.architectures import same_architecture
+from optsched.costs.devices import Device, device, devices_named
 from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
+from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.llmservingsim import read_llmservingsim
 from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, read_splitwise, splitwise_rows
 from optsched.costs.profiles.steps import read_steps
@@ -29,7 +32,9 @@ def read_profile(
     *,
     model: str | None = None,
     tensor_parallel: int | None = None,
-    hardware: str | Device = "a100-80gb",
+    hardware: str | Device | None = None,
+    link_gb_s: float | None = None,
+    only: Mapping[str, str] | None = None,
 ) -> Profile:
     """Read the profiles in a folder.
 
@@ -39,15 +44,21 @@ def read_profile(
         A folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
         Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et
         al. 2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a
-        folder inside it has the name of ``model``, that one is read.
+        folder inside it has the name of ``model``, that one is read. AIConfigurator's tables may
+        lie in folders inside it.
     model : str, optional
-        Name of the model. Vidur's profiles default to the folder's name and Splitwise's to
-        their only model; AIConfigurator's need it.
+        Name of the model, or its config.json. By default it is the one that the files name;
+        Vidur's profiles name it by their folder, and AIConfigurator's do not name it.
     tensor_parallel : int, optional
-        Degree of tensor parallelism of the rows to read, >= 1. The default is 1, and for
-        LLMServingSim that of the run beside the profile, or else the profiled one.
-    hardware : str or Device
-        Device that was profiled. No row may be faster than its peaks allow.
+        Degree of tensor parallelism of the rows to read, >= 1. The default is the file's only one,
+        or 1, and for LLMServingSim that of the run beside the profile, or else the profiled one.
+    hardware : str or Device, optional
+        Device that was profiled. No row may be faster than its peaks allow. By default it is the
+        one that the files name, or the folder, or else `DEFAULT_DEVICE`, which the notes say.
+    link_gb_s : float, optional
+        Bandwidth between the devices; by default the device's.
+    only : mapping of str to str, optional
+        Values by column of the files: rows with others are left out.
 
     Returns
     -------
@@ -56,10 +67,14 @@ def read_profile(
     Raises
     ------
     InputError
-        No such folder, no profiles in it, a missing column, a value out of range, or times in
-        another unit than milliseconds. The error names the file and the line.
+        No such folder, no profiles in it, a missing column, a value out of range, times in
+        another unit than milliseconds, or rows of another device, model, degree, type or window.
+        The error names the file, and the line or the column.
     """
-    peak = device(hardware) if isinstance(hardware, str) else hardware
+    asked = hardware if isinstance(hardware, str) and len(devices_named(hardware)) > 1 else ""
+    peak = device(hardware) if isinstance(hardware, str) and not asked else None
+    if isinstance(hardware, Device):
+        peak = hardware
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
@@ -68,12 +83,17 @@ def read_profile(
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
-    tables = read_llmservingsim(path, model, tensor_parallel, peak)
-    if tables is not None:
-        return tables
-    for reader in (read_steps, read_vidur, read_splitwise, read_aiconfigurator):
-        found = reader(path, model, tensor_parallel or 1, peak)
+    claim = Claim(model, tensor_parallel, peak, asked, link_gb_s, only or {})
+    for reader in (
+        read_llmservingsim,
+        read_steps,
+        read_vidur,
+        read_splitwise,
+        read_aiconfigurator,
+    ):
+        found = reader(path, claim)
         if found is not None:
+            claim.check_only(path)
             return found
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "

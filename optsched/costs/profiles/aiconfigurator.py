@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.costs.hardware import BYTES, Architecture, Device, architecture
+from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
     Measurements,
     Profile,
+    Rejected,
     Table,
     Terms,
     attention_flops,
@@ -22,81 +25,128 @@ from optsched.problem.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+_PART = {
+    "layers": "gemm",
+    "attention of decodes": "generation_attention",
+    "attention of prefills": "context_attention",
+}
+"""The kind of table that has each part of a model."""
 _HEADS = (
     "batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype",
     "latency",
 )  # fmt: skip
 
 
-def read_aiconfigurator(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile of one model from a folder.
+def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
+    """Return the profile of one model from a folder, or None if it has no tables of this kind.
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    model : str or None
-        Name of the model; needed, since the tables hold every shape.
-    degree : int
-        Degree of tensor parallelism.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    Profile or None
-        None if the folder has no tables of this kind.
-
-    Raises
-    ------
-    InputError
-        No model is named, or no row has its heads; or as for `read_profile`.
+    The repository sorts its tables into folders by kind, framework and version within a device's
+    folder, so they are searched for in all folders of ``path``. InputError: no model is named,
+    tables are missing, or no row has its heads; or as for `read_profile`.
     """
-    files = {
-        kind: next(iter(sorted(path.glob(f"*{kind}_perf*.parquet"))), None)
-        for kind in ("gemm", "generation_attention", "context_attention")
-    }
-    if not any(files.values()):
+    files = _files(path, claim)
+    if not files:
         return None
-    if model is None:
+    if claim.model is None:
         raise InputError(
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
-    shape = architecture(model)
-    notes: list[str] = []
-    rejected: list[Any] = []
-    tables: list[Table] = []
-    for kind, what in (("generation_attention", "decodes"), ("context_attention", "prefills")):
-        if files[kind] is None:
-            notes.append(f"no {kind} table: attention of {what} costs nothing")
-    for kind, table in (
-        ("gemm", _gemm), ("generation_attention", _decode), ("context_attention", _prefill),
-    ):  # fmt: skip
+    shape, degree = claim.shape(path), claim.degree or 1
+    claim.degree = degree
+    if shape.heads % degree:
+        raise InputError(
+            f"tensor_parallel: found {degree}; expected a divisor of {shape.name}'s {shape.heads} "
+            "heads"
+        )
+    heads = {
+        "num_heads": shape.heads // degree,
+        "num_key_value_heads": max(1, shape.kv_heads // degree),
+        "head_dim": shape.head_size,
+    }
+    frames = {}
+    for kind in (one for one in _PART.values() if one in files):
         file = files[kind]
-        if file is not None:
-            needed = ("m", "n", "k", "gemm_dtype", "latency") if kind == "gemm" else _HEADS
-            rows = Measurements(file, read_table(file, needed), peak, rejected)
-            tables.append(table(rows, shape, degree))
-    if files["gemm"] is not None:
-        notes.append("the layer is its four matrix products; norms and activations are missing")
+        needed = ("m", "n", "k", "gemm_dtype", "latency") if kind == "gemm" else _HEADS
+        rows = read_table(file, needed)
+        exact: dict[str, Any] = {"op_name": kind} if kind == "gemm" else {"op_name": kind, **heads}
+        if kind == "context_attention":
+            exact["step"] = 0  # with cached KV a prefill has another term
+        frames[kind] = claim.select(file, rows, exact=exact, known=needed)
+    peak = claim.peak(path)
+    rejected: list[Rejected] = []
+    tables = [
+        _READERS[kind](Measurements(files[kind], frame, peak, rejected), shape, degree)
+        for kind, frame in frames.items()
+    ]
+    claim.notes.append("the layer is its four matrix products; norms and activations are missing")
     return Profile(
-        "aiconfigurator", shape, degree, peak, tuple(tables), tuple(rejected), tuple(notes)
+        "aiconfigurator",
+        shape,
+        degree,
+        peak,
+        tuple(tables),
+        tuple(rejected),
+        tuple(claim.notes),
+        files={part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()},
+    )
+
+
+def _files(path: Path, claim: Claim) -> dict[str, Path]:
+    """Return the tables of a folder by kind: those of one framework and version.
+
+    A gemm and an attention table belong together if their folders differ in nothing but the kind.
+    """
+    sets: dict[tuple[str, ...], dict[str, Path]] = {}
+    for file in sorted(path.rglob("*_perf.*")):
+        kind = next((k for k in _PART.values() if re.search(rf"(^|_){k}_perf$", file.stem)), None)
+        if kind is None or file.suffix not in (".parquet", ".txt", ".csv"):
+            continue
+        if re.search("moe|expert|grouped|encoder|wideep", file.stem):
+            continue  # products of experts and attention of encoders are other kinds of layers
+        place = tuple(
+            p for p in file.relative_to(path).parts[:-1] if p not in ("gemm", "attention")
+        )
+        own = sets.setdefault(place, {})
+        if kind in own and own[kind].stem != file.stem:
+            raise InputError(f"{file}: found beside {own[kind].name}; expected one {kind} table")
+        if kind not in own or file.suffix == ".parquet":  # older versions are text as well
+            own[kind] = file
+    for name in ("framework", "version"):
+        if name in claim.only and len(sets) > 1:
+            claim.met.add(name)
+            sets = {place: own for place, own in sets.items() if claim.only[name] in place}
+    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)}
+    if len(whole) == 1:
+        return next(iter(whole.values()))
+    if len(whole) > 1:
+        names = ", ".join("/".join(place) for place in whole)
+        raise InputError(
+            f"{path}: found tables of {names}; expected one of them, as in --only version="
+            f"{max(whole)[-1]}"
+        )
+    if len(sets) <= 1:
+        return next(iter(sets.values()), {})
+    words = []
+    for place, own in sets.items():
+        lacking = ", ".join(kind for kind in _PART.values() if kind not in own)
+        words.append(f"{'/'.join(place) or '.'} without {lacking}")
+    raise InputError(
+        f"{path}: found tables of {'; '.join(words)}; expected gemm, generation_attention and "
+        "context_attention of one framework and version"
     )
 
 
 def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    rows = _of_heads(rows, shape, degree)
     n, s, measured = rows.numbers("batch_size", 1), rows.numbers("isl", 1), rows.times("latency")
     m = s + rows.numbers("step")
     good = rows.possible(
-        "latency", measured, 4 * shape.hidden / degree * n * m,
+        "latency", measured, 4 * shape.attention_width / degree * n * m,
         n * m * shape.layer_kv_bytes / degree,
     )  # fmt: skip
     return decode_table(n[good], m[good], measured[good])
 
 
 def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    rows = _of_heads(rows, shape, degree)
     n, c, measured = rows.numbers("batch_size", 1), rows.numbers("isl", 1), rows.times("latency")
     good = rows.possible(
         "latency", measured, n * attention_flops(shape, c, 0.0, degree),
@@ -117,36 +167,20 @@ def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
     )  # fmt: skip
 
 
-def _of_heads(rows: Measurements, shape: Architecture, degree: int) -> Measurements:
-    frame = rows.frame
-    heads, kv_heads = shape.heads // degree, max(1, shape.kv_heads // degree)
-    same = (frame["attn_dtype"] == "bfloat16") & (frame["head_dim"] == shape.head_size)
-    same &= frame["num_heads"] == heads
-    chosen = same & (frame["num_key_value_heads"] == kv_heads)
-    if not chosen.any():
-        known = sorted({int(k) for k in frame[same]["num_key_value_heads"]})
-        raise InputError(
-            f"{rows.path}: expected rows of {heads} heads with {kv_heads} KV heads ({shape.name}, "
-            f"tensor parallel {degree}); found KV heads {', '.join(map(str, known)) or 'none'}"
-        )
-    return rows.only(chosen)
-
-
 def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
     """Return the table of layers: the sum of a layer's four matrix products.
 
     Shapes between the measured ones are interpolated. The time per weight varies slowly over the
     grid, so it is interpolated linearly in the logarithms of both widths.
     """
-    rows = rows.only(rows.frame["gemm_dtype"] == "bfloat16")
     m, n, k = (rows.numbers(name, 1) for name in "mnk")
     measured = rows.times("latency")
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
     frame = rows.frame[good].assign(each=(measured / (n * k))[good])
     kv = shape.kv_heads * shape.head_size
     products = (
-        ((shape.hidden + 2 * kv) / degree, shape.hidden),
-        (shape.hidden, shape.hidden / degree),
+        ((shape.attention_width + 2 * kv) / degree, shape.hidden),
+        (shape.hidden, shape.attention_width / degree),
         (2 * shape.ffn / degree, shape.hidden),
         (shape.hidden, shape.ffn / degree),
     )
@@ -166,3 +200,6 @@ def _between(grid: pd.DataFrame, n: float, k: float) -> float:
     values: Any = grid.to_numpy()
     over_k = [np.interp(np.log(k), columns, row) for row in values]
     return float(np.interp(np.log(n), rows, over_k))
+
+
+_READERS = {"gemm": _gemm, "generation_attention": _decode, "context_attention": _prefill}

@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.hardware import BYTES, Architecture, Device, architecture, same_device
+from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
 from optsched.costs.table import Grid, no_skew
 from optsched.problem.errors import InputError
@@ -38,54 +40,50 @@ MATRICES = {
 }  # fmt: skip
 """Matrix products, and what `Architecture.layer_weights` calls them."""
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "dense.csv": ("layer", "tokens", "time_us"),
+    "per_sequence.csv": ("layer", "sequences", "time_us"),
+    "attention.csv": (*ATTENTION, "time_us"),
+    "skew.csv": ("n", "t_mean_us", "t_max_us", "t_skew_us"),
+}
+SKEW = ("regime", "nb", "ratio", "skew", "pc", "kp", "kvs", "kv_big", "kv_mean", "alpha")
+"""Columns that say how the rows of skew.csv were made."""
 AXES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 
 
-def read_llmservingsim(
-    path: Path, model: str | None, degree: int | None, peak: Device
-) -> Profile | None:
-    """Return the profile from a folder.
+def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
+    """Return the profile from a folder, or None if it has no such tables.
 
-    Parameters
-    ----------
-    path : Path
-        The folder of the tables, or one with them in a folder ``profile`` or ``tp`` and the degree.
-    model : str or None
-        Name of the model; by default that of ``meta.yaml``.
-    degree : int or None
-        Degree of tensor parallelism that is wanted; by default that of the run beside the profile
-        (``meta.json``), or else the one that was profiled.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    Profile or None
-        None if the folder has no such tables.
-
-    Raises
-    ------
-    InputError
-        A file, a column or a part of a grid is missing, or ``meta.yaml`` names another device.
+    The tables lie in the folder, or in one inside it that is called ``profile`` or ``tp`` and the
+    degree. The model is that of the claim or of ``meta.yaml``. The degree is that of the claim, or
+    of the run beside the profile (``meta.json``), or else the one that was profiled. InputError: a
+    file, a column or a part of a grid is missing, or ``meta.yaml`` is not what is claimed.
     """
-    wanted, notes = degree or _of_run(path), []
+    run, notes = _run(path), claim.notes
+    of_run = run.pop("tensor_parallel_size", None)
+    wanted = claim.degree or of_run
     for folder in (path / f"tp{wanted or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break
     else:
         return None
-    meta = _meta(folder)
-    if "gpu" in meta and not same_device(meta["gpu"], peak.name):
-        raise InputError(
-            f"{folder / 'meta.yaml'}: gpu: found {meta['gpu']!r}; expected {peak.name!r}, or "
-            "another --device"
-        )
-    name = model or meta.get("model")
-    if name is None:
+    meta, facts = _meta(folder)
+    claim.check(meta, facts)
+    claim.check(path / "meta.json", run)
+    _check_dense(folder)
+    frames = {}
+    for name, needed in COLUMNS.items():
+        file = folder / name
+        if name in FILES or (file.is_file() and facts.get("skew_profile") != "false"):
+            frames[file] = claim.select(file, read_table(file, needed), known=(*needed, *SKEW))
+    if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
-    shape = architecture(name)
+    shape, peak = claim.shape(meta), claim.peak(path)
     rejected: list[Rejected] = []
-    profiled = _profiled(folder / FILES[1], shape, peak)
+    dense_rows, request_rows, attention_rows, *skew_rows = (
+        Measurements(file, frame, peak, rejected) for file, frame in frames.items()
+    )
+    profiled = _profiled(request_rows, shape)
     degree = wanted or profiled
     if degree != profiled:
         notes.append(
@@ -96,7 +94,7 @@ def read_llmservingsim(
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
     share = (profiled, profiled / degree)
-    dense = _layers(folder / FILES[0], "tokens", shape, share, peak, rejected)
+    dense = _layers(dense_rows, "tokens", shape, share)
     if degree > 1:
         # Two all-reduces by a ring in every layer, as `roofline_data` has them.
         ring = 2 * 2 * (degree - 1) / degree * BYTES * shape.hidden / (peak.link_gb_s / 2) / 1e6
@@ -105,66 +103,83 @@ def read_llmservingsim(
             f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "
             "both directions together; without direct access between the devices they take longer"
         )
-    grids = [dense, _layers(folder / FILES[1], "requests", shape, share, peak, rejected)]
-    attention, (points, ms) = _attention(folder / FILES[2], peak, rejected)
+    grids = [dense, _layers(request_rows, "requests", shape, share)]
+    attention, (points, ms) = _attention(attention_rows)
     attention, apart = Grid(attention.axes, attention.values * share[1]), (points, ms * share[1])
-    skew = no_skew()
-    if not (folder / "skew.csv").is_file() or meta.get("skew_profile") == "false":
+    if not skew_rows:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
-    else:
-        skew = _skew(folder / "skew.csv", peak, rejected)
+    skew = _skew(skew_rows[0]) if skew_rows else no_skew()
     return Profile(
         "LLMServingSim's tables", shape, degree, peak, (), tuple(rejected), tuple(notes),
         (*grids, attention), skew, apart,
     )  # fmt: skip
 
 
-def _of_run(path: Path) -> int | None:
-    """Return the degree of the run that lies beside a profile, if one does."""
+def _run(path: Path) -> dict[str, Any]:
+    """Return what meta.json says of the run that lies beside a profile, if one does."""
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        return int(meta["engine_kwargs"]["tensor_parallel_size"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        engine = meta["engine_kwargs"]
+        names = ("model", "dtype", "kv_cache_dtype")
+        facts = {name: engine[name] for name in names if engine.get(name)}
+        if "device_name" in meta.get("hardware", {}):
+            facts["device_name"] = meta["hardware"]["device_name"]
+        return facts | {"tensor_parallel_size": int(engine["tensor_parallel_size"])}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
-def _profiled(file: Path, shape: Architecture, peak: Device) -> int:
+def _profiled(rows: Measurements, shape: Architecture) -> int:
     """Return the smallest degree at which the output layer is not faster than the bandwidth."""
-    table = read_table(file, ("layer", "sequences", "time_us"))
-    head = table[table["layer"] == "lm_head"]
-    if head.empty:
+    head = rows.only(rows.frame["layer"] == "lm_head")
+    if not len(head):
         return 1
-    rows = Measurements(file, head, peak, [])
-    ms = rows.times("time_us")[np.argmin(rows.numbers("sequences", 1))] / 1000
-    whole = peak.least_ms(0.0, BYTES * shape.vocab * shape.hidden)
+    ms = head.times("time_us")[np.argmin(head.numbers("sequences", 1))] / 1000
+    whole = rows.peak.least_ms(0.0, BYTES * shape.vocab * shape.hidden)
     return next((g for g in (1, 2, 4) if whole / g <= ms), 8)
 
 
-def _meta(folder: Path) -> dict[str, str]:
-    """Return the fields of meta.yaml that are needed, without a reader of YAML."""
+def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
+    names = ("model", "gpu", "hardware", "variant")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts")
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
-            found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in ("model", "gpu")}
+            found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in names}
+            # What the engine was given stands one level deeper.
+            found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
-            return {key: match[1].strip() for key, match in found.items() if match}
-    return {}
+            return file, {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+    return folder / "meta.yaml", {}
 
 
-def _layers(
-    file: Path,
-    axis: str,
-    shape: Architecture,
-    share: tuple[int, float],
-    peak: Device,
-    rejected: list[Rejected],
-) -> Grid:
+def _check_dense(folder: Path) -> None:
+    """Raise InputError if the profile is one of experts, or lacks the feed-forward network."""
+    expert = next(
+        iter(sorted(folder.glob("*moe*.csv")) + sorted(folder.glob("*expert*.csv"))), None
+    )
+    if expert is not None:
+        raise InputError(f"{expert}: found a table of experts; expected a profile of dense layers")
+    file = folder / FILES[0]
+    layers = {str(name) for name in read_table(file, ("layer",))["layer"].unique()}
+    experts = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))
+    if experts:
+        raise InputError(
+            f"{file}: layer: found {', '.join(experts)}; expected dense layers, without experts"
+        )
+    if not layers & {"gate_up_proj", "down_proj"}:
+        raise InputError(
+            f"{file}: layer: found {', '.join(sorted(layers))}; expected gate_up_proj and down_proj"
+        )
+
+
+def _layers(rows: Measurements, axis: str, shape: Architecture, share: tuple[int, float]) -> Grid:
     """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
 
     Of ``share``, the first is the profiled degree, and the second the factor of what is shared.
     """
     column = {"requests": "sequences"}.get(axis, axis)
-    rows = Measurements(file, read_table(file, ("layer", column, "time_us")), peak, rejected)
     sizes, ms = rows.numbers(column, 1), rows.times("time_us") / 1000
     layer = rows.frame["layer"].astype(str).to_numpy()
     matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
@@ -179,7 +194,7 @@ def _layers(
     for name in np.unique(layer):
         mine = good & (layer == name)
         if not mine.any():
-            raise InputError(f"{file}: layer {name}: found no usable rows; expected some")
+            raise InputError(f"{rows.path}: layer {name}: found no usable rows; expected some")
         order = np.argsort(sizes[mine])
         one = np.interp(values, sizes[mine][order], ms[mine][order])
         one *= 1 if name in WHOLE else share[1]
@@ -188,20 +203,19 @@ def _layers(
 
 
 def _attention(
-    file: Path, peak: Device, rejected: list[Rejected]
+    rows: Measurements,
 ) -> tuple[Grid, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the grid of attention, and the rows that are not on it.
 
     Where decode batches were measured with more requests than any mixed batch had, mixed ones go on
     as decodes alone do.
     """
-    rows = Measurements(file, read_table(file, (*ATTENTION, "time_us")), peak, rejected)
     points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
     ms = rows.times("time_us") / 1000
     prefills, decodes = points[:, 0] > 0, points[:, 2] > 0
     pure = ~prefills & decodes
     if not (prefills & decodes).any() or not pure.any():
-        raise InputError(f"{file}: found no mixed batches or no decodes; expected both")
+        raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
     axes = _complete(points[prefills & decodes])
     last = axes[2][-1]
     more = np.unique(points[pure, 2])
@@ -224,7 +238,7 @@ def _attention(
     if np.isnan(values).any():
         hole = np.argwhere(np.isnan(values))[0]
         at = ", ".join(f"{n} {a[i]:g}" for n, a, i in zip(ATTENTION, axes, hole, strict=True))
-        raise InputError(f"{file}: found no row of {at}; expected one")
+        raise InputError(f"{rows.path}: found no row of {at}; expected one")
     apart = ~(mixed | alone | decode_only)
     grid = Grid(dict(zip(AXES, axes, strict=True)), values)
     return grid, (points[apart], ms[apart])
@@ -252,17 +266,14 @@ def _complete(points: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return [np.unique(of(best)), *(np.unique(column) for column in zip(*best, strict=True))]
 
 
-def _skew(file: Path, peak: Device, rejected: list[Rejected]) -> Grid:
+def _skew(rows: Measurements) -> Grid:
     """Return the share of the way from mean to maximum KV by decodes: relative least squares."""
-    rows = Measurements(
-        file, read_table(file, ("n", "t_mean_us", "t_max_us", "t_skew_us")), peak, rejected
-    )
     n = rows.numbers("n", 1)
     mean, most, uneven = (rows.times(f"t_{name}_us") for name in ("mean", "max", "skew"))
     used = most > mean
     counts = np.unique(n[used])
     if len(counts) < 2:
-        raise InputError(f"{file}: n: found {len(counts)} values; expected at least two")
+        raise InputError(f"{rows.path}: n: found {len(counts)} values; expected at least two")
     x, y = (most - mean) / mean, (uneven - mean) / mean
     share = [float((x * y)[used & (n == k)].sum() / (x * x)[used & (n == k)].sum()) for k in counts]
     return Grid({"decode_requests": counts}, np.clip(share, 0.0, 1.0))

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.costs.hardware import BYTES, Device, architecture, same_architecture
+from optsched.costs.architectures import BYTES
+from optsched.costs.devices import Device
+from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
+    PARTS,
     Measurements,
     Profile,
     Table,
@@ -19,7 +22,6 @@ from optsched.costs.profiles.tables import (
     features_of,
     read_table,
 )
-from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,35 +30,18 @@ SPLITWISE_TOKENS = 128
 """Longest output in perf_model.csv, in tokens, that is generated to its end."""
 
 
-def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile from a folder.
+def read_splitwise(path: Path, claim: Claim) -> Profile | None:
+    """Return the profile from a folder, or None if it has no perf_model.csv.
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    model : str or None
-        Name of the model; needed if the file holds several.
-    degree : int
-        Degree of tensor parallelism.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    Profile or None
-        None if the folder has no perf_model.csv.
-
-    Raises
-    ------
-    InputError
-        See `splitwise_rows` and `read_profile`.
+    InputError: see `splitwise_rows` and `read_profile`.
     """
     file = path / "perf_model.csv"
     if not file.is_file():
         return None
-    rows = Measurements(file, splitwise_rows(file, model, degree, peak), peak, [])
-    shape = architecture(model or str(rows.frame["model"].iloc[0]))
+    frame = _rows(file, claim)
+    degree, peak = claim.degree or 1, claim.peak(path)
+    rows = Measurements(file, frame, peak, [])
+    shape = claim.shape(file)
     n, s, o = (rows.numbers(name, 1) for name in ("batch_size", "prompt_size", "token_size"))
     prompt, token = rows.times("prompt_time"), rows.times("token_time")
     weights = shape.weight_bytes / degree
@@ -103,8 +88,11 @@ def read_splitwise(path: Path, model: str | None, degree: int, peak: Device) -> 
             "max_kv_tokens": both(0, n * last),
         },
     )
-    notes = ("whole-batch times: one layer stands for all",)
-    return Profile("Splitwise", shape, degree, peak, (table,), tuple(rows.rejected), notes)
+    claim.notes.append("whole-batch times: one layer stands for all")
+    return Profile(
+        "Splitwise", shape, degree, peak, (table,), tuple(rows.rejected), tuple(claim.notes),
+        files=dict.fromkeys(PARTS, str(file)),
+    )  # fmt: skip
 
 
 def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
@@ -131,24 +119,19 @@ def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> 
         A column is missing, the file holds several models and none is named, or there are no
         such rows.
     """
+    return _rows(file, Claim(model, degree, peak))
+
+
+def _rows(file: Path, claim: Claim) -> pd.DataFrame:
     needed = (
-        "model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time",
-        "token_time", "e2e_time", "tensor_parallel",
-    )  # fmt: skip
-    frame = read_table(file, needed)
-    names = sorted(frame["model"].unique())
-    if model is None and len(names) > 1:
-        raise InputError(f"{file}: found {', '.join(names)}; expected --model with one of them")
-    chosen = frame[
-        (frame["model"].map(lambda name: model is None or same_architecture(name, model)))
-        & (frame["hardware"] == peak.name)
-        & (frame["tensor_parallel"] == degree)
-    ]
-    if chosen.empty:
-        kinds = frame[["model", "hardware", "tensor_parallel"]].drop_duplicates()
-        known = sorted(f"{a} on {b} x {c}" for a, b, c in kinds.itertuples(index=False))
-        raise InputError(
-            f"{file}: expected rows for {model or names[0]} on {peak.name} x {degree}; found "
-            + ", ".join(known)
-        )
-    return chosen
+        "model",
+        "hardware",
+        "prompt_size",
+        "batch_size",
+        "token_size",
+        "prompt_time",
+        "token_time",
+        "e2e_time",
+        "tensor_parallel",
+    )
+    return claim.select(file, read_table(file, needed), known=needed)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from optsched.costs.hardware import Architecture, Device
+from optsched.costs.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    architecture,
+    architecture_of,
+    not_modelled,
+    read_config,
+)
+from optsched.costs.profiles.identity import KIND, Claim
 from optsched.costs.profiles.tables import (
+    PARTS,
     Measurements,
     Profile,
     Table,
@@ -18,51 +26,38 @@ from optsched.costs.profiles.tables import (
 )
 from optsched.problem.errors import InputError
 
-FIELDS = {
-    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads", "ffn": "intermediate_size", "vocab": "vocab_size",
-}  # fmt: skip
-"""Fields of an `Architecture` and their names in ``config.json``."""
 
+def read_steps(path: Path, claim: Claim) -> Profile | None:
+    """Return the profile from a folder, or None if it has no steps.csv.
 
-def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile from a folder. Its times are not held against the device.
-
-    Parameters
-    ----------
-    path : Path
-        The folder, with ``steps.csv`` and ``config.json``.
-    model : str or None
-        What the cost model is named after; by default the folder.
-    degree : int
-        Degree of tensor parallelism that was profiled.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    Profile or None
-        None if the folder has no steps.csv.
-
-    Raises
-    ------
-    InputError
-        A column or a field is missing, or a value is out of range.
+    Its times are not held against the device. A model's name in the claim is that of the cost
+    model, which is named after the folder otherwise. InputError: a column or a field is missing,
+    or a value is out of range; the sizes are not those of the named model, if it is a known one.
     """
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
         return None
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))
-        found.setdefault("num_key_value_heads", found["num_attention_heads"])
-        sizes = {name: int(found[key]) for name, key in FIELDS.items()}
-        sizes["head_size"] = int(found.get("head_dim") or 0)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{config}: expected a model's configuration; found {error}") from None
-    except KeyError as error:
-        raise InputError(f"{config}: found no {error}; expected a model's configuration") from None
+    own = read_config(config)
+    reason = not_modelled(own)
+    name = claim.model or path.resolve().name
+    if reason is None:
+        shape = architecture_of(own, name, config)
+        _check_model(shape, claim.model, config)
+    else:
+        shape = Architecture(name, 1, 0, 1, 1, 0, 0)
+        claim.notes.append(f"config.json: {reason}; no KV capacity is derived")
+    claim.notes += shape.notes
+    for about in ("device.json", "settings.json"):
+        facts = read_config(path / about) if (path / about).is_file() else {}
+        # Times of other types are right; only the capacity is that of 16-bit numbers.
+        claim.check(
+            path / about, {k: v for k, v in facts.items() if KIND.get(k) in ("device", "degree")}
+        )
     names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    rows = Measurements(file, read_table(file, (*names, "time_us")), peak, [])
+    known = (*names, "shape", "time_us", "spread_us", "repeats")
+    frame = claim.select(file, read_table(file, (*names, "time_us")), known=known)
+    peak = claim.peak(path)
+    rows = Measurements(file, frame, peak, [])
     p, c, m, n, k = (rows.numbers(name) for name in names)
     measured_ms = rows.times("time_us") / 1000
     terms: Terms = {
@@ -79,6 +74,28 @@ def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Prof
             "max_request_kv_tokens": np.maximum(k, c + m),
         },
     )  # fmt: skip
-    shape = Architecture(model or path.resolve().name, **sizes)
     note = "whole batches of the engine, with its scheduling; one layer stands for all"
-    return Profile("steps.csv", shape, degree, peak, (table,), (), (note,))
+    return Profile(
+        "steps.csv",
+        shape,
+        claim.degree or 1,
+        peak,
+        (table,),
+        (),
+        (*claim.notes, note),
+        files=dict.fromkeys(PARTS, str(file)),
+    )
+
+
+def _check_model(shape: Architecture, model: str | None, config: Path) -> None:
+    """Raise InputError if a known model is named, and the configuration is another's."""
+    if model is None or model not in ARCHITECTURES:
+        return
+    known = architecture(model)
+    for field in ("layers", "hidden", "heads", "kv_heads", "ffn", "head_size"):
+        found, expected = getattr(shape, field), getattr(known, field)
+        if found != expected:
+            raise InputError(
+                f"{config}: {field}: found {found}; expected {expected}, as {model} has it, or "
+                "another --model"
+            )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.architectures import Architecture
 from optsched.costs.batch import COEFFICIENTS
-from optsched.costs.hardware import Architecture, Device
+from optsched.costs.devices import Device
 from optsched.costs.table import Grid
 from optsched.problem.errors import InputError
 
@@ -25,6 +26,12 @@ Terms = Mapping[str, Floats | float]
 """Columns, shape (rows,), or constants, by the coefficient that they multiply."""
 
 COLUMN = {name: k for k, name in enumerate(COEFFICIENTS)}
+PARTS = {
+    "layers": "token",
+    "attention of decodes": "decode_kv",
+    "attention of prefills": "prefill_square",
+}
+"""What every profile has to measure, and a coefficient of each."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: i
     ndarray of float64, shape (rows,)
         Operations per layer and device.
     """
-    return 4 * shape.hidden / degree * (c * m + c * (c + 1) / 2)
+    return 4 * shape.attention_width / degree * (c * m + c * (c + 1) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +206,7 @@ class Profile:
     rejected : tuple of Rejected
         Rows that are faster than the device can be.
     notes : tuple of str
-        What the profile lacks.
+        What the profile is by its files, which rows were used, and what it lacks.
     grids : tuple of Grid
         Milliseconds per layer of a profile that becomes a tabulated model; it has no tables.
     skew : Grid, optional
@@ -207,6 +214,8 @@ class Profile:
     apart : tuple of ndarray
         Points of the last grid's quantities, shape (rows, 4), and their milliseconds per layer,
         shape (rows,), that were measured and are not on that grid.
+    files : mapping of str to str
+        Where each of `PARTS` is expected, for errors.
     """
 
     source: str
@@ -219,6 +228,15 @@ class Profile:
     grids: tuple[Grid, ...] = ()
     skew: Grid | None = None
     apart: tuple[Floats, Floats] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Those of `PARTS` that no row measures."""
+        if self.grids:
+            return ()
+        features = np.concatenate([table.features for table in self.tables])
+        return tuple(part for part, term in PARTS.items() if not features[:, COLUMN[term]].any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,6 +412,13 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
     """
     import pandas as pd
 
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(24).startswith(b"version https://git-lfs")
+    except OSError:
+        pointer = False
+    if pointer:
+        raise InputError(f"{path}: found a pointer of Git LFS; expected the file (`git lfs pull`)")
     parquet = path.suffix == ".parquet"
     kind, first_line = ("Parquet", 1) if parquet else ("CSV", 2)
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.costs.hardware import BYTES, Architecture, Device, architecture
+from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
+    PARTS,
     Measurements,
     Profile,
     Rejected,
@@ -19,10 +20,6 @@ from optsched.costs.profiles.tables import (
     decode_table,
     read_table,
 )
-from optsched.problem.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAYER_OPERATORS = (
     "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
@@ -43,71 +40,60 @@ def _median(name: str) -> str:
     return f"time_stats.{name}.median"
 
 
-def read_vidur(path: Path, model: str | None, degree: int, peak: Device) -> Profile | None:
-    """Return the profile from a folder.
+def read_vidur(path: Path, claim: Claim) -> Profile | None:
+    """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv.
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    model : str or None
-        Name of the model; None: the folder's name.
-    degree : int
-        Degree of tensor parallelism.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    Profile or None
-        None if the folder has neither mlp.csv nor attention*.csv.
-
-    Raises
-    ------
-    InputError
-        The model is unknown, or no row has the degree; or as for `read_profile`.
+    The model is that of the claim, or else the folder's name. InputError: it is unknown, or no row
+    is what is claimed; or as for `read_profile`.
     """
     dense_file = path / "mlp.csv"
-    attention_file = next(iter(sorted(path.glob("attention*.csv"))), None)
+    attention_files = sorted(path.glob("attention*.csv"))
+    attention_file = attention_files[0] if attention_files else None
     if not dense_file.is_file() and attention_file is None:
         return None
-    rejected: list[Rejected] = []
-    notes: list[str] = []
-    tables: list[Table] = []
-    name = model or path.name
-    try:
-        shape = architecture(name)
-    except InputError:
-        raise InputError(
-            f"{path}: found the unknown model {name!r}; expected --model with a known name"
-        ) from None
+    claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
+    claim.model = claim.model or path.resolve().name
+    shape = claim.shape(path)
+    sizes = {
+        "n_head": shape.heads,
+        "n_q_head": shape.heads,
+        "n_kv_head": shape.kv_heads,
+        "n_embd": shape.hidden,
+        "n_expanded_embd": shape.ffn,
+        "use_gated_mlp": True,
+    }
+    frames = {}
     if dense_file.is_file():
         needed = ["num_tokens", _DEGREE, *map(_median, LAYER_OPERATORS)]
-        rows = Measurements(dense_file, _of_degree(dense_file, needed, degree), peak, rejected)
-        tables.append(_dense(rows, shape, degree))
-    else:
-        notes.append("no mlp.csv: token and base are missing")
+        rows = read_table(dense_file, needed)
+        frames[dense_file] = claim.select(dense_file, rows, exact=sizes, known=needed)
     if attention_file is not None:
         needed = [_DEGREE, "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
         needed += [_median("attn_prefill"), _median("attn_decode")]
-        frame = _of_degree(attention_file, needed, degree)
-        tables += _attention(Measurements(attention_file, frame, peak, rejected), shape, degree)
-    else:
-        notes.append("no attention*.csv: attention costs nothing")
+        rows = read_table(attention_file, needed)
+        frames[attention_file] = claim.select(attention_file, rows, exact=sizes, known=needed)
+    degree, peak = claim.degree or 1, claim.peak(path)
+    rejected: list[Rejected] = []
+    tables: list[Table] = []
+    for file, frame in frames.items():
+        measured = Measurements(file, frame, peak, rejected)
+        if file == dense_file:
+            tables.append(_dense(measured, shape, degree))
+        else:
+            tables += _attention(measured, shape, degree)
     if degree > 1:
-        notes.append("all-reduces are not in these profiles")
+        claim.notes.append("all-reduces are not in these profiles")
     return Profile(
-        "Vidur's columns", shape, degree, peak, tuple(tables), tuple(rejected), tuple(notes)
+        "Vidur's columns",
+        shape,
+        degree,
+        peak,
+        tuple(tables),
+        tuple(rejected),
+        tuple(claim.notes),
+        files=dict.fromkeys(PARTS, f"{path / 'attention*.csv'}")
+        | {"layers": f"{path / 'mlp.csv'}"},
     )
-
-
-def _of_degree(path: Path, needed: list[str], degree: int) -> pd.DataFrame:
-    frame = read_table(path, needed)
-    chosen = frame[frame[_DEGREE] == degree]
-    if chosen.empty:
-        known = ", ".join(map(str, sorted(frame[_DEGREE].unique())))
-        raise InputError(f"{path}: {_DEGREE}: expected rows with {degree}; found {known}")
-    return chosen
 
 
 def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
@@ -141,7 +127,7 @@ def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
     n, m = rows.numbers("batch_size"), rows.numbers("kv_cache_size")
     held = n * m
     good = rows.possible(
-        "attn_decode", measured, 4 * shape.hidden / degree * held,
+        "attn_decode", measured, 4 * shape.attention_width / degree * held,
         held * shape.layer_kv_bytes / degree,
     )  # fmt: skip
     return decode_table(n[good], m[good], measured[good])

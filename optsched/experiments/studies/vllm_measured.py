@@ -77,7 +77,8 @@ def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Me
     path = Path(folder or Path(data or "") / "llmservingsim") / name
     if not (path / "meta.json").is_file():
         raise InputError(f"{path / 'meta.json'}: no such file; expected a measured run")
-    known = next((one for one in DEVICES if name.startswith(one)), name.partition("-")[0])
+    first = name.partition("-")[0]
+    known = max((one for one in DEVICES if name.startswith(one)), key=len, default=first)
     peak = device(known)
     if link_gb_s:
         peak = replace(peak, link_gb_s=link_gb_s)

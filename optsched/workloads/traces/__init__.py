@@ -21,13 +21,10 @@ from numpy.typing import NDArray
 
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.instance import Instance, KvAccounting
+from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
 from optsched.workloads.traces.base import FORMATS, Block, Source, TraceFormat, Window
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import PLACES
-
-DEFAULT_KV_CAPACITY = 100_000
-"""Default KV capacity of an instance in seconds, in tokens: Llama-2-7B on one A100."""
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file with named columns."""

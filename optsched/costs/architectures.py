@@ -1,0 +1,349 @@
+"""Shapes of decoder-only transformers: known ones, and those of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optsched.problem.errors import InputError
+
+BYTES = 2
+"""Bytes of a number in weights and KV, which are 16-bit floats."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape of a decoder-only transformer with a gated feed-forward network.
+
+    Parameters
+    ----------
+    name : str
+    layers : int
+        Number of layers.
+    hidden, ffn : int
+        Width of the hidden state and of the feed-forward network.
+    heads, kv_heads : int
+        Attention heads, and heads of keys and values.
+    vocab : int
+        Tokens of the vocabulary.
+    head_size : int
+        Width of an attention head; 0: ``hidden / heads``.
+    tied : bool
+        Whether the embedding is the output projection, too.
+    notes : tuple of str
+        What the shape leaves out of its model.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    head_size: int = 0
+    tied: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.head_size:
+            object.__setattr__(self, "head_size", self.hidden // self.heads)
+
+    @property
+    def attention_width(self) -> int:
+        """Width of the queries of all heads, which need not be that of the hidden state."""
+        return self.heads * self.head_size
+
+    @property
+    def layer_weights(self) -> dict[str, int]:
+        """Number of weights in a layer's matrices, by operator."""
+        queries, kv = self.attention_width, self.kv_heads * self.head_size
+        return {
+            "attn_pre_proj": self.hidden * (queries + 2 * kv),
+            "attn_post_proj": self.hidden * queries,
+            "mlp_up_proj": 2 * self.hidden * self.ffn,
+            "mlp_down_proj": self.hidden * self.ffn,
+        }
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights: the layers, the embedding and the output projection."""
+        inside = self.layers * sum(self.layer_weights.values())
+        return BYTES * (inside + (2 - self.tied) * self.vocab * self.hidden)
+
+    @property
+    def layer_kv_bytes(self) -> int:
+        """Bytes of the keys and values of one token in one layer."""
+        return 2 * BYTES * self.kv_heads * self.head_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of one token in all layers."""
+        return self.layers * self.layer_kv_bytes
+
+    def kv_bytes_on(self, devices: int) -> int:
+        """Return the bytes of a token's keys and values on all devices that share the model.
+
+        Parameters
+        ----------
+        devices : int
+            Degree of tensor parallelism. Where it is above the number of KV heads, each device
+            holds a whole head, and heads are held several times.
+
+        Returns
+        -------
+        int
+        """
+        return self.kv_bytes * devices // min(devices, self.kv_heads)
+
+
+ARCHITECTURES = {
+    shape.name: shape
+    for shape in (
+        Architecture("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
+        Architecture("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
+        Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
+        Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
+        Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
+        Architecture("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
+        Architecture("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
+        Architecture("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
+        Architecture("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064),
+        Architecture("qwen3-4b", 36, 2560, 32, 8, 9728, 151936, head_size=128, tied=True),
+        Architecture("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, head_size=128),
+        Architecture("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, head_size=128),
+        Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
+        Architecture("gemma-7b", 28, 3072, 16, 16, 24576, 256000, head_size=256, tied=True),
+    )
+}
+"""Known model architectures by name."""
+
+_FIELDS = {
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+}
+"""Fields of an `Architecture` and their names in ``config.json``."""
+_NESTED = ("text_config", "llm_config", "language_config")
+"""Where the configuration of a model that also sees or hears has its language model."""
+_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_routed_experts",
+    "moe_num_experts",
+)
+_STATES = ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg")
+_TYPES = (
+    "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt nemotron opt phi starcoder2"
+)
+_UNGATED = frozenset(_TYPES.split())
+"""Model types whose feed-forward network has two matrices; an `Architecture` has three."""
+
+
+def architecture(name: str) -> Architecture:
+    """Return a known model architecture, or that of a configuration.
+
+    Parameters
+    ----------
+    name : str
+        One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
+        are the same. Or a model's ``config.json``, or its folder.
+
+    Returns
+    -------
+    Architecture
+
+    Raises
+    ------
+    InputError
+        The name is unknown, or the configuration cannot be read or is one of `not_modelled`.
+    """
+    plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
+    plain = re.sub(r"(-hf|-chat|-instruct|-base|-it)+$", "", plain)
+    plain = re.sub(r"^llama3\.[13]-", "llama3-", plain)
+    if plain in ARCHITECTURES:
+        return ARCHITECTURES[plain]
+    path = Path(name)
+    if path.suffix == ".json" or (path / "config.json").is_file():
+        file = path if path.suffix == ".json" else path / "config.json"
+        config = read_config(file)
+        reason = not_modelled(config)
+        if reason is not None:
+            raise InputError(f"{file}: {reason}")
+        own = file.resolve()
+        return architecture_of(
+            config, own.parent.name if own.name == "config.json" else own.stem, file
+        )
+    raise InputError(
+        f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a model's "
+        "config.json, or its folder"
+    )
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Return a model's configuration: of one that also sees or hears, that of its language model.
+
+    Parameters
+    ----------
+    file : Path
+        Its ``config.json``.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: expected a model's configuration; found {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: expected a model's configuration; found no JSON object")
+    inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
+    kept = ("quantization_config", "tie_word_embeddings")
+    outside = {key: found[key] for key in kept if key in found}
+    return {**outside, **inside[0]} if inside else found
+
+
+def not_modelled(config: Mapping[str, Any]) -> str | None:
+    """Return why the sizes of a configuration do not give its weights and work, or None.
+
+    Parameters
+    ----------
+    config : mapping
+        See `read_config`.
+
+    Returns
+    -------
+    str or None
+        Found and expected, for an error or a note.
+    """
+    for key in _EXPERTS:
+        value = config.get(key)
+        value = max(value, default=0) if isinstance(value, list) else value
+        if isinstance(value, (int, float)) and value > 1:
+            return (
+                f"{key}: found {value}; expected a model of dense layers, since the time of "
+                "experts depends on which of them a batch takes"
+            )
+    kind = str(config.get("model_type", ""))
+    if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
+        return f"model_type: found {kind!r}; expected a model of dense layers"
+    if config.get("kv_lora_rank"):
+        return (
+            f"kv_lora_rank: found {config['kv_lora_rank']!r}; expected keys and values of heads, "
+            "not latent attention (MLA)"
+        )
+    layers = config.get("layer_types")
+    other = {str(one) for one in layers} if isinstance(layers, list) else set()
+    other -= {"full_attention", "sliding_attention", "chunked_attention"}
+    if other or any(config.get(key) for key in _STATES):
+        word = ", ".join(sorted(other)) or next(key for key in _STATES if config.get(key))
+        return f"layer_types: found {word}; expected attention in every layer"
+    if config.get("is_encoder_decoder"):
+        return "is_encoder_decoder: found true; expected a decoder"
+    if kind in _UNGATED:
+        return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
+    return None
+
+
+def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Architecture:
+    """Return the architecture of a configuration.
+
+    Parameters
+    ----------
+    config : mapping
+        See `read_config`.
+    name : str
+        Name of the architecture.
+    file : Path
+        What errors begin with.
+
+    Returns
+    -------
+    Architecture
+
+    Raises
+    ------
+    InputError
+        A field is missing or no integer >= 1, or the heads do not fit.
+    """
+    sizes: dict[str, int] = {}
+    for own, key in _FIELDS.items():
+        value = config.get(key)
+        if value is None and own == "kv_heads":
+            value = sizes["heads"]
+        elif value is None and own == "head_size":
+            if sizes["hidden"] % sizes["heads"]:
+                raise InputError(
+                    f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
+                    f"{sizes['hidden']}; expected an integer"
+                )
+            value = sizes["hidden"] // sizes["heads"]
+        elif value is None:
+            raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
+        sizes[own] = value
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise InputError(
+            f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "
+            f"{sizes['heads']} heads"
+        )
+    # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
+    tied = config.get(
+        "tie_word_embeddings", str(config.get("model_type", "")).startswith(("gemma", "cohere"))
+    )
+    return Architecture(name, **sizes, tied=bool(tied), notes=tuple(_approximations(config)))
+
+
+def _approximations(config: Mapping[str, Any]) -> list[str]:
+    found = []
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    layers = config.get("layer_types") or ["sliding_attention"]
+    windowed = config.get("use_sliding_window", True) and "sliding_attention" in layers
+    if (
+        isinstance(window, int)
+        and windowed
+        and not (isinstance(context, int) and window >= context)
+    ):
+        found.append(
+            f"attention slides over {window} tokens in some layers and is taken as full, which is "
+            "too slow and too large for longer requests"
+        )
+    if config.get("quantization_config"):
+        found.append("weights are quantized and are taken as 16-bit floats")
+    return found
+
+
+def same_architecture(name: str, other: str) -> bool:
+    """Return whether two names mean the same model.
+
+    Parameters
+    ----------
+    name, other : str
+        Unknown names are the same if they are equal.
+
+    Returns
+    -------
+    bool
+    """
+    if name == other:
+        return True
+    try:
+        return architecture(name) == architecture(other)
+    except InputError:
+        return False

@@ -1,0 +1,272 @@
+"""Accelerators: published peaks, the names that files give them, and peaks of one's own."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from optsched.problem.errors import InputError
+from optsched.problem.specs import Parameter, convert_all, read_pairs
+
+
+@dataclass(frozen=True)
+class Device:
+    """Published peaks of an accelerator.
+
+    Parameters
+    ----------
+    name : str
+    bandwidth_gb_s : float
+        Memory bandwidth, in 1e9 bytes per second.
+    tflops : float
+        Dense 16-bit matrix arithmetic, in 1e12 operations per second.
+    memory_gib : float
+        Memory, in 2**30 bytes.
+    link_gb_s : float
+        Bandwidth to the other devices, both directions together, in 1e9 bytes per second.
+    """
+
+    name: str
+    bandwidth_gb_s: float
+    tflops: float
+    memory_gib: float
+    link_gb_s: float
+
+    def least_ms(self, flops: float, memory_bytes: float) -> float:
+        """Return the minimum time for some arithmetic and memory traffic, by the roofline.
+
+        Parameters
+        ----------
+        flops : float
+            Arithmetic operations.
+        memory_bytes : float
+            Bytes read from and written to memory.
+
+        Returns
+        -------
+        float
+            Milliseconds: the larger of the two times, as if both overlapped perfectly.
+        """
+        return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
+
+
+# The numbers are those of the makers' data sheets. Arithmetic is dense: where a sheet has the rate
+# "with sparsity", it is half of that. Consumer cards accumulate in 32 bits. Links without NVLink
+# are PCIe x16, both directions.
+DEVICES = {
+    device.name: device
+    for device in (
+        # NVIDIA A100 data sheet; SXM. The PCIe card of 80 GB has 1,935 GB/s.
+        Device("a100-80gb", 2039, 312, 80, 600),
+        Device("a100-40gb", 1555, 312, 40, 600),
+        Device("a800-80gb", 2039, 312, 80, 400),  # an A100 with a slower link
+        # NVIDIA H100 data sheet: SXM, PCIe (its first edition) and NVL.
+        Device("h100-80gb", 3350, 989, 80, 900),
+        Device("h100-pcie", 2000, 756, 80, 600),
+        Device("h100-nvl", 3900, 835, 94, 600),
+        Device("h800-80gb", 3350, 989, 80, 400),  # an H100 with a slower link
+        Device("h20", 4000, 148, 96, 900),  # the fewest units of a Hopper, and more memory
+        # NVIDIA H200 data sheet: SXM and NVL.
+        Device("h200", 4800, 989, 141, 900),
+        Device("h200-nvl", 4800, 835, 141, 900),
+        # NVIDIA DGX B200 data sheet, an eighth; GB200 NVL72 data sheet, half of a superchip.
+        Device("b200", 8000, 2250, 180, 1800),
+        Device("gb200", 8000, 2500, 186, 1800),
+        # NVIDIA data sheets of L40S, L40, L4, A40, A30, A10, and A10G (the card of Amazon's G5).
+        Device("l40s", 864, 362.05, 48, 64),
+        Device("l40", 864, 181.05, 48, 64),
+        Device("l4", 300, 121, 24, 64),
+        Device("a40", 696, 149.7, 48, 112.5),
+        Device("a30", 933, 165, 24, 200),
+        Device("a10", 600, 125, 24, 64),
+        Device("a10g", 600, 70, 24, 64),
+        # NVIDIA V100 data sheet; SXM2, and float16, since it has no bfloat16.
+        Device("v100-16gb", 900, 125, 16, 300),
+        Device("v100-32gb", 900, 125, 32, 300),
+        Device("t4", 320, 65, 16, 32),  # NVIDIA's whitepaper on Turing; float16 as well
+        # NVIDIA's whitepapers on GA102, Ada and RTX Blackwell.
+        Device("rtx3090", 936, 71, 24, 112.5),
+        Device("rtx4090", 1008, 165.2, 24, 64),
+        Device("rtx5090", 1792, 209.5, 32, 128),
+        # NVIDIA data sheets of the RTX A6000, RTX 6000 Ada and RTX PRO 6000 Blackwell (workstation;
+        # the server's memory is slower).
+        Device("rtx-a6000", 768, 154.8, 48, 112.5),
+        Device("rtx6000-ada", 960, 364.2, 48, 64),
+        Device("rtxpro6000", 1792, 503.8, 96, 128),
+        # AMD Instinct data sheets of the MI300X and MI325X; seven Infinity Fabric links.
+        Device("mi300x", 5300, 1307.4, 192, 896),
+        Device("mi325x", 6000, 1307.4, 256, 896),
+        # Intel's page on the Arc Pro B60: 197 TOPS of int8, half of them in float16; PCIe x8.
+        Device("arc-pro-b60", 456, 98.5, 24, 64),
+        Device("cpu", math.inf, math.inf, 0, math.inf),  # its peaks are not known: none is checked
+    )
+}
+"""Known devices by name."""
+
+_WORDS = (
+    "nvidia amd intel r tm geforce instinct tesla radeon gpu tensor core accelerator graphics grid "
+    "dgx hgx hopper ampere blackwell lovelace server workstation edition generation oam vf a100d"
+)
+_IDLE = frozenset(_WORDS.split())
+"""Words of a maker's name that tell no device from another."""
+_FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
+_MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
+_SAME_MEMORY = 0.08
+"""Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144."""
+OWN = {
+    "memory_gb": "memory_gib",
+    "bandwidth_gb_s": "bandwidth_gb_s",
+    "bf16_tflops": "tflops",
+    "link_gb_s": "link_gb_s",
+    "memory_gib": "memory_gib",
+    "bandwidth_gbps": "bandwidth_gb_s",
+    "tflops": "tflops",
+    "link_gbps": "link_gb_s",
+}
+"""What a device of one's own is given by, and the field of `Device` that it becomes."""
+PCIE_GB_S = 64.0
+"""The link of a device of one's own that names none: PCIe 4.0 x16, both directions."""
+
+
+def _parts(name: str) -> tuple[str, str, float | None]:
+    """Return the chip of a device's name, its form and its GB of memory, as far as it has them."""
+    text = re.sub("[^a-z0-9]+", " ", name.lower())
+    sizes = _MEMORY.findall(text)
+    marks = _FORM.findall(text)
+    text = _FORM.sub(" ", _MEMORY.sub(" ", text))
+    chip = "".join(word for word in text.split() if word not in _IDLE).removeprefix("rtx")
+    # Of the H100 cards only SXM has plain HBM3 in its name.
+    form = next((m.rstrip("0123456789") for m in marks if m[:3] != "hbm"), "")
+    form = form or ("sxm" if "hbm3" in marks else "")
+    return chip, form, float(sizes[0]) if sizes else None
+
+
+def devices_named(name: str) -> list[Device]:
+    """Return the known devices that a name may mean.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DEVICES`, or what a maker, a driver or a file calls a device, as in
+        ``NVIDIA H100 80GB HBM3``. A word that is not known makes it another device: an
+        ``RTX 4090 Laptop GPU`` is no ``rtx4090``.
+
+    Returns
+    -------
+    list of Device
+        The card in its usual form first; empty if none is known.
+    """
+    if name in DEVICES:
+        return [DEVICES[name]]
+    chip, form, memory = _parts(name)
+    found = {one: _parts(one.name) for one in DEVICES.values() if _parts(one.name)[0] == chip}
+    if form in ("sxm", "pcie", "nvl") and len({own for _, own, _ in found.values()}) > 1:
+        wanted = "" if form == "sxm" else form
+        found = {one: parts for one, parts in found.items() if parts[1] == wanted}
+    near = [
+        one
+        for one in found
+        if memory is None or abs(memory - one.memory_gib) <= _SAME_MEMORY * one.memory_gib
+    ]
+    return sorted(near, key=lambda one: found[one][1])
+
+
+def device(name: str) -> Device:
+    """Return a known device, or one of one's own.
+
+    Parameters
+    ----------
+    name : str
+        A name of `DEVICES`, or any other by which `devices_named` knows a device. An H100 or
+        H200 of no named form is SXM. Or peaks,
+        ``memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362``, with ``name`` and ``link_gb_s`` if
+        wanted, or a file ``.toml`` with these keys.
+
+    Returns
+    -------
+    Device
+
+    Raises
+    ------
+    InputError
+        The name is unknown or means several devices, or a peak is missing or not > 0.
+    """
+    if "=" in name:
+        return own_device(read_pairs(name.split(","), f"device {name!r}"), f"device {name!r}")
+    if name.endswith(".toml"):
+        try:
+            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"device: {name}: not a readable TOML file ({error})") from None
+        texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
+        return own_device(texts, name)
+    found = devices_named(name)
+    usual = [one for one in found if not _parts(one.name)[1]] or found
+    if len(usual) > 1:
+        names = " or ".join(one.name for one in usual)
+        raise InputError(f"device: found {name!r}, which may be several; expected {names}")
+    if not usual:
+        raise InputError(
+            f"device: {name!r} is unknown; known are {', '.join(DEVICES)}; or give your own as "
+            "memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362, or as a .toml file of these"
+        )
+    return usual[0]
+
+
+def own_device(texts: Mapping[str, str], where: str) -> Device:
+    """Return a device from the texts of its peaks.
+
+    Parameters
+    ----------
+    texts : mapping of str to str
+        By the keys of `OWN`, and ``name``.
+    where : str
+        What errors begin with.
+
+    Returns
+    -------
+    Device
+
+    Raises
+    ------
+    InputError
+        A key is unknown, given twice or missing, or a peak is not > 0.
+    """
+    known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
+    values = convert_all(texts, known, where)
+    name = values.pop("name", "own")
+    peaks = {"link_gb_s": PCIE_GB_S}
+    given = set()
+    for key, value in values.items():
+        if OWN[key] in given:
+            raise InputError(f"{where}: {key}: found twice; expected each peak once")
+        if not value > 0:
+            raise InputError(f"{where}: {key}: found {value!r}; expected a number > 0")
+        given.add(OWN[key])
+        peaks[OWN[key]] = value
+    for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):
+        if OWN[key] not in peaks:
+            raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
+    return Device(name, **peaks)
+
+
+def same_device(name: str, other: str) -> bool:
+    """Return whether a maker's name of a device may mean a known one.
+
+    Parameters
+    ----------
+    name : str
+        For example ``NVIDIA GeForce RTX 4090``, which is ``rtx4090``. An ``RTX A1000`` is no
+        ``a100-80gb``, and an ``A100`` is one and an ``a100-40gb``, too.
+    other : str
+        One of `DEVICES`, for example ``rtx4090``.
+
+    Returns
+    -------
+    bool
+    """
+    return any(one.name == other for one in devices_named(name))

@@ -1,0 +1,346 @@
+"""Devices by any of their names, models by their configuration, and attention's true width.
+
+Numbers of models are computed by hand from their cards, and not by the formulas of the package.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import answer, invoke, one_line_error, run
+from test_fit import attention_frame, dense_frame
+from test_profile_identity import aiconfigurator, put
+
+from optsched.costs.architectures import architecture
+from optsched.costs.cost import load_cost_model
+from optsched.costs.devices import DEVICES, device, devices_named, same_device
+from optsched.costs.fit import fit
+from optsched.costs.profiles.tables import attention_flops
+from optsched.costs.roofline import roofline
+from optsched.problem.errors import InputError
+
+# Names of drivers, clouds and public profiles.
+NAMES = {
+    "a100-80gb": ("NVIDIA A100-SXM4-80GB", "a100_80gb", "A100 80GB PCIe", "NVIDIA A100-SXM-80GB"),
+    "a100-40gb": ("NVIDIA A100-SXM4-40GB", "A100-PCIE-40GB"),
+    "h100-80gb": ("NVIDIA H100 80GB HBM3", "h100", "h100_sxm", "H100-SXM5-80GB", "H100SXM"),
+    "h100-pcie": ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+    "h100-nvl": ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+    "h200": ("NVIDIA H200", "h200_sxm", "H200 141GB"),
+    "b200": ("NVIDIA B200", "b200_sxm", "B200-192GB"),
+    "gb200": ("NVIDIA GB200", "GB200 NVL72"),
+    "l40s": ("NVIDIA L40S", "L40S-48GB"),
+    "l4": ("NVIDIA L4", "l4-24gb"),
+    "a10": ("NVIDIA A10",),
+    "a10g": ("NVIDIA A10G", "A10G-24GB"),
+    "a40": ("NVIDIA A40",),
+    "v100-16gb": ("Tesla V100-SXM2-16GB",),
+    "mi300x": ("AMD Instinct MI300X OAM", "MI300X-192GB"),
+    "mi325x": ("AMD Instinct MI325X",),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", "RTX_4090", "4090"),
+    "rtx5090": ("NVIDIA GeForce RTX 5090",),
+    "rtx6000-ada": ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
+    "rtx-a6000": ("NVIDIA RTX A6000", "A6000"),
+    "rtxpro6000": (
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "rtx_pro_6000_server",
+        "RTXPRO6000",
+    ),
+    "arc-pro-b60": ("Intel(R) Arc(TM) Pro B60 Graphics",),
+}
+
+
+@pytest.mark.parametrize(("own", "name"), [(own, n) for own, names in NAMES.items() for n in names])
+def test_a_device_is_known_by_any_of_its_names(own: str, name: str) -> None:
+    assert device(name) == DEVICES[own]
+    assert same_device(name, own)
+
+
+@pytest.mark.parametrize("own", DEVICES)
+def test_every_device_is_found_by_its_own_name_and_no_other_is(own: str) -> None:
+    assert devices_named(own) == [DEVICES[own]]
+    assert DEVICES[own] in devices_named(f"NVIDIA {own.upper().replace('-', ' ')}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "Quadro RTX 6000",
+        "h100-80gb-pcap",
+        "NVIDIA GH200 480GB",
+        "NVIDIA A100X",
+        "NVIDIA RTX A1000",
+        "A100-160GB",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "H200 PCIe",
+        "",
+    ],
+)
+def test_a_name_with_an_unknown_word_or_size_is_another_device(name: str) -> None:
+    with pytest.raises(InputError, match="is unknown; known are a100-80gb"):
+        device(name)
+
+
+def test_a_name_of_several_devices_lists_them() -> None:
+    with pytest.raises(InputError, match="found 'a100', which may be several; expected a100-80gb "):
+        device("a100")
+    assert same_device("A100", "a100-40gb")
+    assert same_device("A100", "a100-80gb")
+    error = one_line_error(invoke("roofline", "llama2-7b", "--device", "V100"))
+    assert "expected v100-16gb or v100-32gb" in error
+
+
+def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
+    peaks = {"memory_gb": 48, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
+    spec = ",".join(f"{key}={value}" for key, value in peaks.items())
+    file = tmp_path / "mine.toml"
+    file.write_text("\n".join(f"{key} = {value}" for key, value in peaks.items()))
+    known = roofline("llama3-8b", "l40s")
+    for name in (spec, str(file), spec.replace("gb_s", "gbps").replace("bf16_", "")):
+        assert roofline("llama3-8b", name).coefficients == known.coefficients
+    for own in (f"roofline:llama3-8b,{spec}", f"roofline:llama3-8b,device={file}"):
+        assert load_cost_model(own).coefficients == known.coefficients
+    assert load_cost_model(f"roofline:llama3-8b,device={file}").name == (
+        "llama3-8b-tp1-mine-roofline"
+    )
+    tokens = run("kv-capacity", "--model", "llama3-8b", "--device", "l40s")
+    assert run("kv-capacity", "--model", "llama3-8b", "--device", spec) == tokens
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("memory_gb=48,bandwidth_gb_s=864", "bf16_tflops: found nothing; expected a number > 0"),
+        ("memory_gb=48,bandwidth_gb_s=864,bf16_tflops=0", "bf16_tflops: found 0.0; expected"),
+        ("memory_gb=4,memory_gib=5,bandwidth_gb_s=8,tflops=1", "memory_gib: found twice"),
+        ("memory_gb=48,cores=3", "parameter 'cores' is unknown"),
+        ("memory_gb=inf,bandwidth_gb_s=864,bf16_tflops=1", "found 'inf'; expected a number"),
+        ("nowhere.toml", "nowhere.toml: not a readable TOML file"),
+    ],
+)
+def test_peaks_that_are_missing_or_wrong_are_named(spec: str, words: str) -> None:
+    assert words in one_line_error(invoke("roofline", "llama2-7b", "--device", spec))
+
+
+# Models by their configuration. The sizes are those of the models' cards.
+
+QWEN3_32B = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+GEMMA_7B = {
+    "model_type": "gemma",
+    "num_hidden_layers": 28,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "vocab_size": 256000,
+}
+LLAMA3_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+
+
+def folder_of(folder: Path, config: dict[str, Any], name: str = "model") -> Path:
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv_bytes"),
+    [
+        # Card: 32.8 B parameters. KV: 64 layers x 2 x 8 heads x 128 x 2 bytes = 262,144.
+        (QWEN3_32B, 32.76e9, 262_144),
+        # 8.54 B with tied embeddings. KV: 28 x 2 x 16 x 256 x 2 = 458,752.
+        (GEMMA_7B, 8.54e9, 458_752),
+        # 8.03 B. KV: 32 x 2 x 8 x 128 x 2 = 131,072.
+        (LLAMA3_8B, 8.03e9, 131_072),
+    ],
+)
+def test_weights_and_kv_are_those_of_the_model_s_card(
+    tmp_path: Path, config: dict, parameters: float, kv_bytes: int
+) -> None:
+    folder = folder_of(tmp_path, config, "own-name")
+    for name in (folder, folder / "config.json"):
+        shape = architecture(str(name))
+        assert shape.name == "own-name"
+        assert shape.weight_bytes / 2 == pytest.approx(parameters, rel=2e-3)
+        assert shape.kv_bytes == kv_bytes
+
+
+def test_a_configuration_gives_what_the_known_name_gives(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, QWEN3_32B)
+    for words in (("--device", "h100", "--tensor-parallel", 2), ("--device", "h200")):
+        own, known = (answer("roofline", m, *words) for m in (folder, "qwen3-32b"))
+        assert own["coefficients_ms_per_layer"] == known["coefficients_ms_per_layer"]
+        tokens = [run("kv-capacity", "--model", m, *words) for m in (folder, "Qwen/Qwen3-32B")]
+        assert tokens == [f"{known['kv_capacity_tokens']} tokens\n"] * 2
+    assert load_cost_model(f"roofline:{folder},device=h100,tp=2").name == (
+        "model-tp2-h100-80gb-roofline"
+    )
+    # The language model of one that also sees.
+    seeing = folder_of(tmp_path, {"model_type": "x", "text_config": QWEN3_32B}, "seeing")
+    assert architecture(str(seeing)).attention_width == 8192
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_experts": 128}, "num_experts: found 128; expected a model of dense layers"),
+        ({"num_local_experts": 8}, "num_local_experts: found 8; expected a model of dense"),
+        ({"n_routed_experts": 256}, "n_routed_experts: found 256; expected"),
+        ({"model_type": "qwen3_moe"}, "model_type: found 'qwen3_moe'; expected"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank: found 512; expected keys and values of heads"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention; exp"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder: found true"),
+        ({"model_type": "opt"}, "model_type: found 'opt'; expected a gated"),
+        ({"hidden_size": 0}, "hidden_size: found '0'; expected an integer >= 1"),
+        ({"vocab_size": "many"}, "vocab_size: found 'many'; expected an integer"),
+        ({"num_hidden_layers": None}, "found no 'num_hidden_layers'"),
+        ({"head_dim": None, "hidden_size": 5000}, "head_dim: found none for 64 heads"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads: found 7; expected a divisor"),
+    ],
+)
+def test_a_model_that_is_not_priced_right_is_refused(
+    tmp_path: Path, change: dict, words: str
+) -> None:
+    folder = folder_of(tmp_path, {**QWEN3_32B, **change})
+    for command in (("roofline", folder), ("kv-capacity", "--device", "h200", "--model", folder)):
+        error = one_line_error(invoke(*command))
+        assert words in error
+        assert "config.json" in error
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "null"])
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert "expected a model's configuration" in one_line_error(invoke("roofline", tmp_path))
+
+
+def test_a_window_and_quantized_weights_are_noted(tmp_path: Path) -> None:
+    mistral = {**LLAMA3_8B, "sliding_window": 4096, "max_position_embeddings": 32768}
+    folder = folder_of(tmp_path, {**mistral, "quantization_config": {"quant_method": "fp8"}})
+    cost = roofline(str(folder), "h100")
+    assert "attention slides over 4096 tokens" in cost.provenance
+    assert "weights are quantized" in cost.provenance
+    done = invoke("kv-capacity", "--model", folder, "--device", "h100")
+    assert "attention slides over 4096 tokens" in done.stderr
+    # A window that no request leaves, or that is switched off, is none.
+    for off in ({"sliding_window": 40960}, {"use_sliding_window": False}):
+        name = "-".join(off)
+        assert architecture(str(folder_of(tmp_path, {**mistral, **off}, name))).notes == ()
+
+
+# The width of attention is heads times their size: 64 x 128 = 8,192 in Qwen3-32B, whose hidden
+# state has 5,120 numbers; 16 x 256 = 4,096 in Gemma-7B, which has 3,072.
+
+
+@pytest.mark.parametrize(
+    ("config", "width", "layer"),
+    [
+        # qkv 5120 x (8192 + 2 x 1024) + out 8192 x 5120 + 3 x 5120 x 25600 = 487,587,840
+        (QWEN3_32B, 8192, 487_587_840),
+        # 3072 x (4096 + 2 x 4096) + 4096 x 3072 + 3 x 3072 x 24576 = 276,824,064
+        (GEMMA_7B, 4096, 276_824_064),
+        # 4096 x (4096 + 2 x 1024) + 4096 x 4096 + 3 x 4096 x 14336 = 218,103,808
+        (LLAMA3_8B, 4096, 218_103_808),
+    ],
+)
+def test_a_roofline_counts_the_width_of_the_heads(
+    tmp_path: Path, config: dict, width: int, layer: int
+) -> None:
+    folder = folder_of(tmp_path, config)
+    cost = roofline(str(folder), "h100-80gb")
+    # Causal: half of c^2 pairs, two products of 2 operations each, 989e12 operations a second.
+    assert cost["prefill_square"] == pytest.approx(2 * width / 989e12 * 1e3, rel=1e-5)
+    assert cost["prefill_cross"] == pytest.approx(4 * width / 989e12 * 1e3, rel=1e-5)
+    assert sum(architecture(str(folder)).layer_weights.values()) == layer
+    # One token cannot beat reading a layer's weights.
+    weights_ms = 2 * layer / 3350e9 * 1e3
+    assert 0.5 * weights_ms < cost["token"] + cost["base"] < weights_ms
+
+
+def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
+    # Llama-3-70B has 8 KV heads: 80 x 2 x 8 x 128 x 2 bytes a token on up to 8 devices, and twice
+    # that on 16, each of which reads one head of 80 x 2 x 128 x 2 bytes.
+    shape = architecture("llama3-70b")
+    assert [shape.kv_bytes_on(d) for d in (1, 8, 16)] == [327_680, 327_680, 655_360]
+    eight, sixteen = (roofline("llama3-70b", "h100", tensor_parallel=d) for d in (8, 16))
+    assert eight["decode_kv"] == sixteen["decode_kv"] == pytest.approx(512 / 3350e6, rel=1e-5)
+    # 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
+    weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
+    assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
+
+
+def test_operations_of_attention_are_counted_pair_by_pair() -> None:
+    # Three tokens over two cached ones see 3, 4 and 5 keys: 12 pairs. Each pair takes 2 x 128
+    # operations for its score and 2 x 128 for its value, in 64 heads; half of them on a device.
+    shape = architecture("qwen3-32b")
+    assert attention_flops(shape, np.array([3.0]), 2.0, 2)[0] == 12 * 4 * 128 * 64 / 2
+
+
+def test_rows_are_held_against_the_true_width(tmp_path: Path) -> None:
+    # A chunk of 4,096 tokens of Qwen3-32B needs 4 x 8192 x 4096 x 4097 / 2 operations in a layer:
+    # 0.278 ms at 989 TFLOP/s. With 5,120 it would be 0.174 ms, and 0.2 ms would pass.
+    frames = aiconfigurator(width=8192, heads=64)
+    prefill = frames["context_attention"]
+    long = (prefill["isl"] == 4096) & (prefill["batch_size"] == 1)
+    prefill["latency"] *= 2
+    prefill.loc[long, "latency"] = 0.2
+    found = fit(put(tmp_path, frames), model="qwen3-32b")
+    (rejected,) = found.rejected
+    assert "0.2 ms is 1375 TFLOP/s; the peak is 989" in rejected.reason
+
+
+def test_matrix_products_have_the_true_width(tmp_path: Path) -> None:
+    # Every table entry takes 3e-12 ms per token and weight and 1e-9 ms per weight, so a layer's
+    # four products take that of its 487,587,840 weights.
+    frames = aiconfigurator(width=8192, heads=64)
+    frames["context_attention"]["latency"] *= 2
+    cost = fit(put(tmp_path, frames), model="qwen3-32b").cost_model
+    assert cost["token"] == pytest.approx(3e-12 * 487_587_840, rel=1e-3)
+    assert cost["base"] == pytest.approx(1e-9 * 487_587_840, rel=1e-3)
+
+
+def test_decodes_of_vidur_are_held_against_the_true_width(tmp_path: Path) -> None:
+    # 64 heads of 256 are 16,384 wide. 128 requests of 4,000 KV tokens take 4 x 16384 x 512,000
+    # operations: 3.4 ms at 10 TFLOP/s. With the hidden size of 4,096 it would be 0.8 ms.
+    model = folder_of(tmp_path, {**LLAMA3_8B, "num_attention_heads": 64, "head_dim": 256})
+    dense, attention = dense_frame(), attention_frame()
+    times = [name for name in dense if name.startswith("time_stats")]
+    dense[times] *= 100
+    attention["time_stats.attn_prefill.median"] *= 1000
+    large = (attention["batch_size"] == 128) & (attention["kv_cache_size"] == 4000)
+    attention.loc[large, "time_stats.attn_decode.median"] = 2.0
+    dense.to_csv(model / "mlp.csv", index=False)
+    attention.to_csv(model / "attention.csv", index=False)
+    own = "memory_gb=80,bandwidth_gb_s=20000,bf16_tflops=10"
+    (rejected,) = fit(model, model=str(model), hardware=own).rejected
+    assert "2 ms is 16.78 TFLOP/s; the peak is 10" in rejected.reason

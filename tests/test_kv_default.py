@@ -1,0 +1,74 @@
+"""A KV capacity that nobody chose is told, and a cost model's machine can set it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from command_line import invoke, one_line_error
+
+from optsched.costs.cost import BatchCost, cost_for
+from optsched.costs.model_file import to_toml
+from optsched.files.read_write import read_instance
+from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance
+
+
+def model(folder: Path, capacity: int | None) -> Path:
+    file = folder / "machine.toml"
+    cost = BatchCost("machine", 1, {"token": "0.01", "base": "1"}, kv_capacity_tokens=capacity)
+    file.write_text(to_toml(cost), encoding="utf-8")
+    return file
+
+
+def trace(folder: Path) -> Path:
+    file = folder / "trace.csv"
+    file.write_text("arrival,prompt_tokens,output_tokens\n0,10,5\n1,20,6\n")
+    return file
+
+
+def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: Path) -> None:
+    out = tmp_path / "i.json"
+    done = invoke("import", "csv", trace(tmp_path), "-o", out)
+    assert "note: no KV capacity is given, so it is 100000 tokens" in done.stderr
+    words = ("simulate", out, "--cost-model", model(tmp_path, 467_296), "--policy", "vllm")
+    done = invoke(*words)
+    assert done.exit_code == 0
+    with pytest.warns(UserWarning, match="default of 100000 tokens, and the machine of cost model"):
+        cost_for(read_instance(out), words[3])
+
+
+@pytest.mark.parametrize(
+    ("held", "own", "warns"),
+    [
+        (DEFAULT_KV_CAPACITY, 467_296, True),
+        (DEFAULT_KV_CAPACITY, 54_419, True),
+        (DEFAULT_KV_CAPACITY, 100_000, False),
+        (DEFAULT_KV_CAPACITY, None, False),
+        (4000, 467_296, False),  # somebody chose it
+    ],
+)
+def test_only_a_default_that_is_not_the_machine_s_is_warned_of(
+    tmp_path: Path, held: int, own: int | None, warns: bool
+) -> None:
+    instance = Instance([0.0], [1], [1], kv_capacity=held, time_unit="second")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cost_for(instance, model(tmp_path, own))
+    assert bool(caught) == warns
+    assert all(f"holds {own};" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize(("block", "tokens"), [(1, 467_296), (100, 467_200)])
+def test_import_takes_the_capacity_of_a_cost_model(tmp_path: Path, block: int, tokens: int) -> None:
+    out = tmp_path / "i.json"
+    words = ("import", "csv", trace(tmp_path), "--cost-model", model(tmp_path, 467_296))
+    done = invoke(*words, "--kv-block-tokens", block, "-o", out)
+    assert done.exit_code == 0
+    assert done.stderr == ""
+    assert read_instance(out).kv_capacity == tokens
+    assert "--kv-capacity: found 5 beside --cost-model" in one_line_error(
+        invoke(*words, "--kv-capacity", 5)
+    )
+    model(tmp_path, None)
+    assert "--cost-model: found no KV capacity in 'machine'" in one_line_error(invoke(*words))
