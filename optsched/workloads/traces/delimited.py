@@ -12,7 +12,7 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.fields import Fields
 
 BLOCK_BYTES = 1 << 20
@@ -105,7 +105,7 @@ def find_columns(
     path: Path,
     found: Sequence[str],
     wanted: Mapping[str, Sequence[str]],
-    optional: Sequence[str] = (),
+    optional: Collection[str] = (),
 ) -> dict[str, int]:
     """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
@@ -116,8 +116,9 @@ def find_columns(
     found : sequence of str
         Names of the columns in the file.
     wanted : mapping of str to sequence of str
-        Names that the column of each field may have. An exact match takes precedence.
-    optional : sequence of str
+        Names that the column of each field may have, of which the first that is there counts. An
+        exact match takes precedence.
+    optional : collection of str
         Fields that may be missing.
 
     Returns
@@ -138,17 +139,20 @@ def find_columns(
     have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
     for field, names in wanted.items():
-        exact = [k for name in names for k, had in enumerate(found) if had == name]
-        loose = [k for name in names for k, had in enumerate(found) if plain(had) == plain(name)]
-        fits = exact or loose
-        if len(fits) > 1:
-            raise InputError(
-                f"{path}: line 1: {names[0]}: found {len(fits)} columns of this name in {have}; "
-                "expected one"
-            )
-        if fits:
-            where[field] = fits[0]
-        elif field not in optional:
+        for name in names:
+            exact = [k for k, had in enumerate(found) if had == name]
+            fits = exact or [k for k, had in enumerate(found) if plain(had) == plain(name)]
+            if len(fits) > 1:
+                raise InputError(
+                    f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
+                    "expected one"
+                )
+            if fits:
+                where[field] = fits[0]
+                break
+        else:
+            if field in optional:
+                continue
             raise InputError(
                 f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
                 + (have or "an empty first line")
@@ -157,10 +161,7 @@ def find_columns(
 
 
 def read_delimited(
-    path: Path,
-    window: Window,
-    wanted: Mapping[str, Sequence[str]],
-    optional: Sequence[str] = (),
+    source: Source, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = ()
 ) -> Iterator[Fields]:
     """Yield the rows in a window of a file with a header, without blank lines.
 
@@ -168,8 +169,8 @@ def read_delimited(
 
     Parameters
     ----------
-    path : Path
-    window : Window
+    source : Source
+        A row of the window with another number of fields is told to its findings.
     wanted, optional
         See `find_columns`.
 
@@ -180,28 +181,33 @@ def read_delimited(
     Raises
     ------
     InputError
-        A column is missing, a row of the window has another number of fields, the text is not
-        UTF-8, or a quote never ends.
+        A column is missing, or the text is not UTF-8 or is JSON.
     """
+    path, window = source.path, source.window
     with open_bytes(path) as stream:
         head = without_mark(path, stream.readline(_MAX_QUOTED_BYTES))
         head, end, rest = head.partition(b"\r")  # lines may end in a carriage return alone
         if end and rest in (b"", b"\n"):
             rest = b""
         text = _utf8(path, head, 1).strip("\n")
+        if text.lstrip()[:1] in ("{", "["):
+            raise InputError(
+                f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
+                "JSON with named fields)"
+            )
         delimiter = max(",;\t", key=text.count)
         try:
             header = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
         except csv.Error as error:
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
         where = find_columns(path, header, wanted, optional)
-        layout = _Layout(path, header, where, delimiter)
+        layout = _Layout(source, header, where, delimiter)
         at = 2
         while not window.done:
             block, cut = _whole_lines(path, stream, rest, at)
             if not block:
                 return
-            fields = layout.fields(block, at, window, cut)
+            fields = layout.fields(block, at, cut)
             if fields is not None:
                 yield fields
             at += block.count(b"\n")
@@ -219,8 +225,10 @@ def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[b
         parts.append(stream.readline())
         quotes += parts[-1].count(b'"')
         size += len(parts[-1])
-        if not parts[-1] or size > _MAX_QUOTED_BYTES:
+        if size > _MAX_QUOTED_BYTES:
             raise InputError(f"{path}: after line {at - 1}: not CSV: a quote is never closed")
+        if not parts[-1]:
+            break
     block = b"".join(parts)
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -244,17 +252,17 @@ def _utf8(path: Path, text: bytes, line: int) -> str:
 class _Layout:
     """The columns of a file, the index of each wanted one, and the delimiter."""
 
-    path: Path
+    source: Source
     header: Sequence[str]
     where: Mapping[str, int]
     delimiter: str
 
-    def fields(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
+    def fields(self, block: bytes, at: int, cut: bool) -> Fields | None:
         """Return the rows of a block that lie in the window, or None if none does.
 
         The block begins in line ``at``. ``cut`` says whether its last line had no newline.
         """
-        lines = block.count(b"\n")
+        window, lines = self.source.window, block.count(b"\n")
         simple = b'"' not in block and b"\0" not in block and not _BLANK.search(b"\n" + block)
         if simple and window.seen + lines <= window.offset:
             window.take(lines)
@@ -263,10 +271,10 @@ class _Layout:
             block, lines = b"\n".join([*block.split(b"\n", window.left)[:-1], b""]), window.left
         table = self._parsed(block) if simple else None
         if table is None:
-            return self._row_by_row(block, at, window, cut)
+            return self._row_by_row(block, at, cut)
         inside = window.take(lines)
         columns = {field: table[str(k)][inside] for field, k in self.where.items()}
-        return Fields(self.path, np.arange(at, at + lines)[inside], self._names, columns)
+        return Fields(self.source, np.arange(at, at + lines)[inside], self._names, columns)
 
     @property
     def _names(self) -> dict[str, str]:
@@ -295,31 +303,50 @@ class _Layout:
                 return None  # numpy encodes it as Latin-1
         return table
 
-    def _row_by_row(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
-        text = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
-        reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-        rows: list[tuple[int, list[str]]] = []
-        line = at
-        try:
-            for row in reader:
-                if self.delimiter.join(row).strip():
-                    rows.append((line, row))
-                line = at + reader.line_num
-        except csv.Error as error:
-            raise InputError(f"{self.path}: line {line}: not CSV ({error})") from None
-        inside = window.take(len(rows))
-        chosen = rows[inside]
-        if not chosen:
+    def _row_by_row(self, block: bytes, at: int, cut: bool) -> Fields | None:
+        source = self.source
+        found = [row for row in self._rows(block, at) if row[1] is None or any(row[1])]
+        inside = found[source.window.take(len(found))]
+        whole: list[tuple[int, list[str]]] = []
+        for line, row in inside:
+            if row is None:
+                words = (
+                    f"{source.path}: line {line}: not CSV: a quote is out of place or never ends"
+                )
+                source.findings.skip(line, InputError(words))
+                continue
+            text = self.delimiter.join(row)
+            if not text.isascii():
+                _utf8(source.path, text.encode("utf-8", "surrogateescape") + b"\n", line)
+            if len(row) == len(self.header):
+                whole.append((line, row))
+            else:
+                last = cut and line == found[-1][0]
+                good = source.window.taken - 1 if last else None
+                source.findings.skip(line, self._bad_width(line, row, text, good))
+        if not whole:
             return None
-        for line, row in chosen:
-            whole = self.delimiter.join(row)
-            if not whole.isascii():
-                _utf8(self.path, whole.encode("utf-8", "surrogateescape") + b"\n", line)
-            if len(row) != len(self.header):
-                last = cut and line == rows[-1][0]
-                raise self._bad_width(line, row, whole, window.taken - 1 if last else None)
-        columns = {field: [row[k] for _, row in chosen] for field, k in self.where.items()}
-        return Fields.from_texts(self.path, [line for line, _ in chosen], self._names, columns)
+        columns = {field: [row[k] for _, row in whole] for field, k in self.where.items()}
+        return Fields.from_texts(source, [line for line, _ in whole], self._names, columns)
+
+    def _rows(self, block: bytes, at: int) -> Iterator[tuple[int, list[str] | None]]:
+        """Yield each row with its first line, and None for one whose quotes are wrong.
+
+        A quote that never ends takes all lines behind it, so reading goes on in the next line.
+        """
+        lines = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="").readlines()
+        start = 0
+        while start < len(lines):
+            reader = csv.reader(lines[start:], delimiter=self.delimiter, strict=True)
+            begin = start
+            try:
+                for row in reader:
+                    yield at + begin, row
+                    begin = start + reader.line_num
+                return
+            except csv.Error:
+                yield at + begin, None
+                start = begin + 1
 
     def _bad_width(self, line: int, row: Sequence[str], text: str, good: int | None) -> InputError:
         """Return the error for a row with a wrong number of fields.
@@ -327,7 +354,7 @@ class _Layout:
         If the row is the last one of a file that was cut short, ``good`` is the number of rows
         before it.
         """
-        place = f"{self.path}: line {line}:"
+        place = f"{self.source.path}: line {line}:"
         width = len(self.header)
         if good is None:
             return InputError(f"{place} found {len(row)} fields in {text!r:.80}; expected {width}")

@@ -1,0 +1,121 @@
+"""What the times of requests can mean, whatever the format: impossible rows and odd traces."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Block, Source
+from optsched.workloads.traces.fields import PLACES
+
+_DAY_S = 86_400.0
+_UNIT_SAYS = "the option unit (--unit) says what is meant"
+_POINT_SAYS = "a point in time is named by {0} (--column {0}=NAME), another unit by --unit"
+_IN_NAME = re.compile(
+    r"(?:[_\-. (\[/]|(?<=[a-z])(?=[A-Z]))"
+    r"(?:(ns|nanos?|nanoseconds?)|(us|micros?|microseconds?)|(ms|millis?|milliseconds?)"
+    r"|(s|secs?|seconds?))[)\]]?$",
+    re.IGNORECASE,
+)
+
+
+def unit_in_name(name: str) -> str | None:
+    """Return the unit that the name of a column ends in, as in ``send_time_us``, if any."""
+    found = _IN_NAME.search(name)
+    return None if found is None else ("ns", "us", "ms", "s")[found.lastindex - 1]  # type: ignore[operator]
+
+
+def impossible_times(block: Block) -> dict[int, str]:
+    """Return the rows whose measured times cannot be, and what is wrong with each."""
+    wrong: dict[int, str] = {}
+    ttft, latency = block.ttft_s, block.latency_s
+    for name, point, times in (
+        ("latency", "finished_at", latency),
+        ("TTFT", "first_token_at", ttft),
+    ):
+        if times is None:
+            continue
+        low = times <= 0 if name == "latency" else times < 0
+        for i in np.flatnonzero(low | (times > _DAY_S)).tolist():
+            found = f"a {name} of {times[i]:.10g} s"
+            if times[i] < 0:
+                found = f"a {name} that ends {-times[i]:.10g} s before the arrival"
+            wrong[i] = (
+                f"{name.lower()}: found {found}; expected more than 0 and at most a day; "
+                + _POINT_SAYS.format(point)
+            )
+    if ttft is not None and latency is not None:
+        # Sums of the same steps may differ in the last digits.
+        for i in np.flatnonzero(ttft > latency * (1 + 1e-9)).tolist():
+            words = f"ttft: found {ttft[i]:.10g} s; expected at most its latency {latency[i]:.10g}"
+            wrong.setdefault(i, words)
+    return wrong
+
+
+def check_trace(kept: Block, source: Source, unit: str) -> None:
+    """Refuse a trace whose times are surely not in the unit, and tell the findings what is odd."""
+    said = bool(source.units.get("arrival") or source.units.get(""))
+    time = kept.time_ns
+    if time is not None and len(time) and unit in PLACES:
+        _check_arrivals(time, source, unit, said)
+    if kept.latency_s is not None and len(kept.latency_s):
+        _check_latencies(kept, source, kept.latency_s)
+
+
+def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str, said: bool) -> None:
+    """Compare arrivals with times since 1970 in other units, and their span with their number."""
+    numbers = time / 10.0 ** PLACES[unit]
+    span_s, n = float(time.max() - time.min()) / 1e9, len(time)
+    for other, places in PLACES.items():
+        # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
+        low = 10.0 ** (18 - places)
+        far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
+        if far and other != unit and (numbers >= low).all() and (numbers <= 4 * low).all():
+            words = (
+                f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
+                f"1970 in {other}: {_UNIT_SAYS}"
+            )
+            if said or span_s > 60:
+                source.findings.odd(words)
+            else:
+                raise InputError(f"{source.path}: {words}")
+    if said or n < 2 or not span_s:
+        return
+    if span_s < 0.1 or (n >= 20 and n > 100 * span_s):
+        source.findings.odd(
+            f"all {n} requests arrive within {span_s:g} s, if times are in {unit}; {_UNIT_SAYS}"
+        )
+    elif span_s > 3600 * (n - 1):
+        source.findings.odd(
+            f"requests arrive {span_s / (n - 1):g} s apart on average, if times are in {unit}; "
+            f"{_UNIT_SAYS}"
+        )
+
+
+def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
+    """Compare measured times with the tokens they were spent on, and with the arrivals."""
+    output = kept.output_tokens
+    many = output > 1
+    span = 0.0 if kept.time_ns is None else float(np.ptp(kept.time_ns)) / 1e9
+    if kept.ttft_s is not None and many.any():
+        step = np.median((latency - kept.ttft_s)[many] / (output[many] - 1))
+        slow = bool(step > 5)
+    else:
+        step = np.median(latency / output)
+        slow = bool(step > 5 and np.median(latency) > span)
+    if slow or step < 2e-5:
+        source.findings.odd(
+            f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
+            "(--unit latency=ms)"
+        )
+    if kept.time_ns is None or len(latency) < 3 or not span:
+        return
+    after = latency - kept.time_ns / 1e9
+    if (after > 0).all() and np.ptp(after) < 0.5 * span and np.ptp(latency) > 0.5 * span:
+        source.findings.odd(
+            "latencies grow with the arrivals as points in time do; "
+            + _POINT_SAYS.format("finished_at")
+        )
