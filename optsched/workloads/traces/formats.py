@@ -31,7 +31,7 @@ from optsched.workloads.traces.status import (
     served,
 )
 
-FIELDS = ("prompt_tokens", "output_tokens", *TIMES, "status")
+FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
 """Fields of a request for which a user can name a column."""
 
 _EMPTY = (b"", b"null")
