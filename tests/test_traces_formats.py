@@ -182,8 +182,9 @@ def test_a_point_leads_into_an_object_and_everything_in_null_is_null(tmp_path):
     ],
 )
 def test_a_field_that_is_missing_inside_an_object_is_named(tmp_path, row, words):
+    rows = rows_of(tmp_path, row)  # a failed request may lack it, so it counts once it is read
     with pytest.raises(InputError, match=f"line 1: expected {words}$"):
-        rows_of(tmp_path, row)
+        rows.whole_numbers("n")
 
 
 def test_a_number_too_long_to_be_one_is_not_cut_into_one(tmp_path):

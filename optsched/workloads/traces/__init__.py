@@ -276,8 +276,11 @@ def read_trace_report(
             "Poisson arrivals of R requests a second",
         )
     instance = _instance(file, kept, wanted, since)
-    why = "" if rows.arrivals else "no arrivals to count from, in the trace (its requests' times)"
-    why = wanted.changes or why or ("" if kept.latency_s is not None else "no latencies")
+    why = wanted.changes
+    if not why and kept.latency_s is None:
+        why = "no latencies (of csv and jsonl, columns latency or finished_at)"
+    elif not why and not rows.arrivals:
+        why = "latencies, but no arrivals (of a benchmark, start_times)"
     report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,

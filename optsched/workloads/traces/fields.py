@@ -56,6 +56,9 @@ class Fields:
         Name in the file of each field that was found.
     columns : mapping of str to ndarray of bytes or int64, shape (n,)
         UTF-8 texts or integers of each field that was found.
+    missing : mapping of (str, int) to InputError
+        Errors by field and row, for values that are not there. They count once the value is asked
+        for, so that a failed request may lack them.
     unreadable : ndarray of bool, shape (n,)
         Rows with a value that was asked for and cannot be read. It then reads as 0.
     """
@@ -64,6 +67,7 @@ class Fields:
     line: NDArray[np.int64]
     names: Mapping[str, str]
     columns: Mapping[str, NDArray[Any]]
+    missing: Mapping[tuple[str, int], InputError] = field(default_factory=dict)
     unreadable: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +80,7 @@ class Fields:
         line: Sequence[int],
         names: Mapping[str, str],
         columns: Mapping[str, Sequence[str]],
+        missing: Mapping[tuple[str, int], InputError] | None = None,
     ) -> Fields:
         """Return rows whose fields are texts.
 
@@ -87,6 +92,8 @@ class Fields:
             See `Fields`.
         columns : mapping of str to sequence of str
             Texts of each field.
+        missing
+            See `Fields`.
 
         Returns
         -------
@@ -102,7 +109,7 @@ class Fields:
             )
             for field, texts in columns.items()
         }
-        return cls(source, np.asarray(line, dtype=np.int64), names, encoded)
+        return cls(source, np.asarray(line, dtype=np.int64), names, encoded, missing or {})
 
     def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
@@ -255,6 +262,7 @@ class Fields:
         line = int(self.line[row])
         place = f"{self.source.path}: line {line}: {self.names[field]}"
         error = InputError(f"{place}: found {shown}; expected {right}")
+        error = self.missing.get((field, row), error)
         self.source.findings.skip(line, error)
         self.unreadable[row] = True
 

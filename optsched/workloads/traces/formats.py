@@ -130,6 +130,9 @@ class _Table:
                     f"{place} found the field {name} of {words}; if that is not so, unit (--unit) "
                     "says the unit of its times"
                 )
+        for point in DURATIONS.values():
+            if layout.open and point in have and "arrival" not in have:
+                raise InputError(f"{place} found {point} without arrival, from which times count")
         said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
         for name in UNIT_NAMES:
             values = np.unique(rows.columns.get(f"? {name}", np.empty(0, dtype=np.bytes_)))
@@ -223,7 +226,7 @@ class _Table:
             if self.layout.status:
                 continue
             says = served(rows, f"? {name}", self.source.success)
-            bad = (says.failed | says.unknown) & ~left
+            bad = (says.failed | says.unknown) & ~left & ~np.isin(column, _EMPTY)
             if bad.any():
                 i = int(np.argmax(bad))
                 word = column[i].decode(errors="replace")

@@ -236,7 +236,8 @@ def read_objects(
     wanted : mapping of str to sequence of str
         Names that each field may have; see `member`.
     optional : collection of str
-        Fields that an object may lack. They then read as null.
+        Fields that an object may lack. They then read as null. Of those that begin with a question
+        mark, a block has only the ones that stand in it.
     inside, runs : str
         See `objects_in_blocks`.
 
@@ -250,23 +251,24 @@ def read_objects(
         The file cannot be read.
     """
     names = {field: found[0] for field, found in wanted.items()}
+    other = {field for field in names if field.startswith("? ")}
     for rows in objects_in_blocks(source, inside=inside, runs=runs):
-        lines: list[int] = []
         columns: dict[str, list[str]] = {field: [] for field in names}
-        for line, row in rows:
-            try:
-                values = [
-                    _as_text(member(source.path, line, row, *found, optional=field in optional))
-                    for field, found in wanted.items()
-                ]
-            except UnreadableError as error:
-                source.findings.skip(line, error)
-                continue
-            lines.append(line)
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        if lines:
-            yield Fields.from_texts(source, lines, names, columns)
+        missing: dict[tuple[str, int], InputError] = {}
+        for k, (line, row) in enumerate(rows):
+            for field, found in wanted.items():
+                if field in other and found[0] not in row:
+                    columns[field].append("null")
+                    continue
+                try:
+                    value = member(source.path, line, row, *found, optional=field in optional)
+                except UnreadableError as error:
+                    missing[field, k], value = error, ""
+                columns[field].append(_as_text(value))
+        for field in other:
+            if not any(value != "null" for value in columns[field]):
+                del columns[field]
+        yield Fields.from_texts(source, [line for line, _ in rows], names, columns, missing)
 
 
 _MISSING = object()
