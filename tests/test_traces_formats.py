@@ -429,6 +429,22 @@ def test_parquet_meets_the_same_checks(tmp_path):
             "unit: found 'hours'; expected one of s, ms, us, ns, datetime",
         ),
         (
+            {"columns": COLUMNS, "unit": {"ttfl": "s"}},
+            "unit: found 'ttfl'; expected a field of arr",
+        ),
+        (
+            {"columns": COLUMNS, "unit": {"ttft": "datetime"}},
+            "unit: found 'datetime'; expected one of s, ms, us, ns",
+        ),
+        (
+            {"columns": {**COLUMNS, "latency": "total", "finished_at": "total"}},
+            "columns: found latency and finished_at; expected one of them",
+        ),
+        (
+            {"columns": COLUMNS, "run": 1},
+            "run: found with the format 'csv'; expected only with guidellm, sglang, vllm",
+        ),
+        (
             {"columns": COLUMNS, "tokenizer": "a.py:b"},
             "tokenizer: found with the format 'csv'; expected only",
         ),
@@ -446,15 +462,20 @@ def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
 
 
 @pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake", "vidur", "vllm", "lmsys"])
-def test_only_named_columns_take_names_and_units(tmp_path, format):
-    words = f"columns: found with the format {format!r}; expected only with csv"
+def test_only_named_columns_take_names(tmp_path, format):
+    words = f"columns: found with the format {format!r}; expected only with csv, jsonl"
     refused(words, format, tmp_path / "any", columns=COLUMNS)
+
+
+def test_every_format_with_times_takes_a_unit(tmp_path):
+    words = "unit: found with the format 'sharegpt'; expected only with aiperf, azure, bailian"
+    assert "mooncake" in refused(words, "sharegpt", tmp_path / "any", unit="s")
 
 
 def test_every_format_has_a_line_and_stands_in_the_help_and_in_the_documentation():
     formats = trace_formats()
     shown = CliRunner().invoke(app, ("import", "--help")).stdout
-    assert ", ".join(formats) in re.sub(r"[\s│|]+", " ", shown)
+    assert ",".join(formats) in re.sub(r"[\s│|]+", "", shown)
     text = (Path(__file__).resolve().parent.parent / "docs" / "traces.md").read_text("utf-8")
     table = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| ["))
     assert sorted(re.findall(r"`([\w-]+)`", table)) == list(formats)
@@ -510,6 +531,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         (("--column", "arrival"), "--column: found 'arrival'; expected key=value"),
         (("--column", "arrival=x", "--column", "arrival=y"), "--column: found 'arrival' twice"),
         (("--unit", "day"), "unit: found 'day'; expected one of s, ms, us, ns, datetime"),
+        (("--unit", "s", "--unit", "ms"), "--unit: found 'ms' beside 's'; expected FIELD=UNIT"),
         (("-o", "no/such/folder.json"), "no/such/folder.json: cannot be written"),
     ):
         assert error in run("csv", "trace.csv", *words, status=2)
