@@ -467,7 +467,7 @@ def test_only_named_columns_take_names(tmp_path, format):
     refused(words, format, tmp_path / "any", columns=COLUMNS)
 
 
-def test_every_format_with_times_takes_a_unit(tmp_path):
+def test_formats_with_times_take_a_unit(tmp_path):
     words = "unit: found with the format 'sharegpt'; expected only with aiperf, azure, bailian"
     assert "mooncake" in refused(words, "sharegpt", tmp_path / "any", unit="s")
 
