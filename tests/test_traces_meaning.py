@@ -86,11 +86,20 @@ def test_times_since_1970_show_their_unit(tmp_path, times, unit):
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
-        ("send_time_us", "us"), ("latency (ms)", "ms"), ("startTimeUnixNano", "ns"), ("e2e.s", "s"),
-        ("durationMs", "ms"), ("wait_seconds", "s"), ("ts", None), ("timestamps", None),
-        ("latency", None), ("items", None), ("bus", None), ("request_ns", "ns"),
+        ("send_time_us", "us"),
+        ("latency (ms)", "ms"),
+        ("startTimeUnixNano", "ns"),
+        ("e2e.s", "s"),
+        ("durationMs", "ms"),
+        ("wait_seconds", "s"),
+        ("ts", None),
+        ("timestamps", None),
+        ("latency", None),
+        ("items", None),
+        ("bus", None),
+        ("request_ns", "ns"),
     ],
-)  # fmt: skip
+)
 def test_a_name_may_end_in_a_unit(name, unit):
     assert unit_in_name(name) == unit
 
@@ -156,9 +165,11 @@ def test_points_in_time_are_no_durations(tmp_path):
 
 def test_points_in_time_become_durations_from_the_arrival(tmp_path):
     right = {
-        **BLIS_NAMES, "first_token_at": "first_chunk_time_us",
-        "finished_at": "last_chunk_time_us", "status": "status",
-    }  # fmt: skip
+        **BLIS_NAMES,
+        "first_token_at": "first_chunk_time_us",
+        "finished_at": "last_chunk_time_us",
+        "status": "status",
+    }
     file = put(tmp_path, BLIS)
     # 500,100 - 100 us = 0.5 s and 700,100 - 250,100 us = 0.45 s.
     for format, options in (("csv", {"columns": right, "unit": "us"}), ("blis", {})):
@@ -217,9 +228,12 @@ def test_impossible_times_of_a_row_are_skipped_and_of_most_rows_refused(tmp_path
 # Inter-token times
 
 RUN = {
-    "input_lens": [10, 20], "output_lens": [3, 2], "start_times": [0.0, 1.0], "ttfts": [0.5, 0.6],
+    "input_lens": [10, 20],
+    "output_lens": [3, 2],
+    "start_times": [0.0, 1.0],
+    "ttfts": [0.5, 0.6],
     "itls": [[0.1, 0.1], [0.1]],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -243,12 +257,20 @@ def test_inter_token_times_may_hold_the_first_token(tmp_path, itls, latency, wor
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("status", "ok", "timeout"), ("status", "Success", "FAILURE"), ("state", "200", "503"),
-        ("success", "true", "False"), ("success", "1", "0"), ("error", "", "out of memory"),
-        ("error", "null", "{...}"), ("is_error", "false", "true"), ("error_code", "0", "17"),
-        ("failed", "0", "1"), ("succeeded", "True", "no"), ("http_status", "204", "429"),
+        ("status", "ok", "timeout"),
+        ("status", "Success", "FAILURE"),
+        ("state", "200", "503"),
+        ("success", "true", "False"),
+        ("success", "1", "0"),
+        ("error", "", "out of memory"),
+        ("error", "null", "{...}"),
+        ("is_error", "false", "true"),
+        ("error_code", "0", "17"),
+        ("failed", "0", "1"),
+        ("succeeded", "True", "no"),
+        ("http_status", "204", "429"),
     ],
-)  # fmt: skip
+)
 def test_failed_requests_are_left_out_and_counted(tmp_path, name, good, bad):
     file = put(tmp_path, table(f"ts,in,out,{name}", f"0,6,5,{good}", f"1,7,5,{bad}"))
     report = read("csv", file, columns={**NAMES, "status": name})[3]
@@ -306,8 +328,10 @@ def test_a_word_of_thousands_of_characters_is_odd(tmp_path):
 # Runs
 
 
-@pytest.mark.parametrize("text", [lines(RUN, {**RUN, "start_times": [5, 7]}),
-                                  json.dumps([RUN, {**RUN, "start_times": [5, 7]}])])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [lines(RUN, {**RUN, "start_times": [5, 7]}), json.dumps([RUN, {**RUN, "start_times": [5, 7]}])],
+)
 def test_one_of_several_runs_is_picked(tmp_path, text):
     file = put(tmp_path, text, "runs.json")
     words = "found 2 runs; expected one; run=N (--run N) picks it, from 1 to 2, or -1 for the last"
@@ -348,13 +372,18 @@ def test_a_reader_of_csv_and_one_of_json_name_each_other(tmp_path):
 
 def test_fields_of_json_may_lie_anywhere(tmp_path):
     row = {
-        "ts": 5, "usage": {"in": 6}, "attributes": [{"key": "gen.out", "value": {"intValue": "5"}}],
+        "ts": 5,
+        "usage": {"in": 6},
+        "attributes": [{"key": "gen.out", "value": {"intValue": "5"}}],
         "times": [5.5, 6.0, 7.5],
-    }  # fmt: skip
+    }
     columns = {
-        "arrival": "ts", "prompt_tokens": "usage.in", "output_tokens": "attributes.gen.out",
-        "first_token_at": "times.0", "finished_at": "times.-1",
-    }  # fmt: skip
+        "arrival": "ts",
+        "prompt_tokens": "usage.in",
+        "output_tokens": "attributes.gen.out",
+        "first_token_at": "times.0",
+        "finished_at": "times.-1",
+    }
     for text, more in (
         (lines(row, row), {}),
         (json.dumps({"a": {"b": [row, row]}}), {"rows": "a.b"}),

@@ -199,7 +199,6 @@ def read_delimited(
                 return
             whole: list[tuple[int, list[str]]] = []
             for line, row in block[window.take(len(block))]:
-                cut = lines.cut and line == lines.number
                 if isinstance(row, str):
                     words = f"{path}: line {line}: not CSV: {row}"
                     source.findings.skip(line, InputError(words))
@@ -209,8 +208,8 @@ def read_delimited(
                 if len(row) == width:
                     whole.append((line, row))
                 else:
-                    wrong = _bad_width(source, line, len(row), width, joined, cut)
-                    source.findings.skip(line, wrong)
+                    words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
+                    source.findings.skip(line, InputError(f"{path}: line {line}: {words}"))
             if whole:
                 names = {field: header[k] for field, k in where.items()}
                 columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
@@ -222,7 +221,6 @@ class _Lines:
 
     def __init__(self, text: IO[str]) -> None:
         self.number = 0
-        self.cut = False
         self._text, self._again, self._row = text, deque[str](), list[str]()
         self._size = 0
 
@@ -232,7 +230,6 @@ class _Lines:
     def __next__(self) -> str:
         line = self._again.popleft() if self._again else next(self._text)
         self.number += 1
-        self.cut = not line.endswith("\n")
         self._row.append(line)
         self._size += len(line)
         if self._size > _MAX_ROW_CHARS:
@@ -268,21 +265,6 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str] | str]
         except csv.Error as error:
             yield line, "a quote never ends" if "end of data" in str(error) else str(error)
             lines.go_behind_first()
-
-
-def _bad_width(
-    source: Source, line: int, found: int, width: int, text: str, cut: bool
-) -> InputError:
-    """Return the error for a row with a wrong number of fields, of a cut file's end or not."""
-    place = f"{source.path}: line {line}:"
-    if not cut:
-        return InputError(f"{place} found {found} fields in {text!r:.80}; expected {width}")
-    good = source.window.taken - 1
-    rescue = f"limit {good} reads the {good} rows before it" if good else "no row is whole"
-    return InputError(
-        f"{place} found {found} of {width} fields in {text!r:.80}, since the last line is cut "
-        f"short; expected the whole file ({rescue})"
-    )
 
 
 def _check_utf8(path: Path, text: str, line: int) -> None:

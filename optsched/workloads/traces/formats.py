@@ -126,10 +126,7 @@ class _Table:
         general = source.units.get("")
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.units:
-                raise InputError(
-                    f"{place} found the field {name} of {words}; if that is not so, unit (--unit) "
-                    "says the unit of its times"
-                )
+                raise InputError(f"{place} found the field {name} of {words}")
         for point in DURATIONS.values():
             if layout.open and point in have and "arrival" not in have:
                 raise InputError(f"{place} found {point} without arrival, from which times count")

@@ -74,6 +74,8 @@ def pick_run(
                 raise _not_an_object(path, line, entry)
             found.append((line, entry))
     wanted = 1 if source.run is None and len(found) < 2 else source.run
+    if not found:
+        raise InputError(f"{path}: found no runs; expected a JSON object of a run")
     if wanted is None:
         raise InputError(
             f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "

@@ -87,7 +87,7 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str, said: bo
         source.findings.odd(
             f"all {n} requests arrive within {span_s:g} s, if times are in {unit}; {_UNIT_SAYS}"
         )
-    elif span_s > 3600 * (n - 1):
+    elif span_s > (120 if n >= 10 else 3600) * (n - 1):
         source.findings.odd(
             f"requests arrive {span_s / (n - 1):g} s apart on average, if times are in {unit}; "
             f"{_UNIT_SAYS}"
@@ -107,12 +107,24 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
             f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
             "(--unit latency=ms)"
         )
-    span = 0.0 if kept.time_ns is None else float(np.ptp(kept.time_ns)) / 1e9
-    if kept.time_ns is None or len(latency) < 3 or not span:
+    if kept.time_ns is None:
         return
-    after = latency - kept.time_ns / 1e9
-    if (after > 0).all() and np.ptp(after) < 0.5 * span and np.ptp(latency) > 0.5 * span:
+    span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))
+    if span > 1 and middle > max(span, 600):
         source.findings.odd(
-            "latencies grow with the arrivals as points in time do; "
-            + _POINT_SAYS.format("finished_at")
+            f"latencies of {middle:.6g} s in the median are longer than all arrivals ({span:g} s); "
+            + _UNIT_SAYS
         )
+    # Points in time grow with the arrivals, second by second, and latencies do not.
+    after = latency - kept.time_ns / 1e9
+    spread = float(np.ptp(after))
+    if len(latency) < 3 or after.min() <= 0 or spread > 0.5 * span or np.ptp(latency) < 0.5 * span:
+        return
+    words = (
+        "latencies grow with the arrivals as points in time do; "
+        + _POINT_SAYS.format("finished_at")
+        + "; --unit latency=s if they are latencies"
+    )
+    if len(latency) >= 5 and spread < 0.1 * span and "latency" not in source.units:
+        raise InputError(f"{source.path}: {words}")
+    source.findings.odd(words)
