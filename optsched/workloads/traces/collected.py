@@ -109,6 +109,8 @@ class Rows:
             self.findings.skip(line, InputError(words))
         self.contrary += len(contrary)
         self._usable_rows += len(block.line) - len(contrary)
+        if not contrary:
+            return block
         return block.pick(np.setdiff1d(np.arange(len(block.line)), list(contrary)))
 
     def _check_order(self, block: Block) -> None:

@@ -5,9 +5,11 @@ Values in an unusual notation are read one by one, which gives the same result m
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -33,13 +35,11 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
 _WITH_UNIT = re.compile(rf"(\S+?)\s*({'|'.join([*PLACES, *_UNIT_WORDS])})")
 _STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
+    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
+    r"(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
     re.ASCII,
 )
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
-_STAMP_CHARS = 35  # length of the longest timestamp
-_DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
-_MARKS = {4: b"-", 7: b"-", 10: b" T", 13: b":", 16: b":"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,11 +228,9 @@ class Fields:
             A value has another form, names a day that does not exist, or is before 1900 or after
             2189. The error names line, column and value.
         """
-        column = self.columns[field]
-        value, plain = _utc_stamps(column)
-        if skip is not None:
-            value, plain = np.where(skip, 0, value), plain | skip
-        for i in np.flatnonzero(~plain).tolist():
+        value = np.zeros(len(self.line), dtype=np.int64)
+        rows = range(len(value)) if skip is None else np.flatnonzero(~skip).tolist()
+        for i in rows:
             text = self._text(field, i)
             exact = exact_stamp(text)
             if exact is None:
@@ -318,13 +316,22 @@ def exact_stamp(text: str) -> int | None:
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None
-    plain, sign, hours, minutes = match.groups()
+    day, clock, fraction, sign, hours, minutes = match.groups()
+    midnight = _midnight(day)
+    if midnight is None or clock > "23:59:59" or clock[3] > "5" or clock[6] > "5":
+        return None
+    seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
+    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes))
+    return (midnight + seconds - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _midnight(day: str) -> int | None:
+    """Return the seconds from 1970 to the beginning of a day, None for one that does not exist."""
     try:
-        stamp = int(np.datetime64(plain, "ns").astype(np.int64))
+        return (date.fromisoformat(day) - date(1970, 1, 1)).days * 86_400
     except ValueError:
         return None
-    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes))
-    return stamp - zone * 60 * 10**9
 
 
 def _decimals(
@@ -344,24 +351,3 @@ def _decimals(
     # One digit after the last place decides which way to round.
     digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
     return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain
-
-
-def _utc_stamps(texts: NDArray[np.bytes_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the nanoseconds since 1970 of timestamps in UTC, and which texts hold one."""
-    size = np.char.str_len(texts)
-    chars = texts.astype(f"S{_STAMP_CHARS}").view(np.uint8).reshape(len(texts), _STAMP_CHARS)
-    plain = (size <= _STAMP_CHARS) & (texts >= _YEARS[0].encode()) & (texts < _YEARS[1].encode())
-    plain &= (chars[:, _DIGITS] - ord("0") <= 9).all(axis=1)
-    for place, marks in _MARKS.items():
-        plain &= (chars[:, place] == marks[0]) | (chars[:, place] == marks[-1])
-    zone = 6 * np.char.endswith(texts, b"+00:00") + np.char.endswith(texts, b"Z")
-    rest = np.where(np.arange(19, _STAMP_CHARS) < (size - zone)[:, None], chars[:, 19:], 0)
-    tail = rest.astype(np.uint8).view(f"S{rest.shape[1]}")[:, 0]
-    digits = np.char.isdigit(np.char.lstrip(tail, b"."))
-    point = (rest[:, 0] == ord(".")) & (rest[:, 1] != ord("."))
-    plain &= (tail == b"") | (digits & point & (rest[:, 10:] == 0).all(axis=1))
-    stamps = np.where(plain, np.char.add(texts.astype("S19"), tail), b"1970-01-01")
-    try:
-        return stamps.astype("M8[ns]").astype(np.int64), plain
-    except ValueError:  # some day does not exist; the caller finds out which one
-        return np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)
