@@ -138,6 +138,11 @@ def test_latencies_in_another_unit_than_arrivals_are_odd(tmp_path):
     report = read("csv", file, columns=NAMES, unit={"latency": "ms"})[3]
     assert report.notes == ()
     assert report.measured.latency.tolist() == [0.9] * 3
+    # After the first token, (900 - 100) / 4 = 200 s a token are no queueing.
+    file = put(tmp_path, table("ts,in,out,ttft,latency", "0,6,5,100,900", "1,6,5,100,900"))
+    refused("an output token takes 200 s in the median", "csv", file, columns=NAMES)
+    warned("an output token takes 200 s", "csv", file, columns=NAMES, unit="s")  # it is said
+    assert read("csv", file, columns=NAMES, unit={"latency": "ms", "ttft": "ms"})[3].notes == ()
 
 
 # Points in time

@@ -119,34 +119,40 @@ class _Table:
             yield from read_delimited(source, wanted, optional)
 
     def _check(self, rows: Fields) -> None:
-        """Refuse a file whose names or marks say another unit or format than is meant."""
+        """Refuse a file whose names or marks say another format or unit than is meant."""
         source, layout = self.source, self.layout
         have = rows.columns.keys() - (self.absent or set())
         place = f"{source.path}: line {rows.line[0]}:"
-        general = source.units.get("")
+
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.units:
                 raise InputError(f"{place} found the field {name} of {words}")
+        if not layout.open:
+            return
         for point in DURATIONS.values():
-            if layout.open and point in have and "arrival" not in have:
+            if point in have and "arrival" not in have:
                 raise InputError(f"{place} found {point} without arrival, from which times count")
-        said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
+
+        for name in TIMES:
+            if name in have:
+                self._check_unit(place, rows.names[name], name, unit_in_name(rows.names[name]))
         for name in UNIT_NAMES:
-            values = np.unique(rows.columns.get(f"? {name}", np.empty(0, dtype=np.bytes_)))
+            values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
             if len(values) == 1 and "arrival" in have:
-                said[f"? {name}"] = unit_in_name("_" + values[0].decode(errors="replace"))
-        for name, unit in said.items():
-            time = "arrival" if name.startswith("? ") else name
-            used = layout.unit(source, time)
-            if not layout.open or unit is None or unit == used or used not in PLACES:
-                continue
-            if time in source.units:
-                continue
-            found = f"the column {rows.names[name]} says {unit}, and {time} is read in {used}"
-            option = f"{time}={unit}" if general else unit
-            if general in (None, "datetime"):
-                raise InputError(f"{place} {found}; --unit {option} says so")
-            source.findings.odd(f"{found}; --unit {option} says so")
+                unit = unit_in_name("_" + values.pop().decode(errors="replace"))
+                self._check_unit(place, name, "arrival", unit)
+
+    def _check_unit(self, place: str, column: str, time: str, said: str | None) -> None:
+        """Compare the unit that a column says with the one in which a time is read."""
+        source, used = self.source, self.layout.unit(self.source, time)
+        if said is None or said == used or used not in PLACES or time in source.units:
+            return
+        general = source.units.get("")
+        option = f"{time}={said}" if general else said
+        found = f"the column {column} says {said}, and {time} is read in {used}; --unit {option}"
+        if general in (None, "datetime"):
+            raise InputError(f"{place} {found} says so")
+        source.findings.odd(f"{found} says so")
 
     def _block(self, rows: Fields) -> Block:
         source, layout = self.source, self.layout

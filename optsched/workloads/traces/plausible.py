@@ -96,17 +96,24 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str, said: bo
 
 def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
     """Compare measured times with the tokens they were spent on, and with the arrivals."""
-    output = kept.output_tokens
-    many = output > 1
-    if kept.ttft_s is not None and many.any():
-        step = float(np.median((latency - kept.ttft_s)[many] / (output[many] - 1)))
-    else:
+    output, sure = kept.output_tokens, False
+    # Where an answer is not streamed its first token comes with its last.
+    after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
+    many = (output > 1) & (after_first > 0)
+    if many.any():
+        step = float(np.median(after_first[many] / (output[many] - 1)))
+        sure = step > 60 and not source.units.keys() & {"", "latency"}
+    else:  # which may be mostly queueing
         step = float(np.median(latency / output))
-    if step > 5 or step < 1e-4:
-        source.findings.odd(
+    if not 1e-4 < step < 5:
+        words = (
             f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
             "(--unit latency=ms)"
         )
+        if sure:
+            raise InputError(f"{source.path}: {words}")
+        source.findings.odd(words)
+
     if kept.time_ns is None:
         return
     span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))
