@@ -148,6 +148,7 @@ def test_measured_times_survive_a_file(tmp_path):
         ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: found -1.0"),
         ({"latency": [0.1, 0, 0.1]}, "latency: request 1: found 0; expected a time > 0"),
         ({"latency": [0.1, None, 0.1]}, "latency: request 1: found None; expected a number"),
+        ({"latency": [0.2, 1771000000.5, 0.2]}, "latency: request 1: found 1771000000.5; expected"),
         ({"latency": [0.1]}, "ttft: found 3 values; expected 1, as many as latency has"),
         ({"latency": ...}, "latency: found nothing; expected this field of the format"),
         ({"ttft": [0.1, 0.5, 0.1]}, "ttft: request 1: found 0.5; expected at most its latency 0.3"),

@@ -161,7 +161,7 @@ def import_trace(
     ] = None,
     strict: Annotated[
         bool,
-        option("--strict", None, "Stop with an error at a row that must be dropped or moved."),
+        option("--strict", None, "Refuse rows that must be dropped or moved, and what is odd."),
     ] = False,
     measured_out: Annotated[
         str | None,

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})
 _WITH_UNIT = re.compile(rf"(\S+?)\s*({'|'.join([*PLACES, *_UNIT_WORDS])})")
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
-    r"(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
+    r"(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?",
     re.ASCII,
 )
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
@@ -321,7 +321,7 @@ def exact_stamp(text: str) -> int | None:
     if midnight is None or clock > "23:59:59" or clock[3] > "5" or clock[6] > "5":
         return None
     seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
-    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes))
+    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes or 0))
     return (midnight + seconds - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 

@@ -7,11 +7,11 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.files.measured import DAY_S
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source
 from optsched.workloads.traces.fields import PLACES
 
-_DAY_S = 86_400.0
 _UNIT_SAYS = "the option unit (--unit) says what is meant"
 _POINT_SAYS = "a point in time is named by {0} (--column {0}=NAME), another unit by --unit"
 _IN_NAME = re.compile(
@@ -38,7 +38,7 @@ def impossible_times(block: Block) -> dict[int, str]:
         if times is None:
             continue
         low = times <= 0 if name == "latency" else times < 0
-        for i in np.flatnonzero(low | (times > _DAY_S)).tolist():
+        for i in np.flatnonzero(low | (times > DAY_S)).tolist():
             found = f"a {name} of {times[i]:.10g} s"
             if times[i] < 0:
                 found = f"a {name} that ends {-times[i]:.10g} s before the arrival"
