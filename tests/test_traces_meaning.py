@@ -44,6 +44,7 @@ def test_fractions_of_a_millisecond_are_none_of_mooncake_s_times(tmp_path):
         "line 2: timestamp: found 20.5; expected whole ms, as this format has them; unit (--unit"
     )
     refused(words, "mooncake", file)
+    refused(words, "mooncake", file, unit={"latency": "s"})  # which says nothing of arrivals
     assert read("mooncake", file, unit="s")[0] == [0, 20.5, 60]
     assert read("mooncake", file, unit="ms")[0] == [0, 0.0205, 0.06]
     assert read("mooncake", file, rate=float("inf"))[0] == [0, 0, 0]  # then times do not matter

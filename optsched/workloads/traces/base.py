@@ -223,6 +223,10 @@ class Source:
         """Return the unit of a field: the user's, or else the format's."""
         return self.units.get(field) or self.units.get("") or default
 
+    def says_unit(self, field: str) -> bool:
+        """Return whether the user says the unit of a field."""
+        return bool(self.unit(field, ""))
+
 
 Reader = Callable[[Source], Iterator[Block]]
 

@@ -125,7 +125,7 @@ class _Table:
         place = f"{source.path}: line {rows.line[0]}:"
 
         for name, words in layout.foreign.items():
-            if f"? {name}" in have and "arrival" in have and not source.units:
+            if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
                 raise InputError(f"{place} found the field {name} of {words}")
         if not layout.open:
             return
@@ -177,7 +177,7 @@ class _Table:
         if "arrival" in have:
             unit = layout.unit(source, "arrival")
             time = rows.points("arrival", unit, left)
-            if layout.whole and not source.units:
+            if layout.whole and not source.says_unit("arrival"):
                 self._check_whole(rows, time, unit)
         for name, point in DURATIONS.items():
             if name in have:

@@ -56,16 +56,16 @@ def impossible_times(block: Block) -> dict[int, str]:
 
 def check_trace(kept: Block, source: Source, unit: str) -> None:
     """Refuse a trace whose times are surely not in the unit, and tell the findings what is odd."""
-    said = bool(source.units.get("arrival") or source.units.get(""))
     time = kept.time_ns
     if time is not None and len(time) and unit in PLACES:
-        _check_arrivals(time, source, unit, said)
+        _check_arrivals(time, source, unit)
     if kept.latency_s is not None and len(kept.latency_s):
         _check_latencies(kept, source, kept.latency_s)
 
 
-def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str, said: bool) -> None:
+def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
     """Compare arrivals with times since 1970 in other units, and their span with their number."""
+    said = source.says_unit("arrival")
     numbers = time / 10.0 ** PLACES[unit]
     span_s, n = float(time.max() - time.min()) / 1e9, len(time)
     for other, places in PLACES.items():
@@ -102,7 +102,7 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
     many = (output > 1) & (after_first > 0)
     if many.any():
         step = float(np.median(after_first[many] / (output[many] - 1)))
-        sure = step > 60 and not source.units.keys() & {"", "latency"}
+        sure = step > 60 and not source.says_unit("latency")
     else:  # which may be mostly queueing
         step = float(np.median(latency / output))
     if not 1e-4 < step < 5:
