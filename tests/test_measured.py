@@ -76,11 +76,22 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
         (
             dict.fromkeys(("input_lens", "output_lens", "ttfts", "itls"), ...),
             "input_lens: found no lists of requests; expected a benchmark run with "
-            "--save-result and --save-detailed, which writes them",
+            "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which writes",
         ),
         ({"ttfts": ...}, "expected the list ttfts; found model_id, request_rate"),
         ({"ttfts": [0.1]}, "ttfts: found 1 entries; expected 3, as many as input_lens has"),
         ({"ttfts": "no"}, "ttfts: found 'no'; expected a list"),
+    ],
+)
+def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        bench(tmp_path, **changes)
+    assert str(caught.value).startswith(str(tmp_path / "bench.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: found 'x'; expected a time in seconds"),
         ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: found None; expected a time in seconds"),
         ({"itls": [[], [-1.0], []]}, "itls: request 1: found -1.0; expected a time in seconds"),
@@ -92,20 +103,19 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
         ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: found 2.5; expected an integer"),
         ({"output_lens": [1, True, 3]}, "output_lens: request 1: found True; expected an integer"),
         ({"start_times": [0, 1e300, 3]}, "start_times: request 1: found 1e+300; expected a time"),
+        ({"latencies": [0.2, 0.01, 0.4]}, "line 2: ttft: found 0.07 s; expected at most its lat"),
         (
-            {"latencies": [0.2, 0.01, 0.4]},
-            "ttft: request 2: found 0.07; expected at most its latency",
-        ),
-        (
-            {"latencies": [0.2, 0.3, 0.0], "ttfts": [0, 0, 0]},
-            "latency: request 1: found 0; expected a time",
+            {"latencies": [0.2, 0.0, 0.4], "ttfts": [0, 0, 0]},
+            "line 2: latency: found a latency of 0 s; expected more than 0 and at most a day",
         ),
     ],
 )
-def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
-    with pytest.raises(InputError, match=re.escape(words)) as caught:
-        bench(tmp_path, **changes)
-    assert str(caught.value).startswith(str(tmp_path / "bench.json"))
+def test_a_request_with_impossible_values_is_skipped_and_named(tmp_path, changes, words):
+    instance, report = bench(tmp_path, **changes)
+    assert (instance.n, report.unreadable, len(report.measured.latency)) == (2, 1, 2)
+    assert words in " ".join(report.notes)
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_trace_report("vllm", tmp_path / "bench.json", strict=True)
 
 
 def test_what_is_not_the_whole_trace_as_it_was_has_no_measured_times(tmp_path):
@@ -138,6 +148,7 @@ def test_measured_times_survive_a_file(tmp_path):
         ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: found -1.0"),
         ({"latency": [0.1, 0, 0.1]}, "latency: request 1: found 0; expected a time > 0"),
         ({"latency": [0.1, None, 0.1]}, "latency: request 1: found None; expected a number"),
+        ({"latency": [0.2, 1771000000.5, 0.2]}, "latency: request 1: found 1771000000.5; expected"),
         ({"latency": [0.1]}, "ttft: found 3 values; expected 1, as many as latency has"),
         ({"latency": ...}, "latency: found nothing; expected this field of the format"),
         ({"ttft": [0.1, 0.5, 0.1]}, "ttft: request 1: found 0.5; expected at most its latency 0.3"),
@@ -261,6 +272,6 @@ def test_measured_out_without_measured_times_writes_nothing(tmp_path, monkeypatc
     put(tmp_path, BENCH)
     words = ("import", "vllm", "bench.json", "--limit", "2", "-o", "i.json")
     line = one_line_error(invoke(*words, "--measured-out", "m.json"))
-    assert "--measured-out: found no measured times; expected a trace" in line
+    assert "--measured-out: found no measured times: found a trace changed by limit; exp" in line
     assert not Path("i.json").exists()
     assert not Path("m.json").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trace_files import HEADER, NEW, OLD, put, refused
+from trace_files import HEADER, NEW, OLD, put, refused, skipped
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces import (
@@ -159,6 +159,16 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
             "line 3: TIMESTAMP: found '2999-11-16 18:16:00.0000000';",
         ),
         ("2023-11-16 18:16:00.0000000", "NaT", "line 3: TIMESTAMP: found 'NaT'; expected a date"),
+    ],
+)
+def test_a_malformed_row_is_skipped_and_named_with_line_field_and_value(tmp_path, old, new, words):
+    report = skipped(words, "azure", put(tmp_path, OLD.replace(old, new)))
+    assert (report.read, report.dropped, report.first_dropped_line) == (4, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
         (
             "GeneratedTokens",
             "Generated",
@@ -168,17 +178,25 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
         (OLD, HEADER, "no requests in 0 rows; expected rows with 1 or more prompt"),
     ],
 )
-def test_a_malformed_row_is_named_with_line_field_and_value(tmp_path, old, new, words):
+def test_a_file_without_its_columns_or_rows_is_refused(tmp_path, old, new, words):
     file = put(tmp_path, OLD.replace(old, new))
     assert refused(words, "azure", file).startswith(f"{file}: ")
 
 
+def test_a_file_of_which_no_row_can_be_read_is_refused_with_the_first_error(tmp_path):
+    file = put(tmp_path, re.sub(r",(\d)0,", r",\1x,", OLD))
+    refused("line 2: ContextTokens: found '1x'; expected an integer", "azure", file)
+    # Lines 2 and 4 have no number, line 3 no answer: nothing is left.
+    file = put(
+        tmp_path, OLD.replace(",10,", ",x,").replace(",20,3", ",20,0").replace("30,4", "y,4")
+    )
+    refused("line 2: ContextTokens: found 'x'", "azure", file, limit=3)
+    assert read_trace_report("azure", file)[1].dropped == 3
+
+
 def test_lines_are_counted_over_blank_ones_and_offsets(tmp_path):
     file = put(tmp_path, OLD.replace("\r\n2", "\r\n\r\n2").replace(",40,5", ",x,5"))
-    with pytest.raises(
-        InputError, match="line 9: ContextTokens: found 'x'; expected an integer of at"
-    ):
-        read_trace("azure", file, offset=2)
+    skipped("line 9: ContextTokens: found 'x'; expected an integer of at", "azure", file, offset=2)
     assert read_trace("azure", file, limit=3).n == 3  # what is not read does no harm
 
 
@@ -207,7 +225,7 @@ def test_options_without_meaning_are_refused(tmp_path, options, words):
 
 def test_unknown_formats_and_unreadable_files_are_named(tmp_path):
     assert "azure" in trace_formats()
-    refused("trace format 'nope' is unknown; known are azure", "nope", tmp_path)
+    refused("trace format 'nope' is unknown; known are aiperf, azure", "nope", tmp_path)
     refused("no such file", "azure", tmp_path / "none.csv")
     refused("found a directory; expected a file", "azure", tmp_path)
 
@@ -230,7 +248,7 @@ def test_the_azure_conversations_of_2023():
     if not file.is_file():
         pytest.skip(f"{file} is not there")
     instance, report = read_trace_report("azure", file)
-    assert report == TraceReport(19_366)
+    assert report == TraceReport(19_366, unmeasured=report.unmeasured)
     # From 18:15:46.6805900 to 19:14:08.4025270; the second row at 18:15:50.9951690.
     assert instance.arrival[[0, 1, -1]].tolist() == [0.0, 4.314579, 3501.721937]
     assert (instance.prompt_tokens > 4096).sum() == 402

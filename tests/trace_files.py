@@ -58,3 +58,12 @@ def refused(words: str, format: str, file: Path, **options: Any) -> str:
         read_trace_report(format, file, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def skipped(words: str, format: str, file: Path, **options: Any) -> TraceReport:
+    """Expect one row that cannot be read, for this reason: without strict it is only counted."""
+    error = refused(words, format, file, strict=True, **options)
+    report = read_trace_report(format, file, **options)[1]
+    assert report.unreadable == 1
+    assert any(note.endswith(error.removeprefix(f"{file}: ")) for note in report.notes)
+    return report

@@ -132,13 +132,32 @@ def import_trace(
         option(
             "--column",
             "FIELD=NAME",
-            "For csv, the name of the column of a field (repeatable): arrival, prompt_tokens, "
-            "output_tokens, ttft or latency.",
+            "For csv and jsonl, the name of the column of a field (repeatable): arrival, "
+            "prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and "
+            "finished_at as points in time, status, and rows, the list of requests in a JSON "
+            "document. In JSON a point leads into an object: usage.prompt_tokens.",
         ),
     ] = None,
-    unit_name: Annotated[
-        str | None,
-        option("--unit", "UNIT", "For csv, the unit of times: s, ms, us, ns or datetime."),
+    units: Annotated[
+        list[str] | None,
+        option(
+            "--unit",
+            "UNIT|FIELD=UNIT",
+            "The unit of times, or of one field (repeatable): s, ms, us, ns or datetime. By "
+            "default it is the format's; s for csv and jsonl.",
+        ),
+    ] = None,
+    success: Annotated[
+        list[str] | None,
+        option(
+            "--success",
+            "WORD",
+            "For csv and jsonl, a further word of the status that means success (repeatable).",
+        ),
+    ] = None,
+    run: Annotated[
+        int | None,
+        option("--run", "N", "Of a file with several runs, the run to read; -1 is the last."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -151,7 +170,7 @@ def import_trace(
     ] = None,
     strict: Annotated[
         bool,
-        option("--strict", None, "Stop with an error at a row that must be dropped or moved."),
+        option("--strict", None, "Refuse rows that must be dropped or moved, and what is odd."),
     ] = False,
     measured_out: Annotated[
         str | None,
@@ -167,6 +186,10 @@ def import_trace(
     if rate != math.inf:
         check_number(rate, "--rate", 0.0, strict=True)
     columns = key_values(column, "--column")
+    by_field = key_values([text for text in units or () if "=" in text], "--unit")
+    for text in units or ():
+        if "=" not in text and by_field.setdefault("", text) != text:
+            raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
     check_outputs(out, measured_out)
     if cost_model is not None:
         kv_capacity = _capacity_of(cost_model, kv_capacity, kv_block_tokens)
@@ -186,7 +209,9 @@ def import_trace(
             rate_scale=rate_scale,
             round_seconds=rounds,
             columns=columns,
-            unit=unit_name,
+            unit=by_field,
+            success=success or (),
+            run=run,
             tokenizer=tokenizer,
             strict=strict,
             progress=lambda rows: line.show(f"{rows} rows"),
@@ -195,8 +220,8 @@ def import_trace(
         print(f"warning: {file}: {note}", file=sys.stderr)
     if measured_out is not None and report.measured is None:
         raise UsageError(
-            "--measured-out: found no measured times; expected a trace that has them (vllm, or csv "
-            "with a column of latency) and is read whole, at its own arrivals, in seconds"
+            f"--measured-out: found no measured times: found {report.unmeasured}; expected a trace "
+            "that has latencies and arrivals and is read whole, at its own arrivals, in seconds"
         )
     _write(instance, out)
     if kv_capacity is None:

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from optsched.files.strict_json import Place, read_json, write_json
 from optsched.problem.columns import plain_numbers, real_column
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.instance import MAX_ROUND, Instance
+from optsched.problem.instance import Instance
+
+DAY_S = 86_400.0
+"""The longest time that a request can take, in seconds; more is a point in time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +26,8 @@ class Measured:
     Parameters
     ----------
     latency : array_like, shape (n,)
-        Seconds from each arrival to the last token, > 0; NaN only for requests with an error.
+        Seconds from each arrival to the last token, > 0 and at most a day, so that a point in time
+        is none; NaN only for requests with an error.
     ttft : array_like, shape (n,), optional
         Seconds from each arrival to the first token, at most the latency; NaN as above.
     name : str
@@ -75,7 +79,7 @@ class Measured:
         missing = [i for i in self.errors if i < len(values) and _missing(values[i])]
         for i in missing:
             values[i] = 1.0
-        column = real_column(values, name, 0.0, float(MAX_ROUND))
+        column = real_column(values, name, 0.0, DAY_S)
         if missing:
             column = column.copy()
             column[missing] = np.nan

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,12 +22,20 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
-from optsched.workloads.traces.base import FORMATS, Block, Source, TraceFormat, Window
+from optsched.workloads.traces.base import (
+    FORMATS,
+    Block,
+    Findings,
+    Source,
+    TraceFormat,
+    Window,
+)
 from optsched.workloads.traces.collected import Rows
-from optsched.workloads.traces.fields import PLACES
+from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
+from optsched.workloads.traces.plausible import check_trace
 
 UNITS = (*PLACES, "datetime")
-"""Units of times in a file with named columns."""
+"""Units of times in a file."""
 
 
 class TraceWarning(UserWarning):
@@ -43,9 +51,12 @@ class TraceReport:
     read : int
         Number of rows read: at most ``limit``, after ``offset``.
     dropped : int
-        Number of rows left out: failed requests, and those without a positive number of tokens.
+        Number of rows left out: failed requests, those without a positive number of tokens, and
+        rows that cannot be read.
     failed : int
         Number of failed requests among the dropped rows.
+    unreadable : int
+        Number of rows among them that cannot be read, or whose times cannot be.
     first_dropped_line : int, optional
         Line of the first dropped row.
     backwards : int
@@ -58,6 +69,8 @@ class TraceReport:
     measured : Measured, optional
         Times that the trace's own server took, if the trace has them and every row is read
         unchanged.
+    unmeasured : str
+        Why there are no measured times, if there are none.
     notes : tuple of str
         All of this in words; empty if there is nothing to say.
     """
@@ -65,11 +78,13 @@ class TraceReport:
     read: int
     dropped: int = 0
     failed: int = 0
+    unreadable: int = 0
     first_dropped_line: int | None = None
     backwards: int = 0
     first_backwards_line: int | None = None
     arrivals: bool = True
     measured: Measured | None = None
+    unmeasured: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -98,7 +113,9 @@ class TraceOptions(TypedDict, total=False):
     rate_scale: float
     round_seconds: float | None
     columns: Mapping[str, str] | None
-    unit: str | None
+    unit: str | Mapping[str, str] | None
+    success: Collection[str]
+    run: int | None
     tokenizer: str | Callable[[str], int] | None
     strict: bool
     name: str | None
@@ -183,16 +200,23 @@ def read_trace_report(
         Length of a round, for an instance in rounds. An arrival at t becomes round
         floor(t / length), computed exactly. None gives an instance in seconds.
     columns : mapping of str to str, optional
-        For the format ``csv``: name of the column of each field of
-        `optsched.workloads.traces.formats.FIELDS`.
-    unit : str, optional
-        For the format ``csv``: unit of times, one of `UNITS` (default seconds).
+        For the formats ``csv`` and ``jsonl``: name of the column of each field of
+        `optsched.workloads.traces.formats.FIELDS`. In JSON a point leads into an object, as in
+        ``usage.prompt_tokens``, and ``rows`` is the path to the list of requests in a document.
+    unit : str or mapping of str to str, optional
+        Unit of times, one of `UNITS`; of some fields if given by field, with an empty name for the
+        others. The default is the format's own, and seconds for named columns. With dates,
+        durations are in seconds.
+    success : collection of str
+        For named columns: further words of a status that mean success.
+    run : int, optional
+        Number of the run to read from a file of several, from 1, or from -1 for the last.
     tokenizer : str or callable, optional
         For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
         words.
     strict : bool
-        Whether to refuse a file with rows that would be dropped or sorted, or one without arrivals
-        if no ``rate`` is given (default False).
+        Whether to refuse a file with rows that would be dropped or sorted, one that is odd, or one
+        without arrivals if no ``rate`` is given (default False).
     name : str, optional
         Name of the instance; None: the name of the file.
     progress : callable, optional
@@ -206,9 +230,9 @@ def read_trace_report(
     Raises
     ------
     InputError
-        The file cannot be read, a row is malformed (the error names line, field and value), the
-        window has no request, a request does not fit into the KV capacity, or an option has a
-        value out of range.
+        The file cannot be read, no row can (the error names line, field and value of the first),
+        times surely mean something else, the window has no request, a request does not fit into
+        the KV capacity, or an option has a value out of range.
     UsageError
         The format does not take an option.
     """
@@ -216,40 +240,55 @@ def read_trace_report(
     wanted.check(chosen)
     from optsched.workloads.traces.tokenizer import token_counter
 
-    window = Window(wanted.offset, wanted.limit)
     source = Source(
-        file, window, wanted.columns or {}, wanted.unit or "s", token_counter(wanted.tokenizer)
+        file,
+        Window(wanted.offset, wanted.limit),
+        columns=wanted.columns or {},
+        units=wanted.units,
+        success=frozenset(wanted.success),
+        run=wanted.run,
+        drawn=wanted.rate is not None,
+        count=token_counter(wanted.tokenizer),
+        findings=Findings(file, wanted.strict),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
-    drawn = wanted.rate is not None
-    rows = Rows(file, window, wanted.sample, draws[0], wanted.strict, drawn)
+    rows = Rows(source, wanted.sample, draws[0])
     rows.collect(chosen.read(source), wanted.progress)
-    kept, notes = rows.kept(), rows.notes()
+    kept = rows.kept()
+    check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
+    notes = rows.notes()
     if "tokenizer" in chosen.options and wanted.tokenizer is None:
         notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
-    if drawn or kept.time_ns is None:
+    if source.drawn or kept.time_ns is None:
         since = _poisson(len(kept.line), wanted.rate, draws[1])
     else:
         time, order = kept.time_ns, np.argsort(kept.time_ns, kind="stable")
         since = time[order] - time.min()
         if rows.backwards:
             kept = kept.pick(order)
-    if not (drawn or rows.arrivals):
+    if not (source.drawn or rows.arrivals):
         notes += (
             "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
             "Poisson arrivals of R requests a second",
         )
     instance = _instance(file, kept, wanted, since)
+    why = wanted.changes
+    if not why and kept.latency_s is None:
+        why = "no latencies (of csv and jsonl, columns latency or finished_at)"
+    elif not why and not rows.arrivals:
+        why = "latencies, but no arrivals (of a benchmark, start_times)"
     report = TraceReport(
-        read=window.taken,
+        read=source.window.taken,
         dropped=rows.dropped,
         failed=rows.failed,
-        first_dropped_line=rows.first_dropped,
+        unreadable=source.findings.unreadable,
+        first_dropped_line=rows.first_dropped_line,
         backwards=rows.backwards,
         first_backwards_line=rows.first_backwards,
         arrivals=rows.arrivals,
-        measured=_measured(file, kept, instance) if rows.arrivals and wanted.as_it_is else None,
+        measured=None if why else _measured(file, kept, instance),
+        unmeasured=why,
         notes=notes,
     )
     return instance, report
@@ -270,17 +309,28 @@ class _Options:
     rate_scale: float = 1.0
     round_seconds: float | None = None
     columns: Mapping[str, str] | None = None
-    unit: str | None = None
+    unit: str | Mapping[str, str] | None = None
+    success: Collection[str] = ()
+    run: int | None = None
     tokenizer: str | Callable[[str], int] | None = None
     strict: bool = False
     name: str | None = None
     progress: Callable[[int], None] | None = None
 
     @property
-    def as_it_is(self) -> bool:
-        """Whether every row is read, at the times of the trace."""
-        window = self.offset == 0 and self.limit is None and self.sample is None
-        return window and self.rate is None and self.rate_scale == 1 and self.round_seconds is None
+    def changes(self) -> str:
+        """What keeps the trace from being read whole, at its own times in seconds."""
+        default = _Options()
+        keys = ("offset", "limit", "sample", "rate", "rate_scale", "round_seconds")
+        changed = [key for key in keys if getattr(self, key) != getattr(default, key)]
+        return f"a trace changed by {', '.join(changed)}" if changed else ""
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Units by field; an empty name stands for the others."""
+        if self.unit is None or isinstance(self.unit, str):
+            return {"": self.unit} if self.unit else {}
+        return self.unit
 
     def check(self, format: TraceFormat) -> None:
         for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
@@ -291,9 +341,15 @@ class _Options:
         if self.round_seconds is not None and self.kv_capacity is None:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
         _check_whole(self.kv_capacity, "kv_capacity", 1)
-        if self.unit is not None and self.unit not in UNITS:
-            raise InputError(f"unit: found {self.unit!r}; expected one of {', '.join(UNITS)}")
-        for key in ("columns", "unit", "tokenizer"):
+        for name, unit in self.units.items():
+            if name not in ("", *TIMES):
+                raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
+            if unit not in UNITS or (unit == "datetime" and name in DURATIONS):
+                right = PLACES if name in DURATIONS else UNITS
+                raise InputError(f"unit: found {unit!r}; expected one of {', '.join(right)}")
+        if self.run is not None and (type(self.run) is not int or not self.run):
+            raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
+        for key in ("columns", "unit", "success", "run", "tokenizer"):
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
@@ -326,12 +382,13 @@ def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64
         raise InputError(f"{_at_line(file, error, kept.line)}{hint}") from None
 
 
-def _measured(file: Path, kept: Block, instance: Instance) -> Measured | None:
+def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
     """Return the measured times of an instance's requests, in the order of its requests."""
-    if kept.latency_s is None:
-        return None
+    assert kept.latency_s is not None
+    # A TTFT may be above a latency by the rounding of sums.
+    ttft = None if kept.ttft_s is None else np.minimum(kept.ttft_s, kept.latency_s)
     try:
-        return Measured(kept.latency_s, kept.ttft_s, instance_sha256=instance.sha256)
+        return Measured(kept.latency_s, ttft, instance_sha256=instance.sha256)
     except InputError as error:
         raise _at_line(file, error, kept.line) from None
 

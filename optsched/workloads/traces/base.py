@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.errors import InputError
 from optsched.problem.registry import Registry
 
 
@@ -123,6 +125,63 @@ class Window:
         return slice(begin, end)
 
 
+class Findings:
+    """What is wrong or odd in a trace: rows that cannot be read, and what is worth a warning.
+
+    With ``strict`` either is refused at once.
+    """
+
+    def __init__(self, path: Path, strict: bool) -> None:
+        self.path, self.strict = path, strict
+        self.unreadable = 0
+        self.first_line = sys.maxsize
+        self.first: InputError | None = None
+        self._odd: dict[str, tuple[int, int]] = {}
+
+    def skip(self, line: int, error: InputError) -> None:
+        """Count a row that cannot be read, and keep the error of the first."""
+        if self.strict:
+            raise error
+        self.unreadable += 1
+        if line < self.first_line:
+            self.first_line, self.first = line, error
+
+    def odd(self, words: str, line: int = 0, rows: int = 0, harmless: bool = False) -> None:
+        """Count rows that are odd in one way, from a line on; no line means the whole trace."""
+        if self.strict and not harmless:
+            place = f"line {line}: " if line else ""
+            raise InputError(f"{self.path}: {place}{words}")
+        first, count = self._odd.get(words, (line, 0))
+        self._odd[words] = (min(first, line), count + rows)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was odd in words, without rows that cannot be read."""
+        return tuple(
+            f"{words} ({rows} row{'s' * (rows > 1)}, the first in line {line})" if line else words
+            for words, (line, rows) in self._odd.items()
+        )
+
+
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
+_NO_SPACES += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
+
+
+def words(text: str) -> int:
+    """Return the number of words; in a script without spaces, as Chinese, of characters."""
+    return len(text.split()) if text.isascii() else len(_WORD.findall(text))
+
+
+def has_word(text: str, length: int) -> bool:
+    """Return whether one of the words that `words` counts is longer than this."""
+    return any(
+        len(one) > length
+        for part in text.split()
+        if len(part) > length
+        for one in _WORD.findall(part)
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """The file and the options that a format's reader gets.
@@ -135,17 +194,38 @@ class Source:
         The reader counts every row with it, and stops reading once it is done.
     columns : mapping of str to str
         Names of columns by field, as far as the user gave them.
-    unit : str
-        Unit of times: a key of `optsched.workloads.traces.fields.PLACES`, or ``"datetime"``.
+    units : mapping of str to str
+        Units of times by field, as far as the user gave them, and the unit of all others by an
+        empty name. A unit is a key of `optsched.workloads.traces.fields.PLACES` or ``"datetime"``.
+    success : frozenset of str
+        Words of a status that the user takes for success.
+    run : int, optional
+        Number of the run to read, from 1, or from -1 for the last.
+    drawn : bool
+        Whether arrivals are drawn, so that a reader need not read any time.
     count : callable
         Function from a text to its number of tokens.
+    findings : Findings, optional
+        The reader tells it what is wrong or odd. The default refuses both.
     """
 
     path: Path
     window: Window
     columns: Mapping[str, str] = field(default_factory=dict)
-    unit: str = "s"
-    count: Callable[[str], int] = lambda text: len(text.split())
+    units: Mapping[str, str] = field(default_factory=dict)
+    success: frozenset[str] = frozenset()
+    run: int | None = None
+    drawn: bool = False
+    count: Callable[[str], int] = words
+    findings: Findings = field(default_factory=lambda: Findings(Path(), strict=True))
+
+    def unit(self, field: str, default: str) -> str:
+        """Return the unit of a field: the user's, or else the format's."""
+        return self.units.get(field) or self.units.get("") or default
+
+    def says_unit(self, field: str) -> bool:
+        """Return whether the user says the unit of a field."""
+        return bool(self.unit(field, ""))
 
 
 Reader = Callable[[Source], Iterator[Block]]
@@ -164,19 +244,23 @@ class TraceFormat:
         Function from a `Source` to an iterator of `Block`.
     options : tuple of str
         Those options of `optsched.read_trace` that only some formats take and this one does.
+    unit : str
+        Unit of arrivals if the user gives none, in a format whose files may have another; else
+        empty.
     """
 
     name: str
     summary: str
     read: Reader
     options: tuple[str, ...] = ()
+    unit: str = ""
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
 def trace_format(
-    name: str, summary: str, *, options: tuple[str, ...] = ()
+    name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = ""
 ) -> Callable[[Reader], Reader]:
     """Return a decorator that registers a function as the reader of a trace format.
 
@@ -185,7 +269,7 @@ def trace_format(
     name : str
     summary : str
         One line on the format.
-    options : tuple of str
+    options, unit
         See `TraceFormat`.
 
     Returns
@@ -195,7 +279,7 @@ def trace_format(
     """
 
     def register(read: Reader) -> Reader:
-        FORMATS.add(name, TraceFormat(name, summary, read, options))
+        FORMATS.add(name, TraceFormat(name, summary, read, options, unit))
         return read
 
     return register

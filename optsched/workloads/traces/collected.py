@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Block, Window
+from optsched.workloads.traces.base import Block, Source
+from optsched.workloads.traces.plausible import impossible_times
 
 
 class Rows:
@@ -21,39 +22,35 @@ class Rows:
 
     Parameters
     ----------
-    file : Path
-        The file, for errors.
-    window : Window
+    source : Source
     sample : int or None
         Number of requests to keep; None: all.
     rng : numpy.random.Generator
         Generator of the sample.
-    strict : bool
-        Whether to refuse a row that would be dropped or sorted, and a trace without arrivals.
-    drawn : bool
-        Whether arrivals are drawn, so that the trace's own do not matter.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        window: Window,
-        sample: int | None,
-        rng: np.random.Generator,
-        strict: bool,
-        drawn: bool,
-    ) -> None:
-        self.file, self.window, self.strict, self.drawn = file, window, strict, drawn
-        self.dropped = self.failed = self.backwards = 0
-        self.first_dropped: int | None = None
+    def __init__(self, source: Source, sample: int | None, rng: np.random.Generator) -> None:
+        self.source, self.window, self.findings = source, source.window, source.findings
+        self.failed = self.empty = self.contrary = self.backwards = 0
+        self.first_dropped = sys.maxsize
         self.first_backwards: int | None = None
         self.arrivals = True
         self._sample, self._rng = sample, rng
         self._parts: list[Block] = []
         self._keys: list[NDArray[np.float64]] = []
-        self._held = 0
+        self._held = self._usable_rows = 0
         self._highest = math.inf
         self._last: int | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Number of rows that were left out."""
+        return self.failed + self.empty + self.findings.unreadable
+
+    @property
+    def first_dropped_line(self) -> int | None:
+        """Line of the first row that was left out, if there is one."""
+        return min(self.first_dropped, self.findings.first_line) if self.dropped else None
 
     def collect(self, blocks: Iterable[Block], progress: Callable[[int], None] | None) -> None:
         """Collect the rows of every block.
@@ -89,33 +86,43 @@ class Rows:
     def _usable(self, block: Block) -> Block:
         failed = np.zeros(len(block.line), dtype=bool) if block.failed is None else block.failed
         good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
-        if good.all():
+        if not good.all():
+            i = int(np.argmin(good))
+            line = int(block.line[i])
+            if self.findings.strict:
+                tokens = (
+                    f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
+                )
+                found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
+                raise InputError(
+                    f"{self.source.path}: line {line}: found {found}; expected 1 or more prompt "
+                    "and output tokens"
+                )
+            self.first_dropped = min(self.first_dropped, line)
+            self.failed += int(failed.sum())
+            self.empty += int((~good & ~failed).sum())
+            block = block.pick(good)
+        contrary = impossible_times(block)
+        for i in contrary:
+            line = int(block.line[i])
+            words = f"{self.source.path}: line {line}: {contrary[i]}"
+            self.findings.skip(line, InputError(words))
+        self.contrary += len(contrary)
+        self._usable_rows += len(block.line) - len(contrary)
+        if not contrary:
             return block
-        i = int(np.argmin(good))
-        line = int(block.line[i])
-        if self.strict:
-            tokens = f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
-            found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
-            raise InputError(
-                f"{self.file}: line {line}: found {found}; expected 1 or more prompt and output "
-                "tokens"
-            )
-        if self.first_dropped is None:
-            self.first_dropped = line
-        self.dropped += int((~good).sum())
-        self.failed += int(failed.sum())
-        return block.pick(good)
+        return block.pick(np.setdiff1d(np.arange(len(block.line)), list(contrary)))
 
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
             self.arrivals = False
-            if self.strict and not self.drawn:
+            if self.findings.strict and not self.source.drawn:
                 raise InputError(
-                    f"{self.file}: found no arrivals; expected rate=R (--rate R) for Poisson "
-                    "arrivals of R requests a second, or inf for all at 0"
+                    f"{self.source.path}: found no arrivals; expected rate=R (--rate R) for "
+                    "Poisson arrivals of R requests a second, or inf for all at 0"
                 )
             return
-        if self.drawn or not len(block.time_ns):
+        if self.source.drawn or not len(block.time_ns):
             return
         before = block.time_ns[0] if self._last is None else self._last
         back = np.diff(block.time_ns, prepend=before) < 0
@@ -123,10 +130,10 @@ class Rows:
         if not back.any():
             return
         line = int(block.line[np.argmax(back)])
-        if self.strict:
+        if self.findings.strict:
             raise InputError(
-                f"{self.file}: line {line}: found a time before that of the row above; expected "
-                "rows in the order of their arrivals"
+                f"{self.source.path}: line {line}: found a time before that of the row above; "
+                "expected rows in the order of their arrivals"
             )
         if self.first_backwards is None:
             self.first_backwards = line
@@ -150,43 +157,47 @@ class Rows:
         Raises
         ------
         InputError
-            There is no request.
+            There is no request, or times are impossible in more rows than not.
         """
+        first = self.findings.first
+        if first is not None and (not self._held or self.contrary > self._usable_rows):
+            raise first
         if self._held:
             return Block.join(self._parts)
         offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
         if offset and seen and not taken:
             raise InputError(
-                f"{self.file}: offset: found {offset}; expected at most {seen - 1}, since the file "
-                f"has {seen} rows"
+                f"{self.source.path}: offset: found {offset}; expected at most {seen - 1}, since "
+                f"the file has {seen} rows"
             )
         after = f" after the first {offset}" if offset else ""
         lost = f", {self.dropped} of them failed or without tokens" if self.dropped else ""
         raise InputError(
-            f"{self.file}: found no requests in {taken} rows{after}{lost}; expected rows with 1 or "
-            "more prompt and output tokens"
+            f"{self.source.path}: found no requests in {taken} rows{after}{lost}; expected rows "
+            "with 1 or more prompt and output tokens"
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return in words how many rows were dropped or sorted.
-
-        Returns
-        -------
-        tuple of str
-            Empty if there are none.
-        """
+        """Return in words how many rows were dropped or sorted, and what is odd."""
         notes: tuple[str, ...] = ()
+        unreadable, first = self.findings.unreadable, self.findings.first
         if self.dropped:
-            empty = self.dropped - self.failed
-            kinds = [f"{self.failed} failed"] if self.failed else []
-            kinds += [f"{empty} with zero or negative tokens"] if empty else []
+            kinds = {
+                "failed": self.failed,
+                "with zero or negative tokens": self.empty,
+                "unreadable": unreadable,
+            }
+            words = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
             notes += (
-                f"dropped {self.dropped} of {self.window.taken} rows ({', '.join(kinds)}), the "
-                f"first in line {self.first_dropped}",
+                f"dropped {self.dropped} of {self.window.taken} rows ({words}), the first in line "
+                f"{self.first_dropped_line}",
             )
+        if first is not None:
+            shown = str(first).removeprefix(f"{self.source.path}: ")
+            notes += (f"the first unreadable row: {shown}",)
         if self.backwards:
             notes += (
                 f"time goes backwards at {self.backwards} rows, the first in line "
                 f"{self.first_backwards}: sorted by arrival",
             )
-        return notes
+        return notes + self.findings.notes()

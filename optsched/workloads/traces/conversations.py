@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.json_objects import member, objects_in_blocks
+from optsched.workloads.traces.base import Block, Source, has_word, trace_format, words
+from optsched.workloads.traces.json_objects import UnreadableError, member, objects_in_blocks
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
+_LONG_WORD = 1000
 _USERS = ("human", "user")
 _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
@@ -64,37 +65,48 @@ def read_lmsys(source: Source) -> Iterator[Block]:
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
     """Yield one row per conversation, with 0 tokens for a missing question or answer."""
     for rows in _conversations(source, names):
-        sizes = [_sizes(source, line, turns) for line, turns in rows]
-        yield Block(
-            line=np.array([line for line, _ in rows]),
-            prompt_tokens=np.array([prompt for prompt, _ in sizes], dtype=np.int64),
-            output_tokens=np.array([output for _, output in sizes], dtype=np.int64),
-        )
+        lines, sizes = [], []
+        for line, row in rows:
+            try:
+                turns = member(source.path, line, row, *names)
+                sizes.append(_sizes(source, line, turns))
+            except UnreadableError as error:
+                source.findings.skip(line, error)
+                continue
+            lines.append(line)
+        if lines:
+            yield Block(
+                line=np.array(lines),
+                prompt_tokens=np.array([prompt for prompt, _ in sizes], dtype=np.int64),
+                output_tokens=np.array([output for _, output in sizes], dtype=np.int64),
+            )
 
 
-def _conversations(source: Source, names: tuple[str, ...]) -> Iterator[list[tuple[int, Any]]]:
+def _conversations(
+    source: Source, names: tuple[str, ...]
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     path = source.path
-    if is_parquet(path):
-        found = parquet_columns(path)
-        name = next((name for name in names if name in found), None)
-        if name is None:
-            raise InputError(f"{path}: expected a column {names[0]}; found {', '.join(found)}")
-        for first, batch in parquet_rows(path, source.window, [name], batch_rows=1024):
-            yield list(enumerate(batch.column(name).to_pylist(), start=first))
+    if not is_parquet(path):
+        yield from objects_in_blocks(source, rows=1024)
         return
-    for rows in objects_in_blocks(path, source.window, rows=1024):
-        yield [(line, member(path, line, row, *names)) for line, row in rows]
+    found = parquet_columns(path)
+    name = next((name for name in names if name in found), None)
+    if name is None:
+        raise InputError(f"{path}: expected a column {names[0]}; found {', '.join(found)}")
+    for first, batch in parquet_rows(path, source.window, [name], batch_rows=1024):
+        turns = batch.column(name).to_pylist()
+        yield [(line, {name: value}) for line, value in enumerate(turns, start=first)]
 
 
 def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
     """Return the tokens of the first question and of its answer, 0 where there is none."""
     where = f"{source.path}: line {line}"
     if not isinstance(turns, (list, tuple)):
-        raise InputError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
-    question: int | None = None
+        raise UnreadableError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
+    question: str | None = None
     for turn in turns:
         if not isinstance(turn, dict):
-            raise InputError(
+            raise UnreadableError(
                 f"{where}: found the turn {str(turn)[:40]!r}; expected an object with named fields"
             )
         role = str(turn.get("from", turn.get("role", ""))).lower()
@@ -102,10 +114,22 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
             continue
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
-            raise InputError(
+            raise UnreadableError(
                 f"{where}: turn of {role!r}: found {str(text)[:40]!r}; expected a text"
             )
         if question is not None:
-            return question, source.count(text)
-        question = source.count(text)
-    return question or 0, 0
+            return _tokens(source, line, question), _tokens(source, line, text)
+        question = text
+    return 0 if question is None else _tokens(source, line, question), 0
+
+
+def _tokens(source: Source, line: int, text: str) -> int:
+    count = source.count(text)
+    if source.count is words and len(text) > _LONG_WORD and has_word(text, _LONG_WORD):
+        source.findings.odd(
+            f"texts have words of more than {_LONG_WORD} characters, which count as one token; "
+            "tokenizer=NAME (--tokenizer NAME) counts a model's",
+            line,
+            rows=1,
+        )
+    return count

@@ -1,8 +1,4 @@
-"""Delimited text, read in blocks of a megabyte and parsed by numpy.
-
-Numpy cannot parse a block with quotes, blank lines, rows of another length or numbers in another
-notation. Such a block goes through the csv module, which also finds the place of an error.
-"""
+"""Delimited text with a header, read row by row by the csv module, with the lines of all rows."""
 
 from __future__ import annotations
 
@@ -10,36 +6,30 @@ import csv
 import gzip
 import io
 import re
-import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, cast
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.fields import Fields
 
-BLOCK_BYTES = 1 << 20
-_MAX_QUOTED_BYTES = 1 << 26
-WHOLE = ("prompt_tokens", "output_tokens")
-"""Fields that hold whole numbers. The other fields are times."""
-
-_TEXT = "S40"
-_CODES = (
-    (b"\xff\xfe\x00\x00", "UTF-32"), (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
-)  # fmt: skip
-_BLANK = re.compile(rb"\n[ \t]*\n")
+_BLOCK_ROWS = 16_384
+_MAX_ROW_CHARS = 1 << 26
+_CODES = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading, decompressed, and turn its read errors into input errors.
 
     Parameters
@@ -59,7 +49,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with open(path, "rb") as raw:
             if raw.peek(2)[:2] == b"\x1f\x8b":  # peeking leaves the bytes of a pipe in place
                 with gzip.open(raw, "rb") as stream:
-                    yield cast("IO[bytes]", stream)
+                    yield cast("io.BufferedReader", stream)
             else:
                 yield raw
     except FileNotFoundError:
@@ -91,7 +81,7 @@ def without_mark(path: Path, head: bytes) -> bytes:
     InputError
         The text is UTF-16 or UTF-32, or has zero bytes.
     """
-    for mark, name in _CODES:
+    for mark, name in _CODES.items():
         if head.startswith(mark):
             raise InputError(
                 f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
@@ -105,7 +95,7 @@ def find_columns(
     path: Path,
     found: Sequence[str],
     wanted: Mapping[str, Sequence[str]],
-    optional: Sequence[str] = (),
+    optional: Collection[str] = (),
 ) -> dict[str, int]:
     """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
@@ -116,8 +106,9 @@ def find_columns(
     found : sequence of str
         Names of the columns in the file.
     wanted : mapping of str to sequence of str
-        Names that the column of each field may have. An exact match takes precedence.
-    optional : sequence of str
+        Names that the column of each field may have, of which the first that is there counts. An
+        exact match takes precedence.
+    optional : collection of str
         Fields that may be missing.
 
     Returns
@@ -138,17 +129,20 @@ def find_columns(
     have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
     for field, names in wanted.items():
-        exact = [k for name in names for k, had in enumerate(found) if had == name]
-        loose = [k for name in names for k, had in enumerate(found) if plain(had) == plain(name)]
-        fits = exact or loose
-        if len(fits) > 1:
-            raise InputError(
-                f"{path}: line 1: {names[0]}: found {len(fits)} columns of this name in {have}; "
-                "expected one"
-            )
-        if fits:
-            where[field] = fits[0]
-        elif field not in optional:
+        for name in names:
+            exact = [k for k, had in enumerate(found) if had == name]
+            fits = exact or [k for k, had in enumerate(found) if plain(had) == plain(name)]
+            if len(fits) > 1:
+                raise InputError(
+                    f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
+                    "expected one"
+                )
+            if fits:
+                where[field] = fits[0]
+                break
+        else:
+            if field in optional:
+                continue
             raise InputError(
                 f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
                 + (have or "an empty first line")
@@ -157,10 +151,7 @@ def find_columns(
 
 
 def read_delimited(
-    path: Path,
-    window: Window,
-    wanted: Mapping[str, Sequence[str]],
-    optional: Sequence[str] = (),
+    source: Source, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = ()
 ) -> Iterator[Fields]:
     """Yield the rows in a window of a file with a header, without blank lines.
 
@@ -168,8 +159,8 @@ def read_delimited(
 
     Parameters
     ----------
-    path : Path
-    window : Window
+    source : Source
+        A row of the window with another number of fields is told to its findings.
     wanted, optional
         See `find_columns`.
 
@@ -180,159 +171,111 @@ def read_delimited(
     Raises
     ------
     InputError
-        A column is missing, a row of the window has another number of fields, the text is not
-        UTF-8, or a quote never ends.
+        A column is missing, or the text is not UTF-8 or is JSON.
     """
+    path, window = source.path, source.window
     with open_bytes(path) as stream:
-        head = without_mark(path, stream.readline(_MAX_QUOTED_BYTES))
-        head, end, rest = head.partition(b"\r")  # lines may end in a carriage return alone
-        if end and rest in (b"", b"\n"):
-            rest = b""
-        text = _utf8(path, head, 1).strip("\n")
-        delimiter = max(",;\t", key=text.count)
+        without_mark(path, stream.peek(4096)[:4096])
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
+        lines = _Lines(text)
+        head = next(lines, "").strip("\n")
+        _check_utf8(path, head, 1)
+        if head.lstrip()[:1] in ("{", "["):
+            raise InputError(
+                f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
+                "JSON with named fields)"
+            )
+        delimiter = max(",;\t", key=head.count)
         try:
-            header = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
+            header = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
         except csv.Error as error:
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
         where = find_columns(path, header, wanted, optional)
-        layout = _Layout(path, header, where, delimiter)
-        at = 2
+
+        rows = _rows(lines, delimiter)
         while not window.done:
-            block, cut = _whole_lines(path, stream, rest, at)
+            block = list(islice(rows, min(_BLOCK_ROWS, window.left)))
             if not block:
                 return
-            fields = layout.fields(block, at, window, cut)
-            if fields is not None:
-                yield fields
-            at += block.count(b"\n")
-            rest = b""
+            whole: list[tuple[int, list[str]]] = []
+            for line, row in block[window.take(len(block))]:
+                if isinstance(row, str):
+                    words = f"{path}: line {line}: not CSV: {row}"
+                    source.findings.skip(line, InputError(words))
+                    continue
+                joined, width = delimiter.join(row), len(header)
+                _check_utf8(path, joined, line)
+                if len(row) == width:
+                    whole.append((line, row))
+                else:
+                    words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
+                    source.findings.skip(line, InputError(f"{path}: line {line}: {words}"))
+            if whole:
+                names = {field: header[k] for field, k in where.items()}
+                columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
+                yield Fields.from_texts(source, [line for line, _ in whole], names, columns)
 
 
-def _whole_lines(path: Path, stream: IO[bytes], rest: bytes, at: int) -> tuple[bytes, bool]:
-    """Return the next whole lines, and whether the last one had no newline of its own."""
-    parts = [rest, stream.read(BLOCK_BYTES)]
-    if parts[1] and not parts[1].endswith(b"\n"):
-        parts.append(stream.readline())
-    quotes = sum(part.count(b'"') for part in parts)
-    size = sum(map(len, parts))
-    while quotes % 2:  # the newline stands inside a quoted field
-        parts.append(stream.readline())
-        quotes += parts[-1].count(b'"')
-        size += len(parts[-1])
-        if not parts[-1] or size > _MAX_QUOTED_BYTES:
-            raise InputError(f"{path}: after line {at - 1}: not CSV: a quote is never closed")
-    block = b"".join(parts)
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if not block or block.endswith(b"\n"):
-        return block, False
-    return block + b"\n", True
+class _Lines:
+    """The lines of a text, which knows those of the row that is being read."""
+
+    def __init__(self, text: IO[str]) -> None:
+        self.number = 0
+        self._text, self._again, self._row = text, deque[str](), list[str]()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._text)
+        self.number += 1
+        self._row.append(line)
+        self._size += len(line)
+        if self._size > _MAX_ROW_CHARS:
+            raise csv.Error("a row is too long")
+        return line
+
+    def begin_row(self) -> int:
+        """Begin a row, and return the number of its first line."""
+        self._row.clear()
+        self._size = 0
+        return self.number + 1
+
+    def go_behind_first(self) -> None:
+        """Go back to the second line of the row."""
+        self._again.extendleft(reversed(self._row[1:]))
+        self.number -= len(self._row) - 1
 
 
-def _utf8(path: Path, text: bytes, line: int) -> str:
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: line {line + text.count(10, 0, error.start)}: found the byte "
-            f"0x{text[error.start]:02x} ({error.reason}); expected UTF-8 text (iconv -f LATIN1 -t "
-            "UTF-8, if it is Latin-1)"
-        ) from None
+def _rows(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield each row with its first line, and what is wrong with one that is not CSV.
 
-
-@dataclass(frozen=True)
-class _Layout:
-    """The columns of a file, the index of each wanted one, and the delimiter."""
-
-    path: Path
-    header: Sequence[str]
-    where: Mapping[str, int]
-    delimiter: str
-
-    def fields(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
-        """Return the rows of a block that lie in the window, or None if none does.
-
-        The block begins in line ``at``. ``cut`` says whether its last line had no newline.
-        """
-        lines = block.count(b"\n")
-        simple = b'"' not in block and b"\0" not in block and not _BLANK.search(b"\n" + block)
-        if simple and window.seen + lines <= window.offset:
-            window.take(lines)
-            return None
-        if simple and window.left < lines:  # errors after the window are not looked for
-            block, lines = b"\n".join([*block.split(b"\n", window.left)[:-1], b""]), window.left
-        table = self._parsed(block) if simple else None
-        if table is None:
-            return self._row_by_row(block, at, window, cut)
-        inside = window.take(lines)
-        columns = {field: table[str(k)][inside] for field, k in self.where.items()}
-        return Fields(self.path, np.arange(at, at + lines)[inside], self._names, columns)
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {field: self.header[k] for field, k in self.where.items()}
-
-    def _parsed(self, block: bytes) -> NDArray[Any] | None:
-        """Return the columns as numpy reads them, or None if it cannot."""
-        kinds = {k: "i8" if field in WHOLE else _TEXT for field, k in self.where.items()}
-        kinds |= {k: _TEXT for field, k in self.where.items() if field not in WHOLE}
-        dtype = np.dtype([(str(k), kinds.get(k, "U1")) for k in range(len(self.header))])
+    A quote that never ends takes all lines behind it, so reading goes on in the next line.
+    """
+    while True:
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # numpy warns of a fraction read as an integer
-                table = np.loadtxt(
-                    io.BytesIO(block), dtype, comments=None, delimiter=self.delimiter, ndmin=1,
-                    encoding="utf-8",
-                )  # fmt: skip
-        except (ValueError, Warning):
-            return None
-        if len(table) != block.count(b"\n"):
-            return None
-        for text in (table[str(k)] for k, kind in kinds.items() if kind == _TEXT):
-            if np.char.str_len(text).max() == text.itemsize:
-                return None  # it may have been cut
-            if not block.isascii() and (np.ascontiguousarray(text).view(np.uint8) > 127).any():
-                return None  # numpy encodes it as Latin-1
-        return table
-
-    def _row_by_row(self, block: bytes, at: int, window: Window, cut: bool) -> Fields | None:
-        text = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
-        reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-        rows: list[tuple[int, list[str]]] = []
-        line = at
-        try:
+            line = lines.begin_row()
             for row in reader:
-                if self.delimiter.join(row).strip():
-                    rows.append((line, row))
-                line = at + reader.line_num
+                if len(row) > 1 or (row and row[0].strip()):
+                    yield line, row
+                line = lines.begin_row()
+            return
         except csv.Error as error:
-            raise InputError(f"{self.path}: line {line}: not CSV ({error})") from None
-        inside = window.take(len(rows))
-        chosen = rows[inside]
-        if not chosen:
-            return None
-        for line, row in chosen:
-            whole = self.delimiter.join(row)
-            if not whole.isascii():
-                _utf8(self.path, whole.encode("utf-8", "surrogateescape") + b"\n", line)
-            if len(row) != len(self.header):
-                last = cut and line == rows[-1][0]
-                raise self._bad_width(line, row, whole, window.taken - 1 if last else None)
-        columns = {field: [row[k] for _, row in chosen] for field, k in self.where.items()}
-        return Fields.from_texts(self.path, [line for line, _ in chosen], self._names, columns)
+            yield line, "a quote never ends" if "end of data" in str(error) else str(error)
+            lines.go_behind_first()
 
-    def _bad_width(self, line: int, row: Sequence[str], text: str, good: int | None) -> InputError:
-        """Return the error for a row with a wrong number of fields.
 
-        If the row is the last one of a file that was cut short, ``good`` is the number of rows
-        before it.
-        """
-        place = f"{self.path}: line {line}:"
-        width = len(self.header)
-        if good is None:
-            return InputError(f"{place} found {len(row)} fields in {text!r:.80}; expected {width}")
-        rescue = f"limit {good} reads the {good} rows before it" if good else "no row is whole"
-        return InputError(
-            f"{place} found {len(row)} of {width} fields in {text!r:.80}, since the last line is "
-            f"cut short; expected the whole file ({rescue})"
-        )
+def _check_utf8(path: Path, text: str, line: int) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = error.object[error.start]
+        line += error.object.count(b"\n", 0, error.start)
+        raise InputError(
+            f"{path}: line {line}: found the byte 0x{found:02x} ({error.reason}); expected UTF-8 "
+            "text (iconv -f LATIN1 -t UTF-8, if it is Latin-1)"
+        ) from None

@@ -5,11 +5,12 @@ Values in an unusual notation are read one by one, which gives the same result m
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,28 @@ from numpy.typing import NDArray
 
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Source
 
 PLACES = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 """Decimal places of a nanosecond in each unit of time."""
 
+DURATIONS = {"ttft": "first_token_at", "latency": "finished_at"}
+"""Fields that are durations from the arrival, and those that are the same as points in time."""
+
+TIMES = ("arrival", *DURATIONS, *DURATIONS.values())
+"""Fields that have a unit."""
+
+_UNIT_WORDS = {"sec": "s", "seconds": "s", "\u00b5s": "us", "\u03bcs": "us"}
+
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
+_WITH_UNIT = re.compile(rf"(\S+?)\s*({'|'.join([*PLACES, *_UNIT_WORDS])})")
 _STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|[+-]00:?00|([+-])(\d\d):?(\d\d))?",
+    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
+    r"(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?",
     re.ASCII,
 )
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
-_STAMP_CHARS = 35  # length of the longest timestamp
-_DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
-_MARKS = {4: b"-", 7: b"-", 10: b" T", 13: b":", 16: b":"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,39 +48,52 @@ class Fields:
 
     Parameters
     ----------
-    path : Path
-        The file, for errors.
+    source : Source
+        The file. Rows with a value that cannot be read are told to its findings.
     line : ndarray of int64, shape (n,)
         Line of the file that each row comes from, counted from 1.
     names : mapping of str to str
         Name in the file of each field that was found.
     columns : mapping of str to ndarray of bytes or int64, shape (n,)
         UTF-8 texts or integers of each field that was found.
+    missing : mapping of (str, int) to InputError
+        Errors by field and row, for values that are not there. They count once the value is asked
+        for, so that a failed request may lack them.
+    unreadable : ndarray of bool, shape (n,)
+        Rows with a value that was asked for and cannot be read. It then reads as 0.
     """
 
-    path: Path
+    source: Source
     line: NDArray[np.int64]
     names: Mapping[str, str]
     columns: Mapping[str, NDArray[Any]]
+    missing: Mapping[tuple[str, int], InputError] = field(default_factory=dict)
+    unreadable: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unreadable", np.zeros(len(self.line), dtype=bool))
 
     @classmethod
     def from_texts(
         cls,
-        path: Path,
+        source: Source,
         line: Sequence[int],
         names: Mapping[str, str],
         columns: Mapping[str, Sequence[str]],
+        missing: Mapping[tuple[str, int], InputError] | None = None,
     ) -> Fields:
         """Return rows whose fields are texts.
 
         Parameters
         ----------
-        path : Path
+        source : Source
         line : sequence of int
         names : mapping of str to str
             See `Fields`.
         columns : mapping of str to sequence of str
             Texts of each field.
+        missing
+            See `Fields`.
 
         Returns
         -------
@@ -87,7 +109,7 @@ class Fields:
             )
             for field, texts in columns.items()
         }
-        return cls(path, np.asarray(line, dtype=np.int64), names, encoded)
+        return cls(source, np.asarray(line, dtype=np.int64), names, encoded, missing or {})
 
     def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
@@ -108,6 +130,7 @@ class Fields:
             A value is not an integer of at most `MAX_TOKENS` (``3.0`` is one). The error names
             line, column and value.
         """
+        right = f"an integer of at most {MAX_TOKENS}"
         value = column = self._read(field, skip)
         if column.dtype.kind == "S":
             plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
@@ -115,13 +138,12 @@ class Fields:
             for i in np.flatnonzero(~plain).tolist():
                 text = self._text(field, i)
                 if _WHOLE.fullmatch(text) is None:
-                    raise self._refuse(field, i, f"an integer of at most {MAX_TOKENS}")
-                value[i] = int(text.partition(".")[0])
-        if (value > MAX_TOKENS).any():
-            i = int(np.argmax(value > MAX_TOKENS))
-            right = f"an integer of at most {MAX_TOKENS}"
-            raise self._refuse(field, i, right, int(value[i]))
-        return value
+                    self.refuse(field, i, right)
+                else:
+                    value[i] = int(text.partition(".")[0])
+        for i in np.flatnonzero(value > MAX_TOKENS).tolist():
+            self.refuse(field, i, right, int(value[i]))
+        return np.where(value > MAX_TOKENS, 0, value)
 
     def nanoseconds(
         self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
@@ -152,13 +174,9 @@ class Fields:
             text = self._text(field, i)
             exact = exact_ns(text, unit)
             if exact is None:
-                right = "a number of " + {"s": "seconds"}.get(unit, unit)
-                if _NUMBER.fullmatch(text):
-                    right = "at most 146 years"
-                elif _STAMP.fullmatch(text):
-                    right += "; the unit 'datetime' reads dates and times"
-                raise self._refuse(field, i, right)
-            value[i] = exact
+                self.refuse(field, i, _right_time(text, field, unit))
+            else:
+                value[i] = exact
         return value
 
     def seconds(
@@ -182,13 +200,23 @@ class Fields:
         """
         return np.asarray(self.nanoseconds(field, unit, skip) / 1e9, dtype=np.float64)
 
-    def timestamps(self, field: str) -> NDArray[np.int64]:
+    def points(
+        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int64]:
+        """Return a field of points in time in nanoseconds, as numbers or as dates."""
+        if unit == "datetime":
+            return self.timestamps(field, skip)
+        return self.nanoseconds(field, unit, skip)
+
+    def timestamps(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field of dates and times in nanoseconds since 1970.
 
         Parameters
         ----------
         field : str
             Times without a zone are UTC.
+        skip : ndarray of bool, shape (n,), optional
+            See `whole_numbers`.
 
         Returns
         -------
@@ -200,14 +228,17 @@ class Fields:
             A value has another form, names a day that does not exist, or is before 1900 or after
             2189. The error names line, column and value.
         """
-        column = self.columns[field]
-        value, plain = _utc_stamps(column)
-        for i in np.flatnonzero(~plain).tolist():
-            exact = exact_stamp(self._text(field, i))
+        value = np.zeros(len(self.line), dtype=np.int64)
+        rows = range(len(value)) if skip is None else np.flatnonzero(~skip).tolist()
+        for i in rows:
+            text = self._text(field, i)
+            exact = exact_stamp(text)
             if exact is None:
                 right = "a date and time like 2023-11-16 18:15:46.6805900"
-                raise self._refuse(field, i, right)
-            value[i] = exact
+                hint = "; the units s, ms, us and ns read numbers"
+                self.refuse(field, i, right + (hint if _NUMBER.fullmatch(text) else ""))
+            else:
+                value[i] = exact
         return value
 
     def _read(self, field: str, skip: NDArray[np.bool_] | None) -> NDArray[Any]:
@@ -219,12 +250,32 @@ class Fields:
     def _text(self, field: str, row: int) -> str:
         return str(self.columns[field][row].decode()).strip()
 
-    def _refuse(self, field: str, row: int, right: str, found: object = None) -> InputError:
+    def refuse(self, field: str, row: int, right: str, found: object = None) -> None:
+        """Tell the findings that a row cannot be read: what was found and what is right."""
+        if self.unreadable[row]:
+            return
         shown = repr(self._text(field, row) if found is None else found)
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        place = f"{self.path}: line {self.line[row]}: {self.names[field]}"
-        return InputError(f"{place}: found {shown}; expected {right}")
+        line = int(self.line[row])
+        place = f"{self.source.path}: line {line}: {self.names[field]}"
+        error = InputError(f"{place}: found {shown}; expected {right}")
+        error = self.missing.get((field, row), error)
+        self.source.findings.skip(line, error)
+        self.unreadable[row] = True
+
+
+def _right_time(text: str, field: str, unit: str) -> str:
+    """Return what is expected where a text is no time, and which option reads it."""
+    if _NUMBER.fullmatch(text):
+        return "at most 146 years; is the unit another one (unit, --unit)?"
+    right = "a number of " + {"s": "seconds"}.get(unit, unit)
+    if not _STAMP.fullmatch(text):
+        return right
+    if field in DURATIONS:
+        point = DURATIONS[field]
+        return f"{right}; a column of points in time is named by {point} (--column {point}=NAME)"
+    return right + "; the unit 'datetime' reads dates and times"
 
 
 def exact_ns(text: str, unit: str) -> int | None:
@@ -233,6 +284,7 @@ def exact_ns(text: str, unit: str) -> int | None:
     Parameters
     ----------
     text : str
+        A unit after the number counts instead.
     unit : str
         One of `PLACES`.
 
@@ -241,6 +293,8 @@ def exact_ns(text: str, unit: str) -> int | None:
     int or None
         Halves are rounded up. None if the text is not a number, or is beyond 146 years.
     """
+    if (own := _WITH_UNIT.fullmatch(text)) is not None:
+        text, unit = own[1], _UNIT_WORDS.get(own[2], own[2])
     if _NUMBER.fullmatch(text) is None:
         return None
     exact = Decimal(text).scaleb(PLACES[unit])
@@ -262,13 +316,22 @@ def exact_stamp(text: str) -> int | None:
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None
-    plain, sign, hours, minutes = match.groups()
+    day, clock, fraction, sign, hours, minutes = match.groups()
+    midnight = _midnight(day)
+    if midnight is None or clock > "23:59:59" or clock[3] > "5" or clock[6] > "5":
+        return None
+    seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
+    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes or 0))
+    return (midnight + seconds - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _midnight(day: str) -> int | None:
+    """Return the seconds from 1970 to the beginning of a day, None for one that does not exist."""
     try:
-        stamp = int(np.datetime64(plain, "ns").astype(np.int64))
+        return (date.fromisoformat(day) - date(1970, 1, 1)).days * 86_400
     except ValueError:
         return None
-    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes))
-    return stamp - zone * 60 * 10**9
 
 
 def _decimals(
@@ -288,24 +351,3 @@ def _decimals(
     # One digit after the last place decides which way to round.
     digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
     return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain
-
-
-def _utc_stamps(texts: NDArray[np.bytes_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the nanoseconds since 1970 of timestamps in UTC, and which texts hold one."""
-    size = np.char.str_len(texts)
-    chars = texts.astype(f"S{_STAMP_CHARS}").view(np.uint8).reshape(len(texts), _STAMP_CHARS)
-    plain = (size <= _STAMP_CHARS) & (texts >= _YEARS[0].encode()) & (texts < _YEARS[1].encode())
-    plain &= (chars[:, _DIGITS] - ord("0") <= 9).all(axis=1)
-    for place, marks in _MARKS.items():
-        plain &= (chars[:, place] == marks[0]) | (chars[:, place] == marks[-1])
-    zone = 6 * np.char.endswith(texts, b"+00:00") + np.char.endswith(texts, b"Z")
-    rest = np.where(np.arange(19, _STAMP_CHARS) < (size - zone)[:, None], chars[:, 19:], 0)
-    tail = rest.astype(np.uint8).view(f"S{rest.shape[1]}")[:, 0]
-    digits = np.char.isdigit(np.char.lstrip(tail, b"."))
-    point = (rest[:, 0] == ord(".")) & (rest[:, 1] != ord("."))
-    plain &= (tail == b"") | (digits & point & (rest[:, 10:] == 0).all(axis=1))
-    stamps = np.where(plain, np.char.add(texts.astype("S19"), tail), b"1970-01-01")
-    try:
-        return stamps.astype("M8[ns]").astype(np.int64), plain
-    except ValueError:  # some day does not exist; the caller finds out which one
-        return np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)

@@ -1,212 +1,283 @@
-"""Traces whose fields are numbers: delimited text, JSON lines and Parquet.
+"""Traces whose fields are named columns: delimited text, JSON and Parquet.
 
-Each format declares its columns. Its own function has what is special about it.
+A format is a `Layout`: a table of names, units and marks in ``layouts.toml``. Those with more to
+say have a function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.delimited import find_columns, read_delimited
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.delimited import find_columns, open_bytes, read_delimited
+from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, Fields
 from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
+from optsched.workloads.traces.plausible import unit_in_name
+from optsched.workloads.traces.status import (
+    IDENTITY_NAMES,
+    STATUS_NAMES,
+    UNIT_NAMES,
+    lists_errors,
+    served,
+)
 
-FIELDS = ("arrival", "prompt_tokens", "output_tokens", "ttft", "latency")
+FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
 """Fields of a request for which a user can name a column."""
 
-_OPTIONAL = ("arrival", "ttft", "latency")
+_EMPTY = (b"", b"null")
 
 
-def _block(rows: Fields, unit: str) -> Block:
-    """Return a block of rows with `FIELDS`.
+@dataclass(frozen=True)
+class Layout:
+    """What the columns of a format are called, and what they mean.
 
-    All times are in the unit. If the unit is ``"datetime"``, arrivals are dates and the other
-    times are seconds.
+    ``layouts.toml`` says what each field is. Here, ``units`` has the unit of all other fields by an
+    empty name, and ``json`` is None for a file to look at. With ``open`` the user names the
+    columns, and other columns may say what is not named.
     """
-    found = rows.columns
-    prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
-    duration = "s" if unit == "datetime" else unit
-    arrival = None
-    if "arrival" in found:
-        dates = unit == "datetime"
-        arrival = rows.timestamps("arrival") if dates else rows.nanoseconds("arrival", unit)
-    return Block(
-        line=rows.line,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        time_ns=arrival,
-        ttft_s=rows.seconds("ttft", duration) if "ttft" in found else None,
-        latency_s=rows.seconds("latency", duration) if "latency" in found else None,
-    )
+
+    names: Mapping[str, tuple[str, ...]]
+    needs: Collection[str] = ("arrival",)
+    status: Sequence[str] = ()
+    success: Collection[str] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
+    json: bool | None = True
+    inside: str = ""
+    runs: str = ""
+    mixed: bool = False
+    whole: bool = False
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    open: bool = False
+
+    def unit(self, source: Source, name: str) -> str:
+        """Return the unit of a field: the user's, or else this format's."""
+        unit = source.unit(name, self.units.get(name) or self.units.get("", "s"))
+        return "s" if unit == "datetime" and name in DURATIONS else unit
 
 
-def _delimited(
-    source: Source, unit: str, *names: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> Iterator[Block]:
-    """Yield the rows of a CSV file. ``names`` has the column names of each of `FIELDS`."""
-    wanted = dict(zip(FIELDS, names, strict=False))
-    for rows in read_delimited(source.path, source.window, wanted, optional):
-        yield _block(rows, unit)
+class _Table:
+    """The rows of a file whose columns a layout names, and what its other columns say."""
+
+    def __init__(self, source: Source, layout: Layout) -> None:
+        self.source, self.layout = source, layout
+        self.absent: set[str] | None = None
+        self.values: dict[str, set[bytes]] = {}
+        self.failures: dict[str, str] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rows of the window."""
+        for rows in self._rows():
+            if self.absent is None:  # what the whole first block lacks the file lacks
+                optional = self._optional(rows.columns)
+                self.absent = {
+                    name for name in optional if np.isin(rows.columns[name], _EMPTY).all()
+                }
+                self._check(rows)
+            yield self._block(rows)
+        for name, values in self.values.items():
+            if len(values) > 1:
+                shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
+                self.source.findings.odd(
+                    f"the column {name} has several values ({shown:.80}), which are read as "
+                    "requests to one server"
+                )
+
+    def _optional(self, names: Iterable[str]) -> set[str]:
+        """Return the fields that may be missing: all but tokens and what the layout needs."""
+        needs = {"prompt_tokens", "output_tokens", *self.layout.needs}
+        if self.layout.mixed:
+            needs = set()
+        return {name for name in names if name not in needs}
+
+    def _rows(self) -> Iterator[Fields]:
+        source, layout = self.source, self.layout
+        wanted = {
+            name: names
+            for name, names in layout.names.items()
+            if not (source.drawn and name in TIMES)  # drawn arrivals replace all times
+        }
+        wanted |= {f"status {name}": (name,) for name in layout.status}
+        taken = {name for names in wanted.values() for name in names}
+        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES) if layout.open else layout.foreign
+        wanted |= {f"? {name}": (name,) for name in others if name not in taken}
+        optional = self._optional(wanted)
+        if is_parquet(source.path):
+            yield from _parquet(source, wanted, optional)
+        elif layout.json or (layout.json is None and is_json(source)):
+            yield from read_objects(source, wanted, optional, layout.inside, layout.runs)
+        else:
+            yield from read_delimited(source, wanted, optional)
+
+    def _check(self, rows: Fields) -> None:
+        """Refuse a file whose names or marks say another format or unit than is meant."""
+        source, layout = self.source, self.layout
+        have = rows.columns.keys() - (self.absent or set())
+        place = f"{source.path}: line {rows.line[0]}:"
+
+        for name, words in layout.foreign.items():
+            if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
+                raise InputError(f"{place} found the field {name} of {words}")
+        if not layout.open:
+            return
+        for point in DURATIONS.values():
+            if point in have and "arrival" not in have:
+                raise InputError(f"{place} found {point} without arrival, from which times count")
+
+        for name in TIMES:
+            if name in have:
+                self._check_unit(place, rows.names[name], name, unit_in_name(rows.names[name]))
+        for name in UNIT_NAMES:
+            values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
+            if len(values) == 1 and "arrival" in have:
+                unit = unit_in_name("_" + values.pop().decode(errors="replace"))
+                self._check_unit(place, name, "arrival", unit)
+
+    def _check_unit(self, place: str, column: str, time: str, said: str | None) -> None:
+        """Compare the unit that a column says with the one in which a time is read."""
+        source, used = self.source, self.layout.unit(self.source, time)
+        if said is None or said == used or used not in PLACES or time in source.units:
+            return
+        general = source.units.get("")
+        option = f"{time}={said}" if general else said
+        found = f"the column {column} says {said}, and {time} is read in {used}; --unit {option}"
+        if general in (None, "datetime"):
+            raise InputError(f"{place} {found} says so")
+        source.findings.odd(f"{found} says so")
+
+    def _block(self, rows: Fields) -> Block:
+        source, layout = self.source, self.layout
+        have = rows.columns.keys() - (self.absent or set())
+        other = np.zeros(len(rows.line), dtype=bool)
+        if layout.mixed:
+            other = np.isin(rows.columns["prompt_tokens"], _EMPTY)
+            if other.any():
+                words = "objects have no tokens and are no requests"
+                line, count = int(rows.line[np.argmax(other)]), int(other.sum())
+                source.findings.odd(words, line, count, harmless=True)
+
+        failed = self._failed(rows, have)
+        left = failed | other | rows.unreadable
+        prompt = rows.whole_numbers("prompt_tokens", left)
+        output = rows.whole_numbers("output_tokens", left)
+        left |= (prompt <= 0) | (output <= 0) | rows.unreadable
+        if layout.open:
+            self._look(rows, have, left)
+
+        time, measured = None, {}
+        if "arrival" in have:
+            unit = layout.unit(source, "arrival")
+            time = rows.points("arrival", unit, left)
+            if layout.whole and not source.says_unit("arrival"):
+                self._check_whole(rows, time, unit)
+        for name, point in DURATIONS.items():
+            if name in have:
+                measured[name] = rows.seconds(name, layout.unit(source, name), left)
+            elif point in have and time is not None:
+                points = rows.points(point, layout.unit(source, point), left)
+                measured[name] = np.where(left, 0, points - time) / 1e9
+        return Block(
+            line=rows.line,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            time_ns=time,
+            failed=failed,
+            ttft_s=measured.get("ttft"),
+            latency_s=measured.get("latency"),
+        ).pick(~(other | rows.unreadable))
+
+    def _failed(self, rows: Fields, have: Set[str]) -> NDArray[np.bool_]:
+        """Return the rows that a status calls failed. One that says neither cannot be read."""
+        failed = np.zeros(len(rows.line), dtype=bool)
+        for name in sorted(have):
+            if not name.startswith("status "):
+                continue
+            says = served(rows, name, self.source.success.union(self.layout.success))
+            failed |= says.failed
+            if not self.layout.open:
+                failed |= says.unknown
+                continue
+            for i in np.flatnonzero(says.unknown & ~rows.unreadable).tolist():
+                rows.refuse(
+                    name,
+                    i,
+                    "a word of success (ok, success, completed, 200, ...) or failure "
+                    "(error, failed, timeout, 500, ...); success=WORD (--success WORD) adds one",
+                )
+        return failed
+
+    def _look(self, rows: Fields, have: Set[str], left: NDArray[np.bool_]) -> None:
+        """Tell the findings what columns say that the user did not name."""
+        for name in (*STATUS_NAMES, *IDENTITY_NAMES):
+            if f"? {name}" not in have:
+                continue
+            column = rows.columns[f"? {name}"]
+            if name in IDENTITY_NAMES:
+                values = self.values.setdefault(name, set())
+                if len(values) < 10:
+                    values.update(np.unique(column[~left]).tolist())
+                continue
+            if self.layout.status:
+                continue
+            says = served(rows, f"? {name}", self.source.success)
+            bad = (says.failed | says.unknown) & ~left & ~np.isin(column, _EMPTY)
+            if bad.any():
+                i = int(np.argmax(bad))
+                word = column[i].decode(errors="replace")
+                words = self.failures.setdefault(
+                    name,
+                    f"the column {name} does not say success, as with {word!r:.40}: these rows "
+                    f"are kept; status={name} (--column status={name}) leaves out what failed",
+                )
+                self.source.findings.odd(words, int(rows.line[i]), int(bad.sum()))
+                left = left | bad
+
+    def _check_whole(self, rows: Fields, time: NDArray[np.int64], unit: str) -> None:
+        part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
+        if part.any():
+            i = int(np.argmax(part))
+            raise InputError(
+                f"{self.source.path}: line {rows.line[i]}: {rows.names['arrival']}: found "
+                f"{rows.columns['arrival'][i].decode()}; expected whole {unit}, as this format "
+                f"has them; unit (--unit) says the unit: --unit s for seconds, --unit {unit} if it "
+                f"is {unit}"
+            )
 
 
-@trace_format("azure", "Azure LLM inference traces 2023 and 2024 (CSV)")
-def read_azure(source: Source) -> Iterator[Block]:
-    """Yield the rows of Azure's traces (Patel et al. 2024; Stojkovic et al. 2024).
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A missing column or a malformed row, with its line.
-    """
-    return _delimited(source, "datetime", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",))
+def read_table(source: Source, layout: Layout) -> Iterator[Block]:
+    """Yield the rows of a file whose columns a layout names."""
+    return _Table(source, layout).blocks()
 
 
-@trace_format("burstgpt", "BurstGPT: ChatGPT and GPT-4 requests (CSV)")
-def read_burstgpt(source: Source) -> Iterator[Block]:
-    """Yield the rows of BurstGPT (Wang et al. 2024). A request without response tokens failed.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A missing column or a malformed row, with its line.
-    """
-    for block in _delimited(source, "s", ("Timestamp",), ("Request tokens",), ("Response tokens",)):
-        yield Block(**{**vars(block), "failed": block.output_tokens == 0})
+def is_json(source: Source) -> bool:
+    """Return whether a file begins as JSON does. A pipe cannot be looked at."""
+    if not source.path.is_file():
+        return False
+    with open_bytes(source.path) as stream:
+        return stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
-@trace_format("vidur", "Vidur and InferMax traces (CSV), with or without arrivals")
-def read_vidur(source: Source) -> Iterator[Block]:
-    """Yield the rows of Vidur's traces (Agrawal et al. 2024). Some files have no arrivals.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A missing column or a malformed row, with its line.
-    """
-    return _delimited(
-        source, "s", ("arrived_at", "arrival_time"), ("num_prefill_tokens",),
-        ("num_decode_tokens",), optional=("arrival",),
-    )  # fmt: skip
-
-
-@trace_format("mooncake", "Mooncake traces (JSON lines)")
-def read_mooncake(source: Source) -> Iterator[Block]:
-    """Yield the rows of Mooncake's traces (Qin et al. 2025). Their ``hash_ids`` are not used.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A missing field or a malformed row, with its line.
-    """
-    names = {
-        "arrival": ("timestamp",),
-        "prompt_tokens": ("input_length",),
-        "output_tokens": ("output_length",),
-    }
-    for rows in read_objects(source.path, source.window, names):
-        yield _block(rows, "ms")
-
-
-@trace_format("llmservingsim", "measured runs of vLLM by LLMServingSim (JSON lines)")
-def read_llmservingsim(source: Source) -> Iterator[Block]:
-    """Yield the requests of a run, with measured times (Cho et al. 2026).
-
-    A request arrives when vLLM has queued it, and times count from there.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A missing field or a malformed row, with its line.
-    """
-    names = ("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts")
-    wanted = {field: (name,) for field, name in zip(FIELDS, names, strict=True)}
-    for rows in read_objects(source.path, source.window, wanted):
-        block, queued = _block(rows, "s"), rows.seconds("arrival", "s")
-        assert block.ttft_s is not None
-        assert block.latency_s is not None
-        yield replace(block, ttft_s=block.ttft_s - queued, latency_s=block.latency_s - queued)
-
-
-@trace_format("csv", "Any CSV or Parquet file with named columns", options=("columns", "unit"))
-def read_columns(source: Source) -> Iterator[Block]:
-    """Yield the rows of a file with named columns.
-
-    Parameters
-    ----------
-    source : Source
-        By default, the column of a field has the field's name. The columns of ``arrival``,
-        ``ttft`` and ``latency`` may be missing. The last two are measured from the arrival.
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        An unknown field, a missing column or a malformed row, with its line.
-    """
-    unknown = [field for field in source.columns if field not in FIELDS]
-    if unknown:
-        raise InputError(f"columns: found {unknown[0]!r}; expected fields of {', '.join(FIELDS)}")
-    names = [(source.columns.get(field, field),) for field in FIELDS]
-    optional = tuple(field for field in _OPTIONAL if field not in source.columns)
-    if not is_parquet(source.path):
-        yield from _delimited(source, source.unit, *names, optional=optional)
-        return
+def _parquet(
+    source: Source, wanted: Mapping[str, Sequence[str]], optional: Collection[str]
+) -> Iterator[Fields]:
     header = parquet_columns(source.path)
-    where = find_columns(source.path, header, dict(zip(FIELDS, names, strict=True)), optional)
-    found = {field: header[k] for field, k in where.items()}
-    for first, batch in parquet_rows(source.path, source.window, list(found.values())):
+    where = find_columns(source.path, header, wanted, optional)
+    found = {name: header[k] for name, k in where.items()}
+    columns = sorted(set(found.values()))
+    for first, batch in parquet_rows(source.path, source.window, columns):
         # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
-        columns = {field: _texts(batch.column(name)) for field, name in found.items()}
+        texts = {name: _texts(batch.column(column)) for name, column in found.items()}
         lines = range(first, first + batch.num_rows)
-        yield _block(Fields.from_texts(source.path, lines, found, columns), source.unit)
+        yield Fields.from_texts(source, lines, found, texts)
 
 
 def _texts(column: Any) -> list[str]:
@@ -217,3 +288,79 @@ def _texts(column: Any) -> list[str]:
         values = column.to_numpy(zero_copy_only=False).astype("datetime64[ns]")
         return [str(text).replace("T", " ") for text in values]
     return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _named(source: Source, json: bool) -> Layout:
+    """Return the layout of a file whose columns the user names, or that have a field's name."""
+    columns = dict(source.columns)
+    inside = columns.pop("rows", "") if json else ""
+    known = (*FIELDS, "rows") if json else FIELDS
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise InputError(f"columns: found {unknown[0]!r}; expected fields of {', '.join(known)}")
+    for name, point in DURATIONS.items():
+        if name in columns and point in columns:
+            raise InputError(f"columns: found {name} and {point}; expected one of them")
+    status = columns.pop("status", None)
+    needs = (*columns, *([f"status {status}"] if status and not lists_errors(status) else []))
+    return Layout(
+        names={name: (columns.get(name, name),) for name in FIELDS if name != "status"},
+        needs=needs,
+        status=() if status is None else (status,),
+        json=json,
+        inside=inside,
+        open=True,
+    )
+
+
+@trace_format(
+    "csv",
+    "Any CSV or Parquet file with named columns",
+    options=("columns", "unit", "success"),
+    unit="s",
+)
+def read_csv(source: Source) -> Iterator[Block]:
+    """Yield the rows of a file with named columns; a field's own name is the default."""
+    return read_table(source, _named(source, json=False))
+
+
+@trace_format(
+    "jsonl",
+    "Any JSON lines or JSON list with named fields",
+    options=("columns", "unit", "success"),
+    unit="s",
+)
+def read_jsonl(source: Source) -> Iterator[Block]:
+    """Yield the objects of a file with named fields; ``rows`` is the path to lists of them."""
+    if source.path.is_file() and not is_json(source):
+        raise InputError(
+            f"{source.path}: line 1: found no JSON; expected JSON lines or a JSON list (the format "
+            "csv reads CSV and Parquet)"
+        )
+    return read_table(source, _named(source, json=True))
+
+
+def _register(name: str, table: dict[str, Any]) -> None:
+    """Register the format of a table in ``layouts.toml``."""
+    summary, doubtful = table.pop("summary"), table.pop("doubtful", False)
+    names = {field: tuple(text.split(" | ")) for field, text in table.pop("names").items()}
+    unit, json = table.pop("unit", "s"), table.pop("json", True)
+    table["units"] = {"": unit, **table.get("units", {})}
+    layout = Layout(names, json=None if json == "either" else json, **table)
+    options = ("unit", "run") if layout.runs else ("unit",)
+    register = trace_format(name, summary, options=options, unit=unit if doubtful else "")
+    register(partial(read_table, layout=layout))
+
+
+for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read_text()).items():
+    _register(_name, _table)
+
+
+@trace_format("burstgpt", "BurstGPT: requests to ChatGPT, GPT-4 (CSV)", options=("unit",), unit="s")
+def read_burstgpt(source: Source) -> Iterator[Block]:
+    """Yield the rows of BurstGPT (Wang et al. 2024). A request without response tokens failed."""
+    names = {"arrival": "Timestamp", "prompt_tokens": "Request tokens"}
+    names["output_tokens"] = "Response tokens"
+    layout = Layout({field: (name,) for field, name in names.items()}, json=False)
+    for block in read_table(source, layout):
+        yield replace(block, failed=block.output_tokens == 0)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Window
+from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.delimited import open_bytes, without_mark
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.fields import PLACES, Fields
 
 _READ_BYTES = 1 << 20
 _MAX_CHARS = 1 << 28
@@ -22,87 +22,143 @@ _MAX_FIELD = 200  # no field takes a longer text
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
+class UnreadableError(InputError):
+    """One row cannot be read; others may."""
+
+
+class _NotJsonError(UnreadableError):
+    """The text is not JSON at some place; what follows may be."""
+
+
 def objects_in_blocks(
-    path: Path, window: Window, rows: int = 16_384
+    source: Source, rows: int = 16_384, inside: str = "", runs: str = ""
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    """Yield the objects in a window of a file, in lists.
+    """Yield the objects in the window, each with its line, in lists of at most ``rows``.
 
-    Parameters
-    ----------
-    path : Path
-    window : Window
-    rows : int
-        Maximum number of objects in a list.
-
-    Yields
-    ------
-    list of (int, dict)
-        The line in which each object begins, and the object.
-
-    Raises
-    ------
-    InputError
-        See `json_objects`.
+    ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
+    which the user picks one. What cannot be read as an object is told to the findings.
     """
-    stream = json_objects(path)
+    window = source.window
+    stream: Iterator[tuple[int, Any]] = json_objects(source.path)
+    if runs:
+        stream = iter([pick_run(source, runs)])
+    if inside:
+        stream = (
+            (line, entry) for line, value in stream for entry in _entries(value, inside.split("."))
+        )
     while not window.done:
         block = list(islice(stream, min(rows, window.left)))
         if not block:
             return
-        inside = block[window.take(len(block))]
-        if inside:
-            yield inside
+        found = []
+        for line, value in block[window.take(len(block))]:
+            if isinstance(value, dict):
+                found.append((line, value))
+            else:
+                source.findings.skip(line, _not_an_object(source.path, line, value))
+        if found:
+            yield found
 
 
-def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield every object of a file of JSON lines or of a JSON list.
+def pick_run(
+    source: Source, runs: str = "", floats: Callable[[str], Any] = Decimal
+) -> tuple[int, dict[str, Any]]:
+    """Return the object of the run that the user picked, with its line.
+
+    Each object of the file is a run, or has a list of runs at the path ``runs``.
+    """
+    path, found = source.path, []
+    for line, value in json_objects(path, floats):
+        for entry in _entries(value, runs.split(".")) if runs else [value]:
+            if not isinstance(entry, dict):
+                raise _not_an_object(path, line, entry)
+            found.append((line, entry))
+    wanted = 1 if source.run is None and len(found) < 2 else source.run
+    if not found:
+        raise InputError(f"{path}: found no runs; expected a JSON object of a run")
+    if wanted is None:
+        raise InputError(
+            f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "
+            f"{len(found)}, or -1 for the last"
+        )
+    if not 1 <= abs(wanted) <= len(found):
+        raise InputError(f"{path}: run: found {wanted}; expected a run of the {len(found)}")
+    return found[wanted - 1 if wanted > 0 else wanted]
+
+
+def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
+    """Yield the entries of lists at a path; ``*`` stands for each list of an object.
+
+    Entries get the name of that list as their field ``*``.
+    """
+    if isinstance(value, list):
+        for one in value:
+            yield from _entries(one, path)
+    elif not path or not isinstance(value, dict):
+        yield value
+    elif path[0] == "*":
+        for name, group in value.items():
+            if isinstance(group, list):
+                yield from ({**one, "*": name} if isinstance(one, dict) else one for one in group)
+    elif path[0] in value:
+        yield from _entries(value[path[0]], path[1:])
+
+
+def _not_an_object(path: Path, line: int, value: Any) -> InputError:
+    if isinstance(value, InputError):
+        return value
+    return InputError(
+        f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with named fields"
+    )
+
+
+def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator[tuple[int, Any]]:
+    """Yield every value of a file of JSON lines or of a JSON list, and the line it begins in.
+
+    What is not JSON is yielded as an `InputError`. In lines reading goes on in the next one. What
+    stands behind it in a list is not read.
 
     Parameters
     ----------
     path : Path
-
-    Yields
-    ------
-    line : int
-        The line in which the object begins.
-    data : dict
-        The object. Numbers with a fraction are `decimal.Decimal`, as exact as they are written.
-
-    Raises
-    ------
-    InputError
-        The text is not JSON, an entry is not an object, or the file is cut short. The error names
-        the line.
+    floats : callable
+        Function from the text of a number with a fraction to its value; the default is exact.
     """
     with open_bytes(path) as stream:
-        text = _Text(path, stream)
+        text = _Text(path, stream, floats)
         in_list = text.peek() == "["
         if in_list:
             text.go(text.at + 1)
         while (char := text.peek()) and not (in_list and char == "]"):
-            line, value = text.line, text.value()
-            if not isinstance(value, dict):
-                raise InputError(
-                    f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with "
-                    "named fields"
-                )
-            yield line, value
-            if in_list and text.peek() == ",":
-                text.go(text.at + 1)
-            elif in_list and text.peek() not in ("", "]"):
-                text.fail(text.at, "expected a comma between objects")
+            line = text.line
+            try:
+                value = text.value()
+                yield line, value
+                if in_list and text.peek() == ",":
+                    text.go(text.at + 1)
+                elif in_list and text.peek() not in ("", "]"):
+                    text.fail(text.at, "expected a comma between objects")
+                elif not in_list and not isinstance(value, dict):
+                    text.next_line("\n")
+            except _NotJsonError as error:
+                yield line, error
+                if in_list:
+                    return
+                text.next_line("\n{" if char == "{" else "\n")
         if in_list and not char:
-            text.fail(text.at, "the file is cut short: the list never ends")
+            words = "not JSON: the file is cut short: the list never ends"
+            yield text.line, InputError(f"{path}: line {text.line}: {words}")
 
 
 class _Text:
     """A stream of UTF-8 text that is decoded only as far as needed."""
 
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+    def __init__(self, path: Path, stream: IO[bytes], floats: Callable[[str], Any]) -> None:
         self.path, self.line, self.at, self.buffer = path, 1, 0, ""
         self._stream, self._ended = stream, False
         self._bytes = codecs.getincrementaldecoder("utf-8")()
-        self._json = json.JSONDecoder(parse_float=Decimal, parse_constant=self._no_constant)
+        # NaN and infinities stay words, which no field takes.
+        self._json = json.JSONDecoder(parse_float=floats, parse_constant=str)
         self._more(without_mark(path, stream.read(_READ_BYTES)))
 
     def _more(self, read: bytes) -> None:
@@ -151,30 +207,41 @@ class _Text:
             return value
 
     def fail(self, position: int, words: str) -> NoReturn:
-        raise InputError(
+        raise _NotJsonError(
             f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
         ) from None
 
-    def _no_constant(self, word: str) -> NoReturn:
-        self.fail(self.at, f"found {word}; expected a finite number or null")
+    def next_line(self, mark: str) -> None:
+        """Go to the next line that begins as the mark says, or to the end."""
+        while (found := self.buffer.find(mark, self.at)) < 0:
+            self.go(max(self.at, len(self.buffer) - 1))
+            if self._ended:
+                self.go(len(self.buffer))
+                return
+            self._more(self._stream.read(_READ_BYTES))
+        self.go(found + 1)
 
 
 def read_objects(
-    path: Path,
-    window: Window,
+    source: Source,
     wanted: Mapping[str, Sequence[str]],
-    optional: Sequence[str] = (),
+    optional: Collection[str] = (),
+    inside: str = "",
+    runs: str = "",
 ) -> Iterator[Fields]:
-    """Yield the objects in a window of a file as rows.
+    """Yield the objects in the window of a file as rows.
 
     Parameters
     ----------
-    path : Path
-    window : Window
+    source : Source
+        An object that lacks a field is told to its findings.
     wanted : mapping of str to sequence of str
         Names that each field may have; see `member`.
-    optional : sequence of str
-        Fields that an object may lack. They then read as null.
+    optional : collection of str
+        Fields that an object may lack. They then read as null. Of those that begin with a question
+        mark, a block has only the ones that stand in it.
+    inside, runs : str
+        See `objects_in_blocks`.
 
     Yields
     ------
@@ -183,18 +250,30 @@ def read_objects(
     Raises
     ------
     InputError
-        See `json_objects` and `member`.
+        The file cannot be read.
     """
     names = {field: found[0] for field, found in wanted.items()}
-    for rows in objects_in_blocks(path, window):
-        columns = {
-            field: [
-                _as_text(member(path, line, row, *found, optional=field in optional))
-                for line, row in rows
-            ]
-            for field, found in wanted.items()
-        }
-        yield Fields.from_texts(path, [line for line, _ in rows], names, columns)
+    other = {field for field in names if field.startswith("? ")}
+    for rows in objects_in_blocks(source, inside=inside, runs=runs):
+        columns: dict[str, list[str]] = {field: [] for field in names}
+        missing: dict[tuple[str, int], InputError] = {}
+        for k, (line, row) in enumerate(rows):
+            for field, found in wanted.items():
+                if field in other and found[0] not in row:
+                    columns[field].append("null")
+                    continue
+                try:
+                    value = member(source.path, line, row, *found, optional=field in optional)
+                except UnreadableError as error:
+                    missing[field, k], value = error, ""
+                columns[field].append(_as_text(value))
+        for field in other:
+            if not any(value != "null" for value in columns[field]):
+                del columns[field]
+        yield Fields.from_texts(source, [line for line, _ in rows], names, columns, missing)
+
+
+_MISSING = object()
 
 
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
@@ -210,7 +289,8 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
         The object.
     *names : str
         A point leads into an object, as in ``usage.prompt_tokens``, unless the name as a whole is
-        there. Everything inside null is null.
+        there, and a number into a list. A list of keys and values is read as an object.
+        Everything inside null is null.
     optional : bool
         Whether null stands for what is missing.
 
@@ -223,30 +303,61 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
     InputError
         The object has none of the names.
     """
-    ends = []
+    null = False
     for name in names:
-        value: Any = row
-        for part in [name] if name in row else name.split("."):
-            if not isinstance(value, dict) or part not in value:
-                break
-            value = value[part]
-        else:
+        value = _inside(row, name)
+        if value is not None and value is not _MISSING:
             return value
-        if value is None:
-            return None
-        ends.append(value)
-    if optional:
+        null = null or value is None
+    if null or optional:
         return None
-    found = ", ".join(ends[0]) if isinstance(ends[0], dict) else _as_text(ends[0])
-    raise InputError(
+    end: Any = row
+    for part in names[0].split("."):
+        deeper = _inside(end, part)
+        if deeper is _MISSING:
+            break
+        end = deeper
+    found = ", ".join(end) if isinstance(end, dict) else _as_text(end)
+    raise UnreadableError(
         f"{path}: line {line}: expected the field {names[0]}; found {found[:200] or 'nothing'}"
     )
 
 
+def _inside(value: Any, name: str) -> Any:
+    """Return what stands at a dotted name inside a value, or `_MISSING`."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        head, _, tail = name.partition(".")
+        if head.lstrip("-").isdigit():
+            entry = value[int(head)] if -len(value) <= int(head) < len(value) else _MISSING
+            return _inside(entry, tail) if tail else entry
+        value = {
+            pair["key"]: next(iter(pair["value"].values()), None)
+            if isinstance(pair.get("value"), dict)
+            else pair.get("value")
+            for pair in value
+            if isinstance(pair, dict) and isinstance(pair.get("key"), str)
+        }
+    if not isinstance(value, dict):
+        return _MISSING
+    if name in value:
+        return value[name]
+    at = name.find(".")
+    while at >= 0:
+        if name[:at] in value:
+            return _inside(value[name[:at]], name[at + 1 :])
+        at = name.find(".", at + 1)
+    return _MISSING
+
+
 def _as_text(value: Any) -> str:
     """Return a value as text for `Fields`. What is no number and no text suits no field."""
+    if isinstance(value, dict) and "value" in value and "unit" in value:
+        own = str(value["unit"])
+        return _as_text(value["value"]) + (f" {own}" if own in PLACES else "")
     if isinstance(value, (dict, list)):
-        return "{...}" if isinstance(value, dict) else "[...]"
+        return ("{...}" if isinstance(value, dict) else "[...]") if value else str(value)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     text = str(value)

@@ -8,6 +8,7 @@ from typing import Any
 
 from optsched.problem.errors import InputError
 from optsched.problem.specs import is_file, load_attribute
+from optsched.workloads.traces.base import words
 
 
 def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str], int]:
@@ -16,9 +17,10 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
     Parameters
     ----------
     tokenizer : str, callable or None
-        None counts words, as Jaillet et al. 2025 do. A function, or one named as
-        ``file.py:NAME``, takes a text and returns its tokens or their number. Any other text is a
-        ``tokenizer.json`` or a name on Hugging Face, for the package tokenizers or transformers.
+        None counts words, as Jaillet et al. 2025 do, and characters of scripts without spaces. A
+        function, or one named as ``file.py:NAME``, takes a text and returns its tokens or their
+        number. Any other text is a ``tokenizer.json`` or a name on Hugging Face, for the package
+        tokenizers or transformers.
 
     Returns
     -------
@@ -32,7 +34,7 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
         The file or name gives no tokenizer, or neither package is installed.
     """
     if tokenizer is None:
-        return lambda text: len(text.split())
+        return words
     if callable(tokenizer):
         return _checked(tokenizer, repr(tokenizer))
     if is_file(tokenizer):

@@ -1,0 +1,137 @@
+"""What the times of requests can mean, whatever the format: impossible rows and odd traces."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.files.measured import DAY_S
+from optsched.problem.errors import InputError
+from optsched.workloads.traces.base import Block, Source
+from optsched.workloads.traces.fields import PLACES
+
+_UNIT_SAYS = "the option unit (--unit) says what is meant"
+_POINT_SAYS = "a point in time is named by {0} (--column {0}=NAME), another unit by --unit"
+_IN_NAME = re.compile(
+    r"(?:[_\-. (\[/]|(?<=[a-z])(?=[A-Z]))"
+    r"(?i:(ns|nanos?|nanoseconds?)|(us|micros?|microseconds?)|(ms|millis?|milliseconds?)"
+    r"|(s|secs?|seconds?))[)\]]?$"
+)
+
+
+def unit_in_name(name: str) -> str | None:
+    """Return the unit that the name of a column ends in, as in ``send_time_us``, if any."""
+    found = _IN_NAME.search(name)
+    return None if found is None else ("ns", "us", "ms", "s")[found.lastindex - 1]  # type: ignore[operator]
+
+
+def impossible_times(block: Block) -> dict[int, str]:
+    """Return the rows whose measured times cannot be, and what is wrong with each."""
+    wrong: dict[int, str] = {}
+    ttft, latency = block.ttft_s, block.latency_s
+    for name, point, times in (
+        ("latency", "finished_at", latency),
+        ("TTFT", "first_token_at", ttft),
+    ):
+        if times is None:
+            continue
+        low = times <= 0 if name == "latency" else times < 0
+        for i in np.flatnonzero(low | (times > DAY_S)).tolist():
+            found = f"a {name} of {times[i]:.10g} s"
+            if times[i] < 0:
+                found = f"a {name} that ends {-times[i]:.10g} s before the arrival"
+            wrong[i] = (
+                f"{name.lower()}: found {found}; expected more than 0 and at most a day; "
+                + _POINT_SAYS.format(point)
+            )
+    if ttft is not None and latency is not None:
+        # Sums of the same steps may differ in the last digits.
+        for i in np.flatnonzero(ttft > latency * (1 + 1e-9)).tolist():
+            words = f"ttft: found {ttft[i]:.10g} s; expected at most its latency {latency[i]:.10g}"
+            wrong.setdefault(i, f"{words} (another unit is said by --unit ttft=ms)")
+    return wrong
+
+
+def check_trace(kept: Block, source: Source, unit: str) -> None:
+    """Refuse a trace whose times are surely not in the unit, and tell the findings what is odd."""
+    time = kept.time_ns
+    if time is not None and len(time) and unit in PLACES:
+        _check_arrivals(time, source, unit)
+    if kept.latency_s is not None and len(kept.latency_s):
+        _check_latencies(kept, source, kept.latency_s)
+
+
+def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
+    """Compare arrivals with times since 1970 in other units, and their span with their number."""
+    said = source.says_unit("arrival")
+    numbers = time / 10.0 ** PLACES[unit]
+    span_s, n = float(time.max() - time.min()) / 1e9, len(time)
+    for other, places in PLACES.items():
+        # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
+        low = 10.0 ** (18 - places)
+        far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
+        if far and other != unit and (numbers >= low).all() and (numbers <= 4 * low).all():
+            words = (
+                f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
+                f"1970 in {other}: {_UNIT_SAYS}"
+            )
+            if said or span_s > 60:
+                source.findings.odd(words)
+            else:
+                raise InputError(f"{source.path}: {words}")
+    if said or n < 2 or not span_s:
+        return
+    if span_s < 0.1 or (n >= 20 and n > 100 * span_s):
+        source.findings.odd(
+            f"all {n} requests arrive within {span_s:g} s, if times are in {unit}; {_UNIT_SAYS}"
+        )
+    elif span_s > (120 if n >= 10 else 3600) * (n - 1):
+        source.findings.odd(
+            f"requests arrive {span_s / (n - 1):g} s apart on average, if times are in {unit}; "
+            f"{_UNIT_SAYS}"
+        )
+
+
+def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
+    """Compare measured times with the tokens they were spent on, and with the arrivals."""
+    output, sure = kept.output_tokens, False
+    # Where an answer is not streamed its first token comes with its last.
+    after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
+    many = (output > 1) & (after_first > 0)
+    if many.any():
+        step = float(np.median(after_first[many] / (output[many] - 1)))
+        sure = step > 60 and not source.says_unit("latency")
+    else:  # which may be mostly queueing
+        step = float(np.median(latency / output))
+    if not 1e-4 < step < 5:
+        words = (
+            f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
+            "(--unit latency=ms)"
+        )
+        if sure:
+            raise InputError(f"{source.path}: {words}")
+        source.findings.odd(words)
+
+    if kept.time_ns is None:
+        return
+    span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))
+    if span > 1 and middle > max(span, 600):
+        source.findings.odd(
+            f"latencies of {middle:.6g} s in the median are longer than all arrivals ({span:g} s); "
+            + _UNIT_SAYS
+        )
+    # Points in time grow with the arrivals, second by second, and latencies do not.
+    after = latency - kept.time_ns / 1e9
+    spread = float(np.ptp(after))
+    if len(latency) < 3 or after.min() <= 0 or spread > 0.5 * span or np.ptp(latency) < 0.5 * span:
+        return
+    words = (
+        "latencies grow with the arrivals as points in time do; "
+        + _POINT_SAYS.format("finished_at")
+        + "; --unit latency=s if they are latencies"
+    )
+    if len(latency) >= 5 and spread < 0.1 * span and "latency" not in source.units:
+        raise InputError(f"{source.path}: {words}")
+    source.findings.odd(words)

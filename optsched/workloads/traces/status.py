@@ -1,0 +1,82 @@
+"""Columns that say whether a request was served, and other columns that identify a row."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.workloads.traces.fields import Fields
+
+_STATUS = (
+    "status|state|outcome|success|succeeded|ok|error|errors|is_error|has_error|error_message|"
+    "error_msg|error_type|error_code|exception|failed|failure|cancelled|canceled|was_cancelled|"
+    "aborted|timed_out|status_code|http_status|http_status_code|response_code|http_code|"
+    "finish_reason"
+)
+STATUS_NAMES = _STATUS.split("|")
+"""Names of columns that say whether a request was served."""
+
+IDENTITY_NAMES = ["model", "model_name", "model_id", "server", "endpoint", "phase", "run_id"]
+"""Names of columns of which an instance expects one value."""
+
+UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
+
+_NOTHING = re.compile(r"|null|none|nan|\[\]|\{\}|no_error|no|false|0|ok")
+_GOOD = re.compile(
+    "ok|okay|success|succeeded|successful|complete|completed|finished|done|passed|served|true|yes|"
+    "stop|length|eos|end_turn|max_tokens|tool_calls|status_code_ok|status_code_unset|unset"
+)
+_BAD = re.compile(
+    "error|errored|err|fail|failed|failure|timeout|timed_out|timedout|cancelled|canceled|abort|"
+    "aborted|rejected|dropped|incomplete|false|no|exception|expired|killed|refused|unserved|"
+    "throttled|rate_limited|status_code_error|unfinished|crashed"
+)
+_TELLS_FAILURE = re.compile(r"err|fail|exception|cancel|abort|timed_?out|timeout", re.IGNORECASE)
+_TELLS_SUCCESS = re.compile(r"succe|(^|[._])(is_?)?(ok|completed?|done|served)$", re.IGNORECASE)
+
+
+class Served(NamedTuple):
+    """Rows that a status calls failed, and rows whose status is no known word."""
+
+    failed: NDArray[np.bool_]
+    unknown: NDArray[np.bool_]
+
+
+def lists_errors(name: str) -> bool:
+    """Return whether a column of this name is empty unless a request failed."""
+    return _TELLS_FAILURE.search(name) is not None
+
+
+def served(rows: Fields, field: str, success: frozenset[str]) -> Served:
+    """Return what a column of statuses says. ``success`` has further words of success."""
+    words, index = np.unique(rows.columns[field], return_inverse=True)
+    name = rows.names[field]
+    good = [_is_good(word.decode(errors="replace").strip(), name, success) for word in words]
+    failed = np.array([one is False for one in good], dtype=bool)
+    unknown = np.array([one is None for one in good], dtype=bool)
+    return Served(failed[index], unknown[index])
+
+
+def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
+    """Return whether a word of a column of this name means success; None if that is unknown."""
+    plain = word.casefold().replace(" ", "_").removeprefix("statuscode.")
+    if word in success or plain in success:
+        return True
+    if lists_errors(name):  # an error, or whether there was one
+        return _NOTHING.fullmatch(plain) is not None or _http(plain) is True
+    if _TELLS_SUCCESS.search(name) and plain in ("0", "1"):
+        return plain == "1"
+    if _GOOD.fullmatch(plain):
+        return True
+    return False if _BAD.fullmatch(plain) else _http(plain)
+
+
+def _http(word: str) -> bool | None:
+    """Return whether a number is an HTTP status of success, None if it is no HTTP status."""
+    number = word.removesuffix(".0")
+    if not (number.isdigit() and len(number) == 3 and "1" <= number[0] <= "5"):
+        return None
+    return number[0] == "2"
