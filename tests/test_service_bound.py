@@ -135,10 +135,14 @@ def test_no_starts_in_rounds_serve_more() -> None:
     assert tight > 100
 
 
-def most_by_search(instance: Instance, cost: BatchCost, slos: dict[str, float]) -> int:
+def most_by_search(
+    instance: Instance, cost: BatchCost, slos: dict[str, float], split: bool | None = None
+) -> int:
     """Return the most requests within SLOs without evictions, where batches start at once."""
     limits = all_limits(instance, slos)
-    exact = Exhaustive(instance, cost, eviction_free=True)  # so that every batch is progress
+    exact = Exhaustive(
+        instance, cost, eviction_free=True, split=split
+    )  # so that every batch is progress
     unit = 1000 * SCALE
     limit = {
         name: [Fraction(v) * unit if np.isfinite(v) else None for v in column.tolist()]
