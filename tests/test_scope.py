@@ -180,7 +180,7 @@ def optimum(instance: Instance, workers: int = 1) -> int | None:
 
 
 def check_rounds(seed: int, count: int) -> int:
-    """Hold every bound against the optimum of what its scope names; return how often they differ."""
+    """Hold bounds against the optimum of what their scope names; return how often pauses help."""
     rng = np.random.default_rng(seed)
     judged = narrower = 0
     while judged < count:
