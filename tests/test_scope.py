@@ -122,9 +122,9 @@ def test_a_schedule_says_how_many_workers_it_uses(tmp_path) -> None:
     write_schedule(runs_on(TWO, np.array([0, 0]), np.array([0, 1])), two)
     write_schedule(runs_on(TWO, np.array([1, 0]), np.array([0, 0])), one)
     lines = {name: run("verify", file, name).stdout for name in (one, two)}
-    assert "tel 6 rounds, makespan 4 rounds; it runs on one worker" in lines[one]
+    assert "tel 6 rounds, makespan 4 rounds\nit runs on one worker\n" in lines[one]
     assert (
-        "tel 5 rounds, makespan 3 rounds; it runs on 2 workers: bounds and optima on one"
+        "tel 5 rounds, makespan 3 rounds\nit runs on 2 workers: bounds and optima on one"
         in (lines[two])
     )
     assert "it runs on 2 workers: bounds and optima" in run("evaluate", file, two).stdout

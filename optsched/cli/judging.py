@@ -180,7 +180,7 @@ def _verify_schedule(
     times, makespan = unit(instance), number(evaluation.metrics["makespan"])
     return (
         f"{file}: valid schedule of {instance.n} requests, {TOTAL_LATENCY} "
-        f"{number(TOTAL_LATENCY.of(evaluation))} {times}, makespan {makespan} {times}; "
+        f"{number(TOTAL_LATENCY.of(evaluation))} {times}, makespan {makespan} {times}\n"
         + _on_workers(evaluation)
     )
 
