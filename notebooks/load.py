@@ -96,7 +96,7 @@ compared[1]
 # %% [markdown]
 # ## The picture
 #
-# Points are schedulers, the black line is the best schedule that was found, and no schedule at all
+# Points are schedulers, the black line is the best schedule that was found, and no schedule on one GPU
 # is in the grey region. What lies between the black line and the grey region is not known.
 
 # %%

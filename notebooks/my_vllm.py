@@ -88,7 +88,7 @@ print(
 #
 # In the picture `measured` is the server, and `vllm-v1` its *twin*: vLLM's scheduler, simulated
 # batch by batch with the cost model. The others are what the server could have done. The lines are
-# the best schedule known, and a bound: no schedule at all comes below it.
+# the best schedule known, and a bound: no schedule on one GPU comes below it.
 
 # %%
 by_work = "vllm-v1:policy=priority,priority=work"

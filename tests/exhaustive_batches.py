@@ -22,7 +22,10 @@ NAMES = [
 class Exhaustive:
     """All batches of an instance, by state; `best` answers for objectives."""
 
-    def __init__(self, instance, cost_model, *, eviction_free=False):
+    def __init__(
+        self, instance, cost_model, *, eviction_free=False, restart=False, split=None
+    ):  # fmt: skip
+        """``restart``: an eviction loses tokens. ``split``: whether prefills may be split."""
         self.prompt = [int(v) for v in instance.prompt_tokens]
         self.output = [int(v) for v in instance.output_tokens]
         self.arrival = [Fraction(float(v)) * 1000 * SCALE for v in instance.arrival]
@@ -33,7 +36,9 @@ class Exhaustive:
         self.most_prefill = instance.limits.max_prefill_tokens or none
         self.most_running = instance.limits.max_running or none
         self.mixed = instance.hybrid_batching is not False
-        self.split = instance.chunked_prefill is True
+        self.split = instance.chunked_prefill is True if split is None else split
+        self.block = instance.kv_block_tokens
+        self.restart = restart
         self.evicts = not eviction_free
         unknown = set(cost_model.coefficients).difference(NAMES)
         assert not unknown, f"price {unknown} in tests/exhaustive_batches.py"
@@ -53,10 +58,12 @@ class Exhaustive:
         produced, cached, ready = state
         yield 0, None, False, state
         starts = [(cached, ready, False)]
+        kept = 0 if self.restart else produced
         if cached and self.evicts:
-            yield 0, None, True, (produced, 0, False)
+            yield 0, None, True, (kept, 0, False)
             starts.append((0, False, True))
         for have, decoding, evicted in starts:
+            produced = kept if evicted else produced
             need = self.prompt[i] + produced - have
             for tokens in range(1, need + 1):
                 if tokens < need and not self.split:
@@ -68,6 +75,10 @@ class Exhaustive:
                 if decoding:
                     assert need == 1
                 yield tokens, ("decode" if decoding else "prefill", have), evicted, after
+
+    def in_blocks(self, cached):
+        """Return the KV tokens that a request with so many cached ones holds."""
+        return -(-(cached + self.newest) // self.block) * self.block
 
     def from_state(self, state):
         """Return every batch in a state: (duration, latest arrival, next state)."""
@@ -84,8 +95,8 @@ class Exhaustive:
                 continue
             if prefill and decode and not self.mixed:
                 continue
-            held = [s[1] for *_, s in choice if s != "done" and s[1]]
-            if sum(held) + self.newest * len(held) > self.room or len(held) > self.most_running:
+            held = [self.in_blocks(s[1]) for *_, s in choice if s != "done" and s[1]]
+            if sum(held) > self.room or len(held) > self.most_running:
                 continue
             p = self.price
             time = p["token"] * tokens + p["base"]

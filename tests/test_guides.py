@@ -17,8 +17,9 @@ COPIED = ("optsched", "tests", "docs", "models", "instances", "mkdocs.yml", "pyp
           "README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # fmt: skip
 RUN = {"optsched": ["-m", "optsched"], "python": [], "ruff": ["-m", "ruff"]}
 """Commands that are run, and how; the others are for people."""
-STYLE = ("ruff check", "ruff format --check", "python -m pytest -q -n 0 tests/test_docstrings.py")
-"""What `make test` asks of code and docstrings, and the guides' tests do not."""
+STYLE = ("ruff check", "ruff format --check",
+         "python -m pytest -q -n 0 tests/test_docstrings.py tests/test_certified.py")  # fmt: skip
+"""What `make test` asks of code, docstrings and certificates, and the guides' tests do not."""
 
 
 def copy_of_the_checkout(folder: Path) -> None:

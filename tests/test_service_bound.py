@@ -14,7 +14,16 @@ import pytest
 from exhaustive_batches import SCALE, Exhaustive
 from test_batch_bounds import tiny
 
-from optsched import BatchCost, Instance, Limits, bound, evaluate, load_cost_model, simulate
+from optsched import (
+    BatchCost,
+    Instance,
+    Limits,
+    bound,
+    capacity,
+    evaluate,
+    load_cost_model,
+    simulate,
+)
 from optsched.bounds.service import most_within
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.limits import all_limits
@@ -53,6 +62,50 @@ def test_what_a_limit_on_tpot_costs_in_base_time() -> None:
         return most_within(instance, PLAIN, {"slo_ttft": 2, "slo_tpot": 0.02})
 
     assert [many(n) for n in (6, 13, 14, 30)] == [6, 13, 13, 13]
+
+
+def test_the_price_of_tpot_counts_no_more_than_its_proof() -> None:
+    # Refilling token k takes k ms and a decode 1 + 4 = 5 ms, 10 ms per batch. A limit of 30 ms
+    # per token gives k = 10 / 20^2, c = 10 / 20: a decode counts 5 + 5 c = 7.5 ms, a refill
+    # k - 5 * 30 * 10 / 400 = k - 3.75 ms. Tokens 2 to 11 count k - 3.75 (27.5 ms in all, of which
+    # the first two are below 0), tokens 12 to 30 count 7.5 (142.5 ms). With the prefill 171 ms.
+    # 1.72 s hold 10 requests; if a token counted at least 0 each would take 173.5 ms, and 9 fit.
+    cost = BatchCost("heavy", 1, {"token": "1", "base": "10", "decode_request": "4"})
+    instance = Instance(
+        [0.0] * 20, [1] * 20, [30] * 20, kv_capacity=10**6, time_unit="second",
+        kv_accounting="cached",
+    )  # fmt: skip
+    assert most_within(instance, cost, {"slo_ttft": 0.85, "slo_tpot": 0.03}) == 10
+
+
+def test_a_time_that_equals_its_limit_is_within_it_for_bound_and_judge() -> None:
+    # Two prompt tokens and a batch take 12 ms, a decode 11 ms. On a clock that is at 0.3 s the
+    # first token comes after 0.01200000000000001 s.
+    instance = Instance([0.0, 0.3, 1.1], [2] * 3, [2] * 3, kv_capacity=9, time_unit="second")
+    alone = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN)
+    assert max(alone.ttft) > 0.012
+    assert max(alone.latency) > 0.023
+    ties = {"slo_ttft": 0.012, "slo_tpot": 0.011, "slo_gap": 0.011, "slo_latency": 0.023}
+    for name, limit in ties.items():
+        judged = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN, **{name: limit})
+        assert judged.metrics["slo_attainment"] == 1, name
+        assert most_within(instance, PLAIN, {name: limit}) == 3
+        less = {name: limit * (1 - 1e-6)}
+        judged = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN, **less)
+        assert judged.metrics["slo_attainment"] == 0, name
+        assert most_within(instance, PLAIN, less) == 0
+    # So the load at which every request is in time is no longer below what nobody is proved to do.
+    found = capacity(instance, ["fcfs"], cost_model=PLAIN, attainment=1.0, slo_latency=0.023)
+    assert found.best is not None
+    assert found.best.attainment == 1
+    assert found.impossible is None or found.best.value < found.impossible
+    # In rounds times are exact, and limits too.
+    rounds = Instance([0, 3], [2, 2], [1, 1], kv_capacity=9)
+    for limit, share in ((1.0, 1.0), (1 - 1e-12, 0.0)):
+        judged = evaluate(rounds, simulate(rounds, "fcfs"), slo_ttft=limit)
+        assert judged.metrics["slo_attainment"] == share == most_within(
+            rounds, None, {"slo_ttft": limit}
+        ) / 2  # fmt: skip
 
 
 def test_rounds_by_hand() -> None:
@@ -135,10 +188,14 @@ def test_no_starts_in_rounds_serve_more() -> None:
     assert tight > 100
 
 
-def most_by_search(instance: Instance, cost: BatchCost, slos: dict[str, float]) -> int:
+def most_by_search(
+    instance: Instance, cost: BatchCost, slos: dict[str, float], split: bool | None = None
+) -> int:
     """Return the most requests within SLOs without evictions, where batches start at once."""
     limits = all_limits(instance, slos)
-    exact = Exhaustive(instance, cost, eviction_free=True)  # so that every batch is progress
+    exact = Exhaustive(
+        instance, cost, eviction_free=True, split=split
+    )  # so that every batch is progress
     unit = 1000 * SCALE
     limit = {
         name: [Fraction(v) * unit if np.isfinite(v) else None for v in column.tolist()]

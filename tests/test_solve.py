@@ -78,9 +78,9 @@ def test_the_result_file_is_as_documented():
     data = solve(TINY, seed=3, threads=1).to_dict()
     assert list(data) == [
         "format", "version", "optsched", "command", "instance", "time_unit", "formulation",
-        "method", "workers", "objective_name", "status", "objective", "objectives", "bound", "gap",
-        "gap_definition", "certificate", "metrics", "build_s", "solve_s", "progress", "seed",
-        "threads", "versions", "schedule",
+        "method", "workers", "objective_name", "status", "objective", "objectives", "bound",
+        "scope", "gap", "gap_definition", "certificate", "certificate_missing", "metrics",
+        "build_s", "solve_s", "progress", "seed", "threads", "versions", "schedule",
     ]  # fmt: skip
     assert data["instance"] == {"name": "tiny", "sha256": TINY.sha256, "requests": 2}
     assert data["gap_definition"] == "(objective - bound) / objective"

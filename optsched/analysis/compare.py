@@ -167,6 +167,7 @@ def compare(
         interrupted=interrupted or (stop is not None and stop.is_set()),
         best_schedule=None if best is None else best.schedule,
         notes=notes,
+        scope=interval.scope,
     )
 
 

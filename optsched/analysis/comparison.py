@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optsched.costs.cost import CostModel
-from optsched.files.results import cost_model_reference, head, predictor_of
+from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import COMPARED, METRICS, TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
+from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +99,7 @@ class Comparison:
     best_known_origin : str or None
         What found the best known value, such as a policy or a method.
     bound : float or None
-        A value that no schedule of the bound's model beats.
+        A value that no schedule of ``scope`` beats.
     bound_origin : str or None
         What proved the bound.
     cost_model : CostModel
@@ -111,6 +112,8 @@ class Comparison:
         A schedule that has the best known value.
     notes : tuple of str
         Why no optimum was found, where none can be.
+    scope : Scope
+        The schedules for which the bound holds.
     """
 
     instance: Instance
@@ -124,6 +127,7 @@ class Comparison:
     interrupted: bool = False
     best_schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
+    scope: Scope = ONE_WORKER
 
     @property
     def gap(self) -> float | None:
@@ -146,7 +150,9 @@ class Comparison:
             "status": self.status,
             "bound": self.bound,
             "bound_origin": self.bound_origin,
+            "scope": self.scope.to_dict(),
             "certificate": None,
+            "certificate_missing": NOT_HERE,
             "best_known": self.best_known,
             "best_known_origin": self.best_known_origin,
             "gap": self.gap,
@@ -181,6 +187,8 @@ class Comparison:
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
             f"bound {number(self.bound)} ({self.bound_origin}), gap {gap}"
         )
+        if self.bound is not None:
+            below += f"; the bound holds for {self.scope}"
         headers = ("policy", "", "/ best known", "/ bound", *(TABLE[name].words for name in shown))
         return table(f"Comparison on {self.instance.name}", headers, rows, below)
 

@@ -15,6 +15,7 @@ from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
+from optsched.problem.scope import Scope
 
 _DRAWN = 12
 """So many points of the bound for each doubling of the rate are drawn."""
@@ -226,6 +227,11 @@ class Capacity:
     interrupted: bool = False
 
     @property
+    def scope(self) -> Scope:
+        """The schedules that ``impossible`` is about. Of a number of workers it says so itself."""
+        return Scope(1 if self.question.auto else int(self.question.workers))
+
+    @property
     def searched(self) -> str:
         """``"workers"`` or ``"rate_scale"``: what is as small, or as large, as possible."""
         return "workers" if self.question.auto else "rate_scale"
@@ -282,6 +288,7 @@ class Capacity:
             "best_origin": None if best is None else best.policy,
             "impossible_rate_scale": self.impossible if rates else None,
             "bound_origin": None if self.impossible is None else "slo-work",
+            "scope": None if self.question.auto else self.scope.to_dict(),
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
             "workers": {"given": asked.workers} if rates else {

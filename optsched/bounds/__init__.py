@@ -154,8 +154,9 @@ def lower_bound(
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
-    In rounds it holds for uninterrupted runs and for policies that restart requests. The last run
-    of a restarted request is uninterrupted, and its earlier runs only take room.
+    It holds for every schedule that the judge accepts on so many workers, with pauses, evictions
+    and split prefills. In rounds the proofs speak of uninterrupted runs. A run that ends with the
+    last run of a request holds no more KV in any round.
 
     Parameters
     ----------

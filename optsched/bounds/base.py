@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, further_fields
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -15,7 +14,6 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.registry import Registry
 from optsched.problem.schedule import Schedule
-from optsched.problem.service import SLOS
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +120,11 @@ class Bound:
     searches : bool
         Whether it goes on until the budget is used up.
     certifies : bool
-        Whether its proof carries a certificate.
+        Whether its proof carries a certificate, where the checker knows the objective
+        (`optsched.bounds.certificate.CERTIFIED`).
+    leaves_out : frozenset of str
+        Kinds of schedules that it does not hold for (`optsched.problem.scope.KINDS`). Empty: it
+        holds for every schedule that the judge accepts on the task's workers.
     suits : callable
         ``suits(task) -> bool``: whether the method ``auto`` should spend time on it.
     """
@@ -135,6 +137,7 @@ class Bound:
     features: frozenset[str]
     searches: bool = False
     certifies: bool = False
+    leaves_out: frozenset[str] = frozenset()
     suits: Callable[[BoundTask], bool] = lambda task: True
 
     def lacks(self, task: BoundTask) -> list[str]:
@@ -171,19 +174,14 @@ class Bound:
         return priced and same_unit and task.objective.name in self.objectives
 
 
-ANY_INSTANCE = frozenset(
-    {
-        "arrivals", "chunked_prefill", "evictions", "hybrid_batching_off", "kv_cached",
-        "kv_generated", "max_batch_tokens", "max_prefill_tokens", "max_running",
-    }
-)  # fmt: skip
+ANY_INSTANCE = LIMITS | {
+    "arrivals", "chunked_prefill", "evictions", "hybrid_batching_off", "kv_cached", "kv_generated",
+}  # fmt: skip
 """Features that only rule schedules out, or that every proof of this package allows for."""
 
-WHOLE_BLOCKS = frozenset({"kv_block_tokens"})
-"""The feature of KV in blocks (`Instance.kv_block_tokens`). Rounding up to whole blocks takes room
-away and gives none. A schedule that fits with blocks fits without them, and takes the same time. So
-a bound for every schedule without blocks holds with them, and a bound that uses no schedule of its
-own allows for this feature. A method that finds schedules must count blocks itself."""
+WHOLE_BLOCKS = LESS_ROOM
+"""The feature of KV in blocks (`Instance.kv_block_tokens`), which only takes room away. A bound
+that uses no schedule of its own allows for it. A method that finds schedules must count blocks."""
 
 WORKERS = frozenset({"workers"})
 """The feature of several workers. In rounds no bound needs it: `optsched.bounds.raise_bound` asks
@@ -193,15 +191,6 @@ MINORANTS = frozenset({"cost.table"})
 """The feature of a tabulated cost model. Bounds run under its minorants, which are linear
 (`optsched.costs.table` says why that is right), so every bound on the times of tokens allows for
 it. A method that prices batches itself must not."""
-
-_READ = {"arrival", "time_unit", "kv_accounting", "limits", "hybrid_batching", "chunked_prefill"}
-"""Fields of an `Instance` that `features_of` reads."""
-_EVERYWHERE = {"prompt_tokens", "output_tokens", "kv_capacity"}
-"""Fields that every instance has and that every proof takes into account."""
-_NO_SCHEDULE = {
-    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", *SLOS,
-}  # fmt: skip
-"""Fields that rule no schedule out. A bound on an objective that depends on SLOs reads them."""
 
 
 def features_of(
@@ -226,7 +215,7 @@ def features_of(
         of `Instance` may have further fields; each that differs from its default is a feature of
         its name.
     """
-    found = {"evictions", f"kv_{instance.kv_accounting}", *instance.limits.as_dict()}
+    found = {"evictions", f"kv_{instance.kv_accounting}", *further_fields(instance)}
     if workers > 1:
         found |= WORKERS
     if (instance.arrival != instance.arrival[0]).any():
@@ -235,11 +224,6 @@ def features_of(
         found.add("chunked_prefill")
     if instance.hybrid_batching is False:
         found.add("hybrid_batching_off")
-    for column in fields(instance):
-        if column.name not in _READ | _EVERYWHERE | _NO_SCHEDULE:
-            value, default = getattr(instance, column.name), column.default
-            if value is not default and (not np.isscalar(value) or value != default):
-                found.add(column.name)
     if isinstance(cost_model, BatchCost) and not instance.in_rounds:
         for one in cost_model.minorants:
             found |= {f"cost.{name}" for name in one.coefficients if one[name] != 0}

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import work_leaf
+from optsched.bounds.checker.fields import COST_TERMS
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -48,12 +49,8 @@ _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
 
-PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {
-    "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
-    "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
-    "cost.prefill_request", "cost.prefill_base",
-}  # fmt: skip
-"""Features that the bounds in seconds are proved for. Add a coefficient only with its proof."""
+PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
+"""Features that the bounds in seconds are proved for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.seconds import OBJECTIVES
 from optsched.bounds.dual import Prices
-from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
@@ -23,6 +23,8 @@ from optsched.problem.schedule import Schedule
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
+CERTIFIED = {"round": ("tel",), "second": OBJECTIVES}
+"""The objectives of certificates, by the instance's unit of time."""
 _PRICE_BITS, _PATH_BITS = 24, 16
 _HIGHEST_WEIGHT = 4000
 Floats = NDArray[np.float64]
@@ -316,7 +318,7 @@ def certify(
 
 
 def _cost_model(cost: BatchCost) -> dict[str, Any]:
-    texts = {name: cost.coefficients.get(name, "0") for name in COEFFICIENTS}
+    texts = {name: text for name, text in cost.coefficients.items() if cost[name] != 0}
     return {"layers": cost.layers, "coefficients": texts}
 
 
@@ -402,8 +404,8 @@ def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None
     if certificate["model"] == "rounds" or not isinstance(cost_model, BatchCost):
         return certificate["model"] == "rounds" and not isinstance(cost_model, BatchCost)
 
-    def exact(model: Mapping[str, Any]) -> list[Fraction]:
-        texts = model["coefficients"]
-        return [Fraction(model["layers"]), *(Fraction(texts[name]) for name in COEFFICIENTS)]
+    def exact(model: Mapping[str, Any]) -> tuple[int, dict[str, Fraction]]:
+        values = {name: Fraction(text) for name, text in model["coefficients"].items()}
+        return model["layers"], {name: value for name, value in values.items() if value}
 
     return exact(certificate["cost_model"]) in [exact(_cost_model(c)) for c in cost_model.minorants]

@@ -19,7 +19,9 @@ own work V and decodes requests whose u sum up to U then counts ``T (1 + k U) - 
 T >= b + V and V >= U this is at least ``V + b - k (p - b) U + k U^2 >= V + c U``, since the
 difference ``b - 2 b U / (p - b) + k U^2`` is a square; and with U = 0 it is at least V. So own work
 can be counted with c u_i more for every decode step. A token that is refilled counts its refill
-less k p u_i, and the smaller of the two is what a later token costs at least.
+less k p u_i, which may be less than 0, and the smaller of the two is what a later token costs at
+least. The sum over a request's tokens is proved, and not each token alone. Nothing but V >= U is
+asked of u_i, so each request may have the u_i above or 0, whichever proves more.
 
 *Rounds.* A round holds at most M tokens of KV. A request holds its prompt in the round of its first
 token, and its volume (`Instance.volume`) in all; restarts and pauses only add. The limits on
@@ -65,10 +67,13 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
+from optsched.problem.service import with_spare
 
 Floats = NDArray[np.float64]
 
 _MARGIN, _CLOCK = 1e-7, 1e-9
+_IN_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS
+"""Features that the bounds in rounds are proved for."""
 
 
 def most_within(
@@ -103,7 +108,7 @@ def most_within(
         There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
     """
     limits = all_limits(instance, slos, columns=columns)
-    proved = ANY_INSTANCE if instance.in_rounds else PROVED_FOR
+    proved = _IN_ROUNDS if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
@@ -116,11 +121,11 @@ def _in_seconds(
     instance: Instance, cost: BatchCost, limits: Mapping[str, Floats], workers: int
 ) -> int:
     work = unavoidable_work(instance, cost)
-    widen = 1 + _CLOCK
-    first = np.minimum(limits["slo_ttft"], limits["slo_latency"]) * widen
-    step = np.minimum(limits["slo_tpot"], limits["slo_gap"]) * widen
+    limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
+    first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
+    step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = _later(instance, step)
-    last = np.minimum(limits["slo_latency"] * widen, first + later)
+    last = np.minimum(limits["slo_latency"], first + later)
     able = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
     slack = _CLOCK * (1 + instance.release)
     best = int(able.sum())
@@ -142,8 +147,12 @@ def _later(instance: Instance, step: Floats) -> Floats:
 def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Floats:
     """Return the own work of each request with the price of TPOT (see the module's text)."""
     owner, _, decode, refill = later_tokens(instance, cost)
-    token = np.minimum(decode, refill)
     second = cost.layers / 1000.0
+
+    def later(tokens: Floats) -> Floats:
+        return np.bincount(owner, weights=tokens, minlength=instance.n).astype(np.float64)
+
+    most = later(np.minimum(decode, refill))
     finite = np.isfinite(step) & (instance.output_tokens > 1)
     fixed = cost["base"] + cost["decode_base"]
     p = float(step[finite].max()) / second if finite.any() else 0.0
@@ -152,9 +161,10 @@ def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Fl
         least = np.full(instance.n, np.inf)
         np.minimum.at(least, owner, decode)
         u = np.where(finite, least, 0.0)[owner]
-        token = np.minimum(decode + c * u, np.maximum(refill - k * p * u, 0.0))
-    later = np.bincount(owner, weights=token, minlength=instance.n)
-    return np.asarray(work.own_prefill + work.first_shares + later * second)
+        # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
+        # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
+        most = np.maximum(most, later(np.minimum(decode + c * u, refill - k * p * u)))
+    return np.asarray(work.own_prefill + work.first_shares + most * second)
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
@@ -270,7 +280,7 @@ WITHIN_SHARE = Bound(
 )  # fmt: skip
 WITHIN_SHARE_ROUNDS = Bound(
     "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
-    ANY_INSTANCE | WHOLE_BLOCKS,
+    _IN_ROUNDS,
 )  # fmt: skip
 WITHIN_RATE = Bound(
     "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",

@@ -131,6 +131,8 @@ def _show(found: Capacity) -> None:
         f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
     )  # fmt: skip
     print(f"attainment {found.question.attainment:g}: {reached}; {proved}")
+    if rates and found.impossible is not None:
+        print(f"the bound holds for {found.scope}")
     for row in found.rows:
         if row.error is not None:
             print(f"{row.policy}: {row.error}")

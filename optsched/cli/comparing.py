@@ -166,6 +166,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             f"{comparison.best_known_origin}; gap {percent(comparison.gap)}"
             + (" (optimal)" if comparison.status == "optimal" else "")
         )
+        print(f"the bound holds for {comparison.scope}")
     if comparison.bound is None and comparison.best_known is not None:
         print(
             f"best known {number(comparison.best_known)} {times} from "

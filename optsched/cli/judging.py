@@ -28,9 +28,11 @@ from optsched.cli.options import (
 from optsched.cli.output import emit_json, number, save_schedule, show_metrics, unit, write_requests
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
+    from optsched.judge.evaluate import Evaluation
     from optsched.problem.instance import Instance
 
 
@@ -76,14 +78,16 @@ def simulate(
         seed=seed,
         solve_s=wall_s,
         schedule=schedule_out,
+        workers=evaluation.workers,
     )
     if emit_json(data, json_out):
         return
     show_metrics(evaluation.metrics, instance)
+    print(f"\n{_on_workers(evaluation)}")
     if info.predictor is not None:
-        print(f"\npredictor: {info.predictor} (the policy's own)")
+        print(f"predictor: {info.predictor} (the policy's own)")
     elif not instance.has_predictions:
-        print("\npredictor: oracle (the instance carries no predictions)")
+        print("predictor: oracle (the instance carries no predictions)")
     note = lengths_note(made, info, instance)
     if note is not None:
         print(f"{policy} {note}")
@@ -116,9 +120,19 @@ def evaluate(
         metrics=evaluation.metrics,
         cost_model=cost,
         schedule=schedule_file,
+        workers=evaluation.workers,
     )
     if not emit_json(data, json_out):
         show_metrics(evaluation.metrics, instance)
+        print(f"\n{_on_workers(evaluation)}")
+
+
+def _on_workers(evaluation: Evaluation) -> str:
+    """Return how many workers a schedule uses, and what bounds say of it if these are several."""
+    used = Scope(evaluation.workers)
+    if used.workers == 1:
+        return f"it runs {used.machines}"
+    return f"it runs {used.machines}: bounds and optima on one worker say nothing of it"
 
 
 def verify(
@@ -166,7 +180,8 @@ def _verify_schedule(
     times, makespan = unit(instance), number(evaluation.metrics["makespan"])
     return (
         f"{file}: valid schedule of {instance.n} requests, {TOTAL_LATENCY} "
-        f"{number(TOTAL_LATENCY.of(evaluation))} {times}, makespan {makespan} {times}"
+        f"{number(TOTAL_LATENCY.of(evaluation))} {times}, makespan {makespan} {times}\n"
+        + _on_workers(evaluation)
     )
 
 
@@ -179,7 +194,9 @@ def _verify_certificate(
         value = verify_certificate(instance, certificate, cost)
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
-    words = "is optimal" if certificate["claim"] == "optimal" else "or more in every schedule"
+    words = f"or more in {ONE_WORKER}"
+    if certificate["claim"] == "optimal":
+        words = f"is optimal {ONE_WORKER.machines}"
     metric = certificate["objective"]
     return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 

@@ -48,9 +48,11 @@ from optsched.problem.objective import (
     parse_objectives,
     with_service_limits,
 )
+from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
+    from optsched.optimize.bound import BoundResult
     from optsched.problem.instance import Instance
     from optsched.problem.schedule import Schedule
 
@@ -181,7 +183,7 @@ def solve(
         question["answer"] = asked.answer(result)
     failed = data["status"] == "error"  # then there is no answer to the question
     if question is not None and question["answer"] != "yes" and not failed:
-        _end_unanswered(instance, data, question, json_out)
+        _end_unanswered(instance, data, question, result.scope, json_out)
     if result.schedule is not None and schedule_out is not None:
         save_schedule(result.schedule, schedule_out)
         data["schedule"] = schedule_out
@@ -191,7 +193,7 @@ def solve(
     if json_out != "-":
         _show_result(instance, data)
         if question is not None:
-            print(_question_text(question))
+            print(_question_text(question, result.scope))
     status = str(data["status"])
     if status == "infeasible":
         raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
@@ -276,16 +278,30 @@ def bound(
             + ", ".join(sorted({name for one in there for name in one.objectives}))
         )
     if json_out != "-":
-        print(f"{words} of any schedule {found.sign} {number(found.value)} {times} ({found.name})")
+        _show_bound(found, words, times)
         if found.objective is not None:
+            such = "such " if found.scope.without else ""
             print(
-                f"best schedule found: {number(found.objective)} {times} ({found.found_by}), "
+                f"best {such}schedule found: {number(found.objective)} {times} ({found.found_by}), "
                 f"gap {percent(found.gap)}"
             )
         if found.certificate is not None and certificate_out is not None:
-            print(f"{certificate_out}: certificate of {number(found.certified)}")
+            anyone = f", for {ONE_WORKER}" if found.scope.without else ""
+            print(f"{certificate_out}: certificate of {number(found.certified)}{anyone}")
         elif certificate_out is not None:
-            print(f"{certificate_out}: not written, since no certificate was made")
+            print(f"certificate: none, since {found.certificate_missing}")
+
+
+def _show_bound(found: BoundResult, words: str, times: str) -> None:
+    """Print the bound, and the best one for every schedule if it leaves some out."""
+
+    def show(scope: Scope, value: float | None, name: str | None) -> None:
+        limit = f"{found.sign} {number(value)} {times} ({name})"
+        print(f"{words} of {scope.schedules} {limit}, {scope.machines}")
+
+    show(found.scope, found.value, found.name)
+    if found.scope.without and found.general is not None:
+        show(ONE_WORKER, *found.general)
 
 
 def tradeoff(
@@ -338,6 +354,7 @@ def tradeoff(
             if (floor := found.ttft_at(p.mean_latency)) is not None
         ],
     )
+    print(f"the bounds hold for {ONE_WORKER}")
 
 
 def _certifies(method: str) -> bool:
@@ -348,11 +365,12 @@ def _certifies(method: str) -> bool:
 
 def _check_certified(goal: Objective, instance: Instance) -> None:
     from optsched.bounds import bounds
+    from optsched.bounds.certificate import CERTIFIED
 
     there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
-    certified = {name for one in there if one.certifies for name in one.objectives}
+    certified = CERTIFIED[instance.time_unit]
     known = {name for one in there for name in one.objectives}
-    if goal.name in known - certified:
+    if goal.name in known.difference(certified):
         raise UsageError(
             f"--certificate-out: found the objective {goal.name} in {instance.time_unit}s, whose "
             f"bounds have no certificates; expected one of {', '.join(sorted(certified))}"
@@ -392,7 +410,11 @@ def _warm_start(
 
 
 def _end_unanswered(
-    instance: Instance, data: dict[str, Any], question: dict[str, Any], json_out: str | None
+    instance: Instance,
+    data: dict[str, Any],
+    question: dict[str, Any],
+    scope: Scope,
+    json_out: str | None,
 ) -> NoReturn:
     """Report that no schedule below the value exists, or that none was found, and exit.
 
@@ -409,20 +431,20 @@ def _end_unanswered(
     }
     emit_json({**data, **changed}, json_out)
     if json_out == "-":
-        print(_question_text(question), file=sys.stderr)
+        print(_question_text(question, scope), file=sys.stderr)
     else:
         _show_result(instance, data)
-        print(_question_text(question))
+        print(_question_text(question, scope))
     raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
 
 
-def _question_text(question: dict[str, Any]) -> str:
+def _question_text(question: dict[str, Any], scope: Scope) -> str:
     text = (
         f"a schedule below {question['phi']:g} x {question['than']} = {number(question['value'])}"
     )
     return {
         "yes": f"{text}: yes",
-        "no": f"{text}: none exists",
+        "no": f"{text}: none exists" + (f" {scope.limitation}" if scope.without else ""),
         "unknown": f"{text}: neither found nor excluded within the limits",
     }[question["answer"]]
 
@@ -433,6 +455,8 @@ def _show_result(instance: Instance, data: dict[str, Any]) -> None:
     if data["metrics"]:
         show_metrics(data["metrics"], instance)
         print()
+    if data["bound"] is not None:
+        print(f"the bound holds for {data['scope']['words']}")
     print(
         f"{data['status']}: {data['objective_name']} {number(data['objective'])} {times}, "
         f"bound {number(data['bound'])} {times}, gap {percent(data['gap'])} "

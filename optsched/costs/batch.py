@@ -14,10 +14,11 @@ that the judge, the schedulers' engines, the searches and the interpreter share 
 last ones price a single request from the same coefficients, in floats, exact integers or whole
 columns.
 
-A further term of the cost model is edited in this file alone: the formula above, its line in
-`TERMS`, a field of `Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`, and its
-part in `decode_ms`, `prefill_ms` or (of a batch) `fixed_ms`, and in `alone_ms`. Bounds and exact
-methods refuse the new one by name until it is added to their features.
+Whoever judges, schedules or searches has a further term from this file: the formula above, its
+line in `TERMS`, a field of `Sums`, its line in `add_decode` or `add_prefill` and in `batch_time`,
+and its part in `decode_ms`, `prefill_ms` or (of a batch) `fixed_ms`, and in `alone_ms`. Whoever
+proves refuses it by name until somebody has looked: the bounds and the checker of certificates read
+`optsched.bounds.checker.fields`, and exact methods have features (docs/develop/add-cost-term.md).
 """
 
 from __future__ import annotations

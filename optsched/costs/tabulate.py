@@ -8,7 +8,7 @@ bound wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 LONG_KV, FEW_DECODES, SHORT_CHUNK = 4096, 8, 256
 """The minorants are near the table where requests hold at most so many KV tokens, and where batches
 decode at least so many requests or prefill at least so many tokens."""
-BASE = COEFFICIENTS.index("base")
 _PLACES = 64
 """Maximum number of values of the axis of tokens in the sample."""
 
@@ -59,11 +58,15 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
         "prefill_kv": cached, "prefill_token": chunk, "prefill_request": requests - n,
         "prefill_base": prefills,
     }  # fmt: skip
-    relative = np.stack([terms[name] for name in COEFFICIENTS], axis=1) / ms[:, None]
-    linear = non_negative(relative, np.ones(len(ms)))
+    # A further term multiplies nothing that a table knows, and stays 0.
+    names = [name for name in COEFFICIENTS if name in terms]
+    relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
+    linear = np.zeros(len(COEFFICIENTS))
+    linear[[COEFFICIENTS.index(name) for name in names]] = non_negative(relative, np.ones(len(ms)))
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
     where = (short & ~prefills & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
-    minorants = [_text(minorant(relative, near, {BASE: 1e-6 * ms.min()})) for near in where]
+    floor = {names.index("base"): 1e-6 * ms.min()}
+    minorants = [_text(names, minorant(relative, near, floor)) for near in where]
     return CostTable((dense, request, attention), minorants, skew), linear
 
 
@@ -137,7 +140,7 @@ def _rounded(grid: Grid) -> Grid:
     return Grid(grid.axes, np.array([float(f"{value:.6g}") for value in grid.values.ravel()]))
 
 
-def _text(values: Floats) -> dict[str, str]:
+def _text(names: Sequence[str], values: Floats) -> dict[str, str]:
     """Return the decimal text of coefficients, rounded down, without those that are 0."""
-    texts = zip(COEFFICIENTS, values * (1 - 1e-5), strict=True)
+    texts = zip(names, values * (1 - 1e-5), strict=True)
     return {name: f"{value:.6g}" for name, value in texts if value > 0}

@@ -10,6 +10,9 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 
+NOT_HERE = "only `optsched bound --certificate-out` writes one"
+"""Why the files of other commands with a bound have no certificate."""
+
 
 def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
     """Return the first fields of a file about an instance.

@@ -227,7 +227,11 @@ class ResultFile(BaseModel):
     bound: float | None = Field(None, description="null when unknown")
     gap: float | None = None
     gap_definition: str | None = None
+    scope: dict[str, Any] | None = Field(
+        None, description="the schedules for which the bound holds: workers, without, words"
+    )
     certificate: str | None = Field(None, description="file")
+    certificate_missing: str | None = Field(None, description="why there is no certificate")
     metrics: MetricsFile | None = None
     build_s: float | None = None
     solve_s: float | None = None

@@ -344,7 +344,7 @@ def replay(
     requests, machines : ndarray of records
         As `new_state` makes them. They are changed in place.
     limits : Limits
-    cost : ndarray of float64, shape (12,)
+    cost : ndarray of float64
         `BatchCost.array` or `UnitCost.array`.
     columns : Columns
     origin : Origin

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds import usable
+from optsched.bounds import bounds, usable
 from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
-from optsched.bounds.certificate import certified_value, certify as make
+from optsched.bounds.certificate import CERTIFIED, certified_value, certify as make
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
@@ -27,6 +27,7 @@ from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objective
 from optsched.problem.schedule import Schedule
+from optsched.problem.scope import ONE_WORKER, Scope
 
 _FEW_SHARE = 0.1
 """The share of the time limit for the search when an exact method follows."""
@@ -47,11 +48,21 @@ class BoundResult:
     objective_name : str
         The metric that is bounded.
     value : int, float or None
-        The bound: no schedule has a smaller objective, or a larger one where more is better.
+        The bound: no schedule of ``scope`` has a smaller objective, or a larger one where more is
+        better.
     name : str or None
         The name of the bound that proved ``value``.
+    scope : Scope
+        The schedules for which ``value`` holds. An exact method of a formulation without pauses,
+        for example, says nothing of schedules that pause.
+    general : tuple of (value, name) or None
+        The best bound for every schedule on one worker, which is ``value`` if ``scope`` has them
+        all.
     certificate : dict or None
-        A proof of ``certified`` that anyone can check (`optsched.bounds.certificate`).
+        A proof of ``certified`` that anyone can check (`optsched.bounds.certificate`). It holds for
+        every schedule on one worker.
+    certificate_missing : str or None
+        Why there is no certificate. None if there is one.
     objective : int, float or None
         The objective of ``schedule``, as judged.
     schedule : Schedule or None
@@ -75,7 +86,10 @@ class BoundResult:
     objective_name: str
     value: float | None
     name: str | None
+    scope: Scope = ONE_WORKER
+    general: tuple[float, str] | None = None
     certificate: dict[str, Any] | None = None
+    certificate_missing: str | None = None
     objective: float | None = None
     schedule: Schedule | None = None
     evaluation: Evaluation | None = None
@@ -130,7 +144,13 @@ class BoundResult:
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
                 ("bound", None if self.value is None else f"{number(self.value)} ({self.name})"),
-                ("certified", None if self.certified is None else number(self.certified)),
+                (
+                    "certified",
+                    f"nothing, since {self.certificate_missing}"
+                    if self.certified is None
+                    else number(self.certified),
+                ),
+                ("holds for", None if self.value is None else str(self.scope)),
                 ("best schedule", number(self.objective)),
                 (
                     "first bound after",
@@ -159,6 +179,8 @@ class BoundResult:
             solve_s=self.bound_s,
         )
         data["progress"] = progress_columns(self.progress)
+        data["scope"], data["certificate_missing"] = self.scope.to_dict(), self.certificate_missing
+        data["general_bound"] = None if self.general is None else self.general[0]
         if self.certificate is not None:
             data["first_bound_s"], data["certified"] = self.first_bound_s, self.certified
         return data
@@ -176,14 +198,16 @@ def bound(
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
-    """Bound an objective of every schedule, and look for a schedule close to the bound.
+    """Bound an objective of all schedules on one worker, and look for one close to the bound.
 
     ``auto`` runs every bound that is proved for the features of the instance and the cost model
     (`optsched.bounds.features_of`). For total latency in rounds it divides the time as follows.
 
     - Few requests and little KV: a brief search (`optsched.optimize.search.anytime`), then
       ``ramp``. Its relaxation is far stronger there, but grows with the number of its states.
-    - Few requests and more KV: a brief search, then CP-SAT if `solve` would choose it.
+    - Few requests and more KV: a brief search, then CP-SAT if `solve` would choose it. Under limits
+      on batches its bound holds for uninterrupted runs only, and the result says so
+      (`BoundResult.scope`).
     - Many requests: the Lagrangian dual and the large-neighbourhood search.
 
     Parameters
@@ -238,7 +262,7 @@ def bound(
     bound_s = budget.spent_s
     if interval.incumbent is None:
         _look_for_a_schedule(interval, seed)
-    certificate = _certificate(interval) if certify else interval.certificate
+    certificate, missing = _certificate(interval, certify)
     interval.reconcile()
     best = interval.incumbent
     return BoundResult(
@@ -247,7 +271,10 @@ def bound(
         objective_name=str(goal),
         value=interval.bound,
         name=interval.bound_origin,
+        scope=interval.scope,
+        general=interval.general,
         certificate=certificate,
+        certificate_missing=missing,
         objective=interval.value,
         schedule=None if best is None else best.schedule,
         evaluation=None if best is None else best.evaluation,
@@ -259,25 +286,46 @@ def bound(
     )
 
 
-def _certificate(interval: Interval) -> dict[str, Any] | None:
-    """Return the certificate of an interval. In seconds it is made of its tree.
+def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the certificate of an interval, or None and why there is none.
 
-    It may prove more than the bound in float64, for which less time was left.
+    In seconds it is made of the interval's tree. It may prove more than the bound in float64, for
+    which less time was left.
     """
-    task = interval.task
-    if interval.tree is None or not isinstance(task.cost_model, BatchCost):
-        return interval.certificate
-    best, value = None, -math.inf
-    for cost in task.cost_model.minorants:
+    task, goal = interval.task, interval.goal.name
+    if interval.certificate is not None:
+        return interval.certificate, None
+    if interval.bound is None:
+        return None, f"no bound on {goal} is known"
+    cost = task.cost_model
+    if interval.tree is None or not isinstance(cost, BatchCost):
+        return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
+    if not wanted:
+        return None, "none was asked for"
+
+    best, value, refused = None, -math.inf, list[str]()
+    for one in cost.minorants:
         try:
-            made = make(task.instance, cost, interval.goal.name, interval.tree[1])
-        except UsageError:
-            continue  # for example a coefficient with more digits than the checker takes
+            made = make(task.instance, one, goal, interval.tree[1])
+        except UsageError as error:  # for example a coefficient with too many digits
+            refused.append(f"{one.name}: {error}")
+            continue
         if (proved := certified_value(task.instance, made)) > value:
             best, value = made, proved
-    if best is not None:
-        interval.prove(value, interval.bound_origin or "")
-    return best
+    if best is None:
+        return None, f"the checker refuses it: {'; '.join(refused)}"
+    interval.prove(value, interval.bound_origin or "")
+    return best, None
+
+
+def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
+    """Return that no bound of some name, or none on some objective, carries a certificate."""
+    if goal not in CERTIFIED[time_unit]:
+        known = ", ".join(CERTIFIED[time_unit])
+        return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
+    there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
+    able = ", ".join(one.name for one in there if goal in one.objectives)
+    return f"the bound {name!r} carries none; those that do are {able}"
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:

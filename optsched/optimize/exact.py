@@ -344,7 +344,8 @@ def accept(
     if answer.bound is not None:
         bound = round_up_bound(answer.bound) if integral else answer.bound
         certificate = answer.certificate if isinstance(answer.certificate, dict) else None
-        interval.prove(bound, origin or method, certificate)
+        left_out = exact.model.leaves_out(task)
+        interval.prove(bound, origin or method, certificate, leaves_out=left_out)
     interval.reconcile()
     if status is not Status.ERROR:
         status = settle_status(

@@ -13,6 +13,7 @@ from optsched.optimize.solvers.base import round_up_bound
 from optsched.problem.budget import Budget, History, Progress
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
+from optsched.problem.scope import Scope
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,10 @@ class Interval:
         The proved end. None while there is no bound.
     bound_origin : str or None
         The name of the bound that proved it.
+    scope : Scope
+        The schedules for which the bound holds.
+    general : tuple of (value, origin) or None
+        The best bound that holds for every schedule on the task's workers.
     incumbent : Incumbent or None
         The reached end: the best schedule so far.
     certificate : dict or None
@@ -75,6 +80,8 @@ class Interval:
         self.goal = task.objective[0]
         self.bound: float | None = None
         self.bound_origin: str | None = None
+        self.scope = Scope(task.workers)
+        self.general: tuple[float, str] | None = None
         self.certificate: dict[str, Any] | None = None
         self.tree: tuple[float, dict[str, Any]] | None = None
         self.incumbent: Incumbent | None = None
@@ -161,6 +168,7 @@ class Interval:
         origin: str,
         certificate: dict[str, Any] | None = None,
         tree: dict[str, Any] | None = None,
+        leaves_out: frozenset[str] = frozenset(),
     ) -> None:
         """Keep a bound if it is tighter than the present one, and a certificate likewise.
 
@@ -174,11 +182,20 @@ class Interval:
             A certificate. It is kept if it proves at least as much as the present one.
         tree : dict, optional
             The tree of a certificate in seconds (`optsched.bounds.base.Proof`).
+        leaves_out : frozenset of str
+            Kinds of schedules that the bound does not hold for (`optsched.problem.scope.KINDS`).
         """
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
-        if self.bound is None or self.goal.signed(value) > self.goal.signed(self.bound):
+        signed = self.goal.signed(value)
+        better = self.bound is None or signed > self.goal.signed(self.bound)
+        if better or (value == self.bound and leaves_out < self.scope.without):
             self.bound, self.bound_origin = value, origin
+            self.scope = Scope(self.task.workers, leaves_out)
+        if not leaves_out and (
+            self.general is None or signed > self.goal.signed(self.general[0])
+        ):  # fmt: skip
+            self.general = value, origin
         if certificate is not None and (
             self.certificate is None or certificate["value"] >= self.certificate["value"]
         ):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.costs.cost import CostModel
-from optsched.files.results import head
+from optsched.files.results import NOT_HERE, head
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import Exact, accept, attempt, choose, restricted, starting_point
 from optsched.optimize.formulations import Answer
@@ -23,6 +23,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.objective import Objective
 from optsched.problem.schedule import Schedule
+from optsched.problem.scope import ONE_WORKER, Scope
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,8 @@ class Result:
     objective : int, float or None
         The first objective of the schedule, as judged.
     bound : int, float or None
-        No schedule of the formulation has a better first objective. It is rounded up if the
-        objective is integral.
+        No schedule of ``scope`` has a better first objective. It is rounded up if the objective is
+        integral.
     schedule : Schedule or None
         The best schedule found.
     evaluation : Evaluation or None
@@ -66,8 +67,8 @@ class Result:
         a schedule.
     progress : tuple of Progress
         Incumbent and bound whenever one of them changed, and at the end.
-    workers : int
-        Number of equal workers that the bound is for.
+    scope : Scope
+        The schedules for which the bound holds, and among which an optimal schedule is optimal.
     """
 
     instance: Instance
@@ -89,7 +90,12 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
     progress: tuple[Progress, ...] = ()
-    workers: int = 1
+    scope: Scope = ONE_WORKER
+
+    @property
+    def workers(self) -> int:
+        """Number of equal workers that the bound is for."""
+        return self.scope.workers
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -127,6 +133,7 @@ class Result:
                 ("status", self.status.value),
                 (f"{self.objective_name} (times in {unit})", number(self.objective)),
                 ("bound", number(self.bound)),
+                ("holds for", None if self.bound is None else str(self.scope)),
                 ("gap", None if gap is None else f"{gap:.2%}"),
                 ("by", f"{self.formulation}, {self.method}"),
                 ("time", f"{self.build_s + self.solve_s:.2f} s"),
@@ -150,9 +157,11 @@ class Result:
             "objective": self.objective,
             "objectives": None if self.objectives is None else list(self.objectives),
             "bound": self.bound,
+            "scope": self.scope.to_dict(),
             "gap": self.gap,
             "gap_definition": self.gap_definition,
             "certificate": None,
+            "certificate_missing": NOT_HERE,
             "metrics": None if self.metrics is None else dict(self.metrics),
             "build_s": self.build_s,
             "solve_s": self.solve_s,
@@ -292,5 +301,5 @@ def _result(
         versions=answer.versions,
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
         progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
-        workers=task.workers,
+        scope=interval.scope,
     )

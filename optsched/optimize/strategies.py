@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from optsched.bounds import raise_bound
+from optsched.bounds import bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
@@ -49,7 +49,8 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
-        interval.prove(proof.value, name, proof.certificate, proof.tree)
+        left_out = bounds()[name].leaves_out
+        interval.prove(proof.value, name, proof.certificate, proof.tree, left_out)
         if proof.schedule is not None:
             offer(interval, proof.schedule, name)
         if interval.bound != before:

@@ -36,6 +36,7 @@ from optsched.problem.errors import (
 from optsched.problem.instance import Instance
 from optsched.problem.markup import table
 from optsched.problem.objective import Objective
+from optsched.problem.scope import ONE_WORKER
 
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """The weights of TTFT that are tried."""
@@ -162,6 +163,7 @@ class Tradeoff:
                 {"ttft_weight": one.weight, "bound": one.value, "bound_origin": one.name}
                 for one in self.bounds
             ],
+            "scope": ONE_WORKER.to_dict(),
             "curve": {
                 "mean_latency": [x for x, _ in corners],
                 "mean_ttft": [y for _, y in corners],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.service import SLOS
+from optsched.problem.service import SLOS, with_spare
 
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
@@ -220,9 +220,11 @@ def served_well(judged: Any) -> NDArray[np.bool_] | None:
     times = {name: getattr(judged, SLOS[name]) for name in limits}
     if not limits or any(column is None for column in times.values()):
         return None
-    good = np.ones(judged.instance.n, dtype=bool)
+    instance = judged.instance
+    good = np.ones(instance.n, dtype=bool)
     for name, limit in limits.items():
-        good &= ~(times[name] > limit)  # a NaN passes: one token has no TPOT and no gap to miss
+        allowed = with_spare(limit, instance.release, instance.in_rounds)
+        good &= ~(times[name] > allowed)  # a NaN passes: one token has no TPOT and no gap to miss
     return good
 
 

@@ -41,6 +41,33 @@ def check_slo(name: str, value: float | None) -> None:
         raise InputError(f"{name}: found {value!r}; expected a time > 0")
 
 
+SPARE = 1e-9
+"""The part of a limit in seconds that a time may exceed it by."""
+
+
+def with_spare(limit: Any, release: NDArray[np.float64], in_rounds: bool) -> NDArray[np.float64]:
+    """Return limits as times are compared with them: a time is within if it is not larger.
+
+    The judge, the bounds and the searches all compare by this. Times in seconds are differences of
+    float64 clocks, so one that equals its limit may come out as a little more.
+
+    Parameters
+    ----------
+    limit : float or ndarray of float64, shape (n,)
+        An SLO, infinite for no limit.
+    release : ndarray of float64, shape (n,)
+        `Instance.release`. The clock of a request runs on from there.
+    in_rounds : bool
+        Times in rounds are exact, so that their limits stay as they are.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+    """
+    limits = np.broadcast_to(np.asarray(limit, dtype=np.float64), release.shape)
+    return limits if in_rounds else limits * (1 + SPARE) + 4 * np.spacing(release)
+
+
 def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
     """Return the limits of an SLO per request as a read-only column.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from optsched.bounds.checker.fields import unknown_fields
+
 MAX_BITS = 1024
 """Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
@@ -80,6 +82,7 @@ class Columns:
 def columns_of(instance: Any) -> Columns:
     """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
     expect(instance.time_unit == "round", "instance: found one in seconds; expected one in rounds")
+    expect_known(instance)
     limits = instance.limits
     return Columns(
         instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
@@ -93,6 +96,12 @@ def expect(right: bool, message: str) -> None:
     """Reject the certificate with a message unless a condition is true."""
     if not right:
         raise Rejected(message)
+
+
+def expect_known(instance: Any) -> None:
+    """Reject the certificate if its instance has a field that the proofs do not allow for."""
+    new = ", ".join(unknown_fields(instance))
+    expect(not new, f"instance: found {new}, for which nothing is proved; expected no such field")
 
 
 def same(found: Any, right: Any, place: str) -> None:

@@ -141,6 +141,10 @@ class Formulation:
         ``choose(task) -> str`` returns the method that ``auto`` stands for.
     switches : frozenset of str
         The limits and switches of an instance that matter to it, with the names of `demands`.
+    leaves_out : callable
+        ``leaves_out(task)`` returns the kinds of schedules (`optsched.problem.scope.KINDS`) that
+        the judge accepts and its optimum does not count. Bounds of its methods do not hold for
+        them.
     export : callable, optional
         ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``. None if the model
         cannot be exported.
@@ -153,6 +157,7 @@ class Formulation:
     methods: Mapping[str, Method]
     choose: Callable[[Task], str]
     switches: frozenset[str] = frozenset()
+    leaves_out: Callable[[Task], frozenset[str]] = lambda task: frozenset()
     export: Callable[[Task, str, str | Path], None] | None = None
 
 

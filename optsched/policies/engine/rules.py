@@ -641,7 +641,7 @@ def run(
     requests, state : ndarray of records
         Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
     settings : Settings
-    cost : ndarray of float64, shape (12,)
+    cost : ndarray of float64
     by_arrival : ndarray of int64
         The requests assigned so far. More may be when the loop is called again.
     span : int

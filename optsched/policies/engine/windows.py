@@ -364,7 +364,7 @@ def run(
     requests, machines, state : ndarray of records
         Of `REQUEST_FIELDS`, `WORKER` and `STATE_FIELDS`; changed in place.
     settings : Settings
-    cost : ndarray of float64, shape (12,)
+    cost : ndarray of float64
     offsets, remaining
         Columns of a `Forecast`.
     columns : Columns

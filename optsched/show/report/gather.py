@@ -17,6 +17,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.problem.scope import ONE_WORKER
 
 if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
@@ -377,7 +378,9 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             large = isinstance(error, ViolationError) and error.rule == "certificate_size"
             found = Verdict("unchecked" if large else "rejected", str(error))
         else:
-            claim = "optimal" if whole["claim"] == "optimal" else "no schedule has less"
+            claim = f"no schedule {ONE_WORKER.machines} has less"
+            if whole["claim"] == "optimal":
+                claim = f"optimal {ONE_WORKER.machines}"
             metric, about = TABLE[whole["objective"]], "" if section.instance.in_rounds else " s"
             words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
             words = f"{words} {number(value)}{about} is proved ({claim})"
@@ -438,10 +441,10 @@ def _check_results(section: Section, cost: str | None) -> None:
     for entry in (*section.results, *section.comparisons):
         bound, proved = entry.get("bound"), section.certified(entry, cost)
         of_latency = entry.get("objective_name", TOTAL_LATENCY.name) == TOTAL_LATENCY.name
-        entry["certified"] = proved
-        if bound is None or (proved is None and not of_latency):
+        entry["certified"], missing = proved, entry.get("certificate_missing")
+        if bound is None or (proved is None and missing is None and not of_latency):
             continue
-        words = "no certificate is at hand"
+        words = "no certificate is at hand" + (f", since {missing}" if missing else "")
         if proved is not None:
             words = f"{number(proved)} of it is proved by a certificate"
         found = Verdict("unchecked", f"as the file says; {words}")

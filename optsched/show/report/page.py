@@ -140,12 +140,19 @@ def _results(section: Section) -> dict[str, Any]:
         ("objective", "", lambda data: data.get("objective_name") or "–"),
         ("value", section.unit, lambda data: data.get("objective")),
         ("bound", section.unit, lambda data: data.get("bound")),
+        ("holds for", "", lambda data: _holds_for(data) or "–"),
         ("gap", "", gap),
         ("status", "", lambda data: data.get("status") or "–"),
         ("schedule", "", lambda data: _verdict(data["verdicts"].get("schedule"))),
         ("bound's proof", "", proof),
     ]
     return _table(columns, section.results)
+
+
+def _holds_for(data: dict[str, Any]) -> str | None:
+    """Return the schedules for which a file's bound holds, if it has one and says so."""
+    scope = data.get("scope")
+    return str(scope.get("words")) if isinstance(scope, dict) and "bound" in data else None
 
 
 def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +163,8 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             words = f"{number(value)} {unit}, from {data.get(f'{name}_origin')}"
         lines.append((name.replace("_", " "), words))
+    if data.get("bound") is not None and _holds_for(data):
+        lines.append(("the bound holds for", str(_holds_for(data))))
     gap = data.get("gap")
     if isinstance(gap, (int, float)) and not isinstance(gap, bool):
         lines.append(("gap", f"{gap:.2%}"))
@@ -180,10 +189,12 @@ def _capacity(data: dict[str, Any], figures: dict[str, Any], name: str) -> dict[
     unit = time_words(data.get("time_unit"))
     given = data.get("slos", {})
     slos = ", ".join(f"{name} {number(limit)} {unit}" for name, limit in given.items())
+    scope = data.get("scope")
+    workers = scope.get("words") if isinstance(scope, dict) else "any schedule"
     lines = [
         ("attainment", f"{found.attainment:g} of the requests within all their SLOs"),
         ("SLOs", slos or "columns of the instance"),
-        ("impossible for any schedule", "nothing is proved" if found.impossible is None else
+        (f"impossible for {workers}", "nothing is proved" if found.impossible is None else
          f"{found.what} {number(found.impossible)} {'or more' if found.rates else 'or fewer'}"),
     ]  # fmt: skip
     columns: list[Column] = [

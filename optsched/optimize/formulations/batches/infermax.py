@@ -43,6 +43,15 @@ def _choose(task: Task) -> str:
     return "cpsat"
 
 
+def _leaves_out(task: Task) -> frozenset[str]:
+    """Return what the models rule out and the judge does not.
+
+    They take chunked prefill as off where the instance does not say, and schedulers may choose.
+    """
+    split = {"split_prefills"} if task.instance.chunked_prefill is None else set()
+    return frozenset(split | ({"evictions"} if task.extras.get("eviction_free") else set()))
+
+
 def _export(task: Task, format_name: str, path: str | Path) -> None:
     from optsched.optimize.formulations.batches.pulp_big_m import export
 
@@ -57,5 +66,6 @@ FORMULATION = Formulation(
     methods={},
     choose=_choose,
     switches=SWITCHES,
+    leaves_out=_leaves_out,
     export=_export,
 )

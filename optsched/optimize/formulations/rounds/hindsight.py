@@ -144,6 +144,23 @@ def _choose(task: Task) -> str:
     )
 
 
+def _leaves_out(task: Task) -> frozenset[str]:
+    """Return the kinds of schedules that may beat every choice of uninterrupted runs.
+
+    A run without interruption that ends with the last run of a request holds no more KV in any
+    round, and holds it in no further round. So pauses and split prefills gain nothing for total
+    latency, unless a limit counts what requests process or forbids to mix phases. The first token
+    may come earlier with a pause after it, so they may serve more requests within SLOs.
+    """
+    instance, kinds = task.instance, set[str]()
+    limited = instance.limits.max_batch_tokens or instance.limits.max_prefill_tokens
+    if task.names != ("tel",) or limited or instance.hybrid_batching is False:
+        kinds.add("pauses")
+    if limited and instance.chunked_prefill is not False:
+        kinds.add("split_prefills")
+    return frozenset(kinds)
+
+
 def _suits_ramp(instance: Instance) -> bool:
     """Whether the ramp relaxation's states are few enough to be of use."""
     from optsched.optimize.ramp.jobs import periods
@@ -189,5 +206,6 @@ FORMULATION = Formulation(
     },
     choose=_choose,
     switches=SWITCHES,
+    leaves_out=_leaves_out,
     export=_export,
 )

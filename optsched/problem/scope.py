@@ -1,0 +1,54 @@
+"""For which schedules a bound or an optimum holds: as data, and in the words that are printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = {"evictions": "evictions", "pauses": "pauses", "split_prefills": "split prefills"}
+"""What schedules may do that some formulations leave out, with its words. A request pauses if it
+holds KV while batches run without it."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The schedules on some equal workers that do nothing of some kinds.
+
+    Parameters
+    ----------
+    workers : int
+        Number of equal workers, each with the KV capacity and the limits of the instance.
+    without : frozenset of str
+        Names in `KINDS`. Empty: every schedule that the judge accepts on these workers.
+    """
+
+    workers: int = 1
+    without: frozenset[str] = frozenset()
+
+    @property
+    def limitation(self) -> str:
+        """What the schedules do without, such as ``"without pauses"``. Empty if without nothing."""
+        kinds = " or ".join(words for name, words in KINDS.items() if name in self.without)
+        return f"without {kinds}" if kinds else ""
+
+    @property
+    def schedules(self) -> str:
+        """The schedules in words, such as ``"any schedule without pauses"``."""
+        return f"any schedule {self.limitation}".rstrip()
+
+    @property
+    def machines(self) -> str:
+        """The workers in words, such as ``"on 2 workers"``."""
+        return "on one worker" if self.workers == 1 else f"on {self.workers} workers"
+
+    def __str__(self) -> str:
+        return f"{self.schedules}{',' if self.without else ''} {self.machines}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that result files carry."""
+        return {"workers": self.workers, "without": sorted(self.without), "words": str(self)}
+
+
+ONE_WORKER = Scope()
+"""Every schedule on one worker: what certificates, and all bounds of `optsched.bounds`, hold for
+unless several workers are asked for."""
