@@ -13,7 +13,6 @@ itself takes the same, and all-reduces go at the peak of the link.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from optsched.costs.hardware import BYTES, Architecture, Device, architecture, s
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
 from optsched.costs.table import Grid, no_skew
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object, read_text
 
 FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
 ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
@@ -122,9 +122,9 @@ def read_llmservingsim(
 def _of_run(path: Path) -> int | None:
     """Return the degree of the run that lies beside a profile, if one does."""
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = read_object(path / "meta.json", "a measured run")
         return int(meta["engine_kwargs"]["tensor_parallel_size"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (InputError, ValueError, LookupError, TypeError):
         return None
 
 
@@ -144,7 +144,7 @@ def _meta(folder: Path) -> dict[str, str]:
     """Return the fields of meta.yaml that are needed, without a reader of YAML."""
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_text(file, "a description of a profile")
             found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in ("model", "gpu")}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
             return {key: match[1].strip() for key, match in found.items() if match}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from optsched.costs.profiles.tables import (
     read_table,
 )
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object
 
 FIELDS = {
     "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
@@ -52,12 +52,12 @@ def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Prof
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
         return None
+    found = read_object(config, "a model's configuration")
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
         found.setdefault("num_key_value_heads", found["num_attention_heads"])
         sizes = {name: int(found[key]) for name, key in FIELDS.items()}
         sizes["head_size"] = int(found.get("head_dim") or 0)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"{config}: expected a model's configuration; found {error}") from None
     except KeyError as error:
         raise InputError(f"{config}: found no {error}; expected a model's configuration") from None
@@ -79,6 +79,6 @@ def read_steps(path: Path, model: str | None, degree: int, peak: Device) -> Prof
             "max_request_kv_tokens": np.maximum(k, c + m),
         },
     )  # fmt: skip
-    shape = Architecture(model or path.resolve().name, **sizes)
+    shape = Architecture(model or path.absolute().name, **sizes)
     note = "whole batches of the engine, with its scheduling; one layer stands for all"
     return Profile("steps.csv", shape, degree, peak, (table,), (), (note,))
