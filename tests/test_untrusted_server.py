@@ -142,7 +142,9 @@ NO_COUNT = "expected an integer >= 0"
             id="long chunk",
         ),
         pytest.param(
-            trickles(HEAD, b": x\n" * 50_000, 0.0), "more than 1179648 bytes", id="many lines"
+            trickles(HEAD, (b": " + b"x" * 9000 + b"\n") * 99, 0.0),
+            "more than 1179648 bytes",
+            id="many lines",
         ),
         pytest.param(
             says(b"HTTP/1.1 200 OK\r\nA: ", b"x" * 100_000, b"\r\n\r\n"),
@@ -158,7 +160,7 @@ NO_COUNT = "expected an integer >= 0"
         pytest.param(says(HEAD, TOKEN), "answered with 1 of 2", id="closed midway"),
         pytest.param(says(CHUNKED, b"ffff\r\ndata: {"), "broke off", id="closed within a chunk"),
         pytest.param(
-            says(CHUNKED, b"-5\r\nx\r\n0\r\n\r\n"), "of 2 tokens", id="chunk of negative size"
+            says(CHUNKED, b"-5\r\nx\r\n0\r\n\r\n"), "broke off", id="chunk of negative size"
         ),
         pytest.param(says(CHUNKED, b"zz\r\nx\r\n0\r\n\r\n"), "of 2 tokens", id="chunk of no size"),
         pytest.param(

@@ -71,8 +71,11 @@ class Measured:
 
     def _column(self, name: str) -> NDArray[np.float64]:
         """Return a column, checked but for the times that are missing because of an error."""
-        values = list(getattr(self, name))
-        missing = [i for i in self.errors if i < len(values) and _missing(values[i])]
+        values = getattr(self, name)
+        missing: list[int] = []
+        if self.errors and hasattr(values, "__iter__"):
+            values = list(values)
+            missing = [i for i in self.errors if 0 <= i < len(values) and _missing(values[i])]
         for i in missing:
             values[i] = 1.0
         column = real_column(values, name, 0.0, float(MAX_ROUND))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from optsched.problem.errors import InputError
 
 MAX_BYTES = 1 << 29
 """Maximum size of a file; parsing takes many times as much memory."""
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_LONG_NUMBER = re.compile(r"[\s\[:,-]\d{309}")  # no float is as large
 
 
 def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
@@ -54,8 +58,10 @@ def read_object(path: str | Path, expected: str) -> dict[str, Any]:
 
 def parse_json(text: str) -> Any:
     """Return what a JSON text says, with finite numbers and no key twice in an object."""
+    if _LONG_NUMBER.search(text):
+        raise InputError("found a number of hundreds of digits; expected fewer")
     try:
-        return json.loads(
+        found = json.loads(
             text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
         )
     except json.JSONDecodeError as error:
@@ -64,8 +70,15 @@ def parse_json(text: str) -> Any:
         ) from None
     except RecursionError:
         raise InputError("found JSON that is nested too deeply; expected optsched's") from None
-    except ValueError:
-        raise InputError("found a number of thousands of digits; expected fewer") from None
+
+    # Such a text could be neither printed nor written.
+    if _HALF.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = str(error.object[error.start]).encode("unicode_escape").decode()
+            raise InputError(f"found {half}, half of a character; expected text") from None
+    return found
 
 
 def reason(error: OSError | ValueError) -> str:

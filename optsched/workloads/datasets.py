@@ -19,6 +19,7 @@ try:
 except ImportError:  # without such locks, every download begins anew
     fcntl = None  # type: ignore[assignment]
 
+from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError
 
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
@@ -27,8 +28,11 @@ BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 _STALE_S = 3600.0
 _STAGE, _PART = ".optsched-fetch-", ".optsched-part-"
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
-_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
+_SIZE = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK = 1 << 14
+_MAX_BYTES = 1 << 31
+"""Maximum size of a file; no dataset is as large."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +200,8 @@ def fetch_dataset(
     url = dataset.url if not base else f"{base.rstrip('/')}/{dataset.file_name}"
     if not url.startswith(("http://", "https://")):
         raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=_STAGE, dir=folder) as stage:
             part = _Part(
@@ -324,7 +328,8 @@ class _Part:
             if have and response.status_code == _NO_SUCH_RANGE:
                 return self._transfer(url, stream)
             response.raise_for_status()
-            total = int(response.headers.get("Content-Length", 0))
+            size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
+            total = int(size[0]) if size else 0
             encoded = response.headers.get("Content-Encoding", "identity") != "identity"
             part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             went_on = part is not None and int(part[1]) == have > 0 and not encoded
@@ -335,8 +340,13 @@ class _Part:
             stream.truncate()
             total = 0 if encoded or not total else done + total
             for chunk in response.iter_content(_CHUNK):
-                stream.write(chunk)
                 done += len(chunk)
+                if done > _MAX_BYTES:
+                    stream.truncate(0)
+                    raise requests.exceptions.RequestException(
+                        f"found more than {_MAX_BYTES >> 20} MiB; expected a smaller file"
+                    )
+                stream.write(chunk)
                 self._report(done, total)
         return went_on
 
