@@ -173,6 +173,7 @@ def test_solvers_can_be_loaded_in_either_order() -> None:
     loaded_after("from ortools.sat.python import cp_model; import highspy")
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").is_file(), reason="not a checkout")
 def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) -> None:
     result = subprocess.run(
