@@ -185,8 +185,8 @@ def profile(
         if value < 1:
             raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
     wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
-    about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
     check_folder(table.parent)
+    about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
     done = _measured(table)
     if done:
         _check_same(table.parent, about)
