@@ -49,6 +49,8 @@ class Measured:
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
+        if not self.name.isprintable():  # tables show it in a terminal
+            raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
         put("latency", self._column("latency"))
         if (self.latency == 0).any():
             i = int(np.argmax(self.latency == 0))
