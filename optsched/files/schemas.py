@@ -260,8 +260,6 @@ class ComparisonFile(BaseModel):
     instance: InstanceReference
     bound: float | None = None
     best_known: float | None = None
-    gap: float | None = None
-    seed: int | None = None
     policies: list[ComparedPolicy]
 
 
