@@ -48,6 +48,9 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.pause: tuple[int, Event] | None = None
 
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client that has had enough closes the connection."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/mirror"
