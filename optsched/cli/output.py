@@ -83,7 +83,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     from importlib.util import find_spec
 
     from optsched.files import read_write as io
-    from optsched.files.strict_json import descriptor
+    from optsched.files.outputs import descriptor
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
@@ -108,7 +108,8 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet. The suffix of the file says which."""
     if target is None:
         return
-    from optsched.files.strict_json import csv_text, write_bytes
+    from optsched.files.outputs import write_bytes
+    from optsched.files.strict_json import csv_text
 
     table = evaluation.table()
     if target.endswith(".parquet"):
