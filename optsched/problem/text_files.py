@@ -64,9 +64,7 @@ def read_toml(path: str | Path, expected: str, **options: Any) -> dict[str, Any]
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: not a readable TOML file ({error}); expected {expected}"
-        ) from None
+        raise InputError(f"{path}: not a readable TOML file ({error})") from None
 
 
 def parse_json(text: str) -> Any:
