@@ -16,7 +16,7 @@ from optsched.policies import is_clairvoyant, make_policy, on_workers
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import MAX_WORKERS
 from optsched.problem.budget import Budget
-from optsched.problem.errors import LoopError, PolicyError, UsageError
+from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
 
@@ -95,9 +95,9 @@ class CapacitySearch:
         low, high = None, 1.0
         while self.possible(high):
             low, high = high, 2 * high
-            if high > MAX_SCALE or self.budget.stopped:
+            if high > MAX_SCALE or self.budget.over:
                 return None
-        while not self.budget.stopped and (low is None or high > low * (1 + _FINE)):
+        while not self.budget.over and (low is None or high > low * (1 + _FINE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
                 break
@@ -111,9 +111,9 @@ class CapacitySearch:
         if self.possible(1):
             return None
         low, high = 1, 2
-        while not self.budget.stopped and not self.possible(high):
+        while not self.budget.over and not self.possible(high):
             low, high = high, 2 * high
-        while not self.budget.stopped and high > low + 1:
+        while not self.budget.over and high > low + 1:
             middle = (low + high) // 2
             if self.possible(middle):
                 high = middle
@@ -172,9 +172,13 @@ class CapacitySearch:
             raise _StoppedError
         instance, workers = self.asked.at(self.instance, value)
         model = None if instance.in_rounds else self.cost
-        schedule = simulate(
-            instance, on_workers(spec, workers, self.asked.router), model, seed=self.asked.seed
-        )
+        try:
+            schedule = simulate(
+                instance, on_workers(spec, workers, self.asked.router), model,
+                seed=self.asked.seed, budget=budget,
+            )  # fmt: skip
+        except OutOfTimeError:
+            raise _StoppedError from None
         good = served_well(evaluate(instance, schedule, model))
         found[value] = 0 if good is None else int(good.sum())
         self._tell(spec, value, found[value])

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optsched.problem.errors import OutOfTimeError
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -146,6 +148,21 @@ class Budget:
         """Whether the work should end, because it was stopped or its time is up."""
         return self.stopped or self.spent_s >= self.limit_s
 
+    def check(self, doing: str) -> None:
+        """Raise `OutOfTimeError` if the work should end.
+
+        Loops call it whose results are of no use in part, such as those that build a model or run
+        a policy.
+
+        Parameters
+        ----------
+        doing : str
+            What is being done, for the message: "the model was built".
+        """
+        if self.over:
+            why = "interrupted" if self.stopped else "time limit"
+            raise OutOfTimeError(f"{why} while {doing}")
+
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
         """Return a budget of a share of the time left, which stops when this one is stopped.
 
@@ -172,3 +189,7 @@ class Budget:
         """
         if self.progress is not None:
             self.progress(Progress(self.spent_s, incumbent, bound))
+
+
+NO_LIMIT = Budget()
+"""A budget that is never over."""

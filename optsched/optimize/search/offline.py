@@ -28,6 +28,10 @@ from optsched.problem.schedule import Schedule
 
 _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
+_POLICY_SHARE = 0.5
+"""The share of the time left for one policy, so that a slow one leaves time for others."""
+_LEAST_S = 1.0
+"""The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
@@ -55,8 +59,8 @@ def improve(
         In seconds.
     cost_model : BatchCost, str or path
     budget : Budget, optional
-        Default: 60 s. Once it is over, no further candidate starts. The policies and the first
-        candidate always run. Its callback receives every improvement.
+        Default: 60 s. Once it is over, no further candidate starts. The policies begin and the
+        first candidate runs whatever it is. Its callback receives every improvement.
     seed : int
     known : sequence of Schedule
         Schedules to start from.
@@ -121,8 +125,10 @@ def _start_from(
     for policy in policies:
         if workers > 1 and best.schedule is not None and part.over:
             return
+        least_s = _LEAST_S if best.schedule is None else 0.0
+        own = Budget(max(least_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
-            best.offer(simulate(best.instance, policy, best.cost, seed=seed), policy)
+            best.offer(simulate(best.instance, policy, best.cost, seed=seed, budget=own), policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
 

@@ -52,9 +52,10 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import Claim, Plan, answer
+from optsched.optimize.formulations.batches.plans import Claim, Plan, answer, unbuilt
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.problem.errors import OutOfTimeError
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
@@ -155,6 +156,7 @@ def _decoding_is_cheaper(net: Network, v: int) -> bool:
 def _least_share(net: Network, v: int) -> int:
     """Return the min that a request in this node adds to a sum of times."""
     prob, node = net.prob, net.nodes[v]
+    prob.budget.check("the network was built")
     s, o = net.sizes[node.cls]
     name = prob.objectives[0]
     spans = [prob.least_span(s, k) for k in range(node.produced, o)]
@@ -184,7 +186,10 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     """
     begin = time.perf_counter()
     prob, start, times = begun(task, options)
-    search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    try:
+        search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     built_s = time.perf_counter() - begin
     native = search.run(options.after(built_s), begin)
     solve_s = time.perf_counter() - begin - built_s

@@ -16,6 +16,7 @@ from optsched.optimize.formulations.batches.plans import (
     answer,
     exact_times,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     COUNTED,
@@ -26,6 +27,7 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.problem.errors import OutOfTimeError
 
 _MARGIN_S = 1e-12
 """Added to each chosen start, so that rounding does not put it before its predecessor's end."""
@@ -52,7 +54,10 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
     begin = time.perf_counter()
     prob, start, times = begun(task, options)
-    built = Model(prob, max_batches(prob, times), start)
+    try:
+        built = Model(prob, max_batches(prob, times), start)
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
     build_s = time.perf_counter() - begin

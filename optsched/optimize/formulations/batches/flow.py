@@ -142,6 +142,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
         amount = net.counts[v] if v < len(net.counts) else 0
         rows.add(((a, 1) for a in out[v]), lower=amount, upper=amount)
     for j in range(batches):
+        prob.budget.check("the model was built")
         at = j * width
         for v in range(len(net.nodes)):
             entries = [(at + a, 1) for a in into[v]]

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.rounds.hindsight import SWITCHES, solve_by_highs
-from optsched.optimize.formulations.rounds.integer_program import MAX_ENTRIES, Program
-from optsched.optimize.solvers.base import LinearModel, SolveOptions
-from optsched.problem.errors import UsageError
+from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, Program
+from optsched.optimize.solvers.base import LinearModel, SolveOptions, check_size
 
 
 def widths(prog: Program) -> NDArray[np.int64]:
@@ -55,18 +54,14 @@ def with_cliques(prog: Program, model: LinearModel) -> LinearModel:
 
     Raises
     ------
-    UsageError
-        These rows have more than `MAX_ENTRIES` nonzeros.
+    TooLargeError
+        These rows have too many nonzeros (`check_size`).
     """
     data, width = prog.data, widths(prog)
     parity = data.instance.kv_capacity % 2
     counts = prog.last - data.arrival + 1
     entries = int((width * counts).sum())
-    if entries > MAX_ENTRIES:
-        raise UsageError(
-            f"method: found {entries:.2g} nonzeros in the clique rows; expected at most "
-            f"{MAX_ENTRIES:.2g} (highs has no such rows)"
-        )
+    check_size(entries, ENTRY_BYTES, "nonzeros in the clique rows", "highs has no such rows")
     before = prog.columns_before
     columns, cells = [], []
     for i in np.flatnonzero(width):

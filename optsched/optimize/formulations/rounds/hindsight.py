@@ -17,7 +17,7 @@ from optsched.optimize.formulations.rounds.horizon import (
     volume_bound,
 )
 from optsched.optimize.formulations.rounds.integer_program import (
-    MAX_ENTRIES,
+    ENTRY_BYTES,
     Program,
     answer,
     entries_at_most,
@@ -29,7 +29,13 @@ from optsched.optimize.formulations.rounds.integer_program import (
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
-from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.base import (
+    MAX_MODEL_BYTES,
+    LinearModel,
+    RawOutcome,
+    SolveOptions,
+    Status,
+)
 from optsched.problem.instance import Instance
 
 SWITCHES = frozenset(
@@ -78,12 +84,12 @@ def solve_by_highs(
 
     if task.workers > 1:
         return solve_on_workers(task, options)
-    begin = time.perf_counter()
+    budget = options.budget()
     prog = program_of(task, options.warm_start)
-    model = linear_model(prog)
+    model = linear_model(prog, budget)
     if strengthened is not None:
         model = strengthened(prog, model)
-    built_s = time.perf_counter() - begin
+    built_s = budget.spent_s
     told = in_shares(options, task.instance.n) if prog.on_time else options
     raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
     starts = None if raw.values is None else read_starts(prog, raw.values)
@@ -165,7 +171,7 @@ def _choose(task: Task) -> str:
         return "cpsat"
     return (
         "highs"
-        if entries_at_most(data, data.deadline - data.output) <= MAX_ENTRIES
+        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_MODEL_BYTES
         else "placement"
     )
 
