@@ -155,27 +155,24 @@ def solve(
 
     from optsched.optimize.solve import solve as run
 
-    try:
-        with LiveLine() as line, stop_at_ctrl_c() as stop:
-            result = run(
-                instance,
-                formulation=formulation,
-                method=method,
-                cost_model=cost,
-                objective=goals,
-                workers=workers,
-                time_limit_s=time_limit,
-                mip_rel_gap=mip_rel_gap,
-                threads=threads,
-                seed=seed,
-                warm_start=start,
-                log=log,
-                progress=line.solving,
-                stop=stop,
-                **options,
-            )
-    except KeyboardInterrupt:
-        raise NoIncumbentError("interrupted before a first schedule was found") from None
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        result = run(
+            instance,
+            formulation=formulation,
+            method=method,
+            cost_model=cost,
+            objective=goals,
+            workers=workers,
+            time_limit_s=time_limit,
+            mip_rel_gap=mip_rel_gap,
+            threads=threads,
+            seed=seed,
+            warm_start=start,
+            log=log,
+            progress=line.solving,
+            stop=stop,
+            **options,
+        )
     data = result.to_dict()
     if question is not None and asked is not None:
         question["answer"] = asked.answer(result)

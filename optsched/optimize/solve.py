@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,8 +253,14 @@ def solve(
     counts = not restricted(exact.task) and len(exact.task.objective) == 1
     if start is not None and counts:
         interval.take(start.schedule, start.evaluation, "the warm start")
-    with suppress(InfeasibleError):  # the method says why
+    try:
         prove(interval, Budget(0.0, stop=stop))
+    except InfeasibleError:
+        pass  # the method says why
+    except KeyboardInterrupt:
+        if start is None or stop is None:
+            raise
+        stop.set()  # the method ends at once, and the start is kept
     interval.begin(budget.part(1.0, progress))
     interval.heard(Progress(0.0, None, None))
     answer = attempt(exact, interval, options.after(budget.spent_s), start)

@@ -20,7 +20,6 @@ requests enter the rows as a profile, and a freed request has only completions t
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import compact, fill
+from optsched.problem.budget import work_time
 from optsched.problem.kernel import njit
 
 Starts = NDArray[np.int64]
@@ -70,7 +70,7 @@ def improve(
     rng : numpy.random.Generator
         No other thread may draw from it meanwhile.
     deadline : float
-        A time of `time.perf_counter`. It also ends a running subproblem.
+        A time of `optsched.problem.budget.work_time`. It also ends a running subproblem.
     stop : ndarray of int8, shape (1,), optional
         If another thread sets it to 1, the search ends after the present subproblem (`work`).
     rounds : int, optional
@@ -103,7 +103,7 @@ def improve(
     done = 0
     while (
         (rounds is None or done < rounds)
-        and time.perf_counter() < deadline
+        and work_time() < deadline
         and not (stop is not None and stop[0])
     ):
         kind = done % len(_KINDS)
@@ -245,7 +245,7 @@ def _solve(
     parameters.random_seed = seed
     parameters.max_deterministic_time = work
     if deadline < math.inf:
-        parameters.max_time_in_seconds = max(0.0, deadline - time.perf_counter())
+        parameters.max_time_in_seconds = max(0.0, deadline - work_time())
     # The presolve costs more than it saves in problems of a tenth of a second.
     parameters.cp_model_presolve = False
     parameters.catch_sigint_signal = False

@@ -6,7 +6,6 @@ this module lazily: it loads numba.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from optsched.judge.replay import read_start
 from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
+from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode, Schedule
@@ -186,12 +186,12 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
     turns = _FIRST_TURNS
     while True:
         state["turns"] = turns
-        begin = time.perf_counter()
+        begin = work_time()
         run()
         if state[0].turns > 0:
             return
         job.budget.check(f"policy {job.name!r} ran")
-        slow = time.perf_counter() - begin > _TURNS_S
+        slow = work_time() - begin > _TURNS_S
         turns = max(1, turns // 2) if slow else 2 * turns
 
 

@@ -26,7 +26,6 @@ strongest of the models here. Both check A*.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -64,6 +63,7 @@ from optsched.optimize.formulations.batches.problem import (
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
+from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
 
 MAX_ENTRIES = 20_000_000
@@ -286,11 +286,11 @@ def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
 
 def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
     flow = flow_model(network(prob), start, max_batches(prob, times))
     scale = Scale.units() if exact else Scale.milliseconds(prob)
-    spent = time.perf_counter() - begin
+    spent = work_time() - begin
     left = scale.told(options.after(spent), prob)
     versions: dict[str, Any]
     if exact:

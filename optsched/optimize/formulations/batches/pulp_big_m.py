@@ -34,7 +34,6 @@ valid.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -69,6 +68,7 @@ from optsched.optimize.solvers.base import (
     Status,
     check_size,
 )
+from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 
 _MAX_TANGENTS = 256
@@ -439,14 +439,14 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """
     import pulp
 
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         program = Program(prob, max_batches(prob, times))
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
     scale = Scale.milliseconds(prob)
-    left = scale.told(options.after(time.perf_counter() - begin), prob)
+    left = scale.told(options.after(work_time() - begin), prob)
     versions = {"pulp": pulp.__version__}
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
@@ -465,7 +465,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,
-        build_s=time.perf_counter() - begin - raw.solve_s,
+        build_s=work_time() - begin - raw.solve_s,
         solve_s=raw.solve_s,
         versions=versions,
     )
@@ -490,7 +490,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
             f"solver: found {name!r}; expected one that PuLP has here: "
             f"{', '.join(sorted(available))}"
         )
-    begin = time.perf_counter()
+    begin = work_time()
     problem = program.problem
     problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
     status = PULP_STATUS[problem.sol_status]
@@ -499,7 +499,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     if status in (Status.OPTIMAL, Status.FEASIBLE):
         value = float(pulp.value(problem.objective))
     bound = value if status is Status.OPTIMAL else None
-    return RawOutcome(status, value, bound, None, native, 0.0, time.perf_counter() - begin)
+    return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
 
 
 METHODS = {
