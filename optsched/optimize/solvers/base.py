@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.budget import Budget, Progress
-from optsched.problem.errors import InputError, TooLargeError
+from optsched.problem.errors import InputError
 from optsched.problem.schedule import Schedule
 
 Found = TypeVar("Found")
 
 BOUND_TOLERANCE = 1e-6
 """By how much a floating-point bound may exceed the true one, relative to max(1, |bound|)."""
-MAX_MODEL_BYTES = 2 * 10**9
-"""The max memory of a model, with what its solver copies. Larger ones are not built."""
 _POLL_S = 0.02
 _DOUBLE_S = 0.5
 """A second Ctrl-C within so many seconds of the first is ignored."""
@@ -125,27 +123,6 @@ class SolveOptions:
         if self.time_limit_s is None:
             return self
         return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
-
-
-def check_size(found: float, each: int, what: str, instead: str) -> None:
-    """Raise `TooLargeError` if a model would need more than `MAX_MODEL_BYTES`.
-
-    Parameters
-    ----------
-    found : float
-        An upper bound on the number of parts of the model.
-    each : int
-        Bytes that each takes, measured, with what the solver copies.
-    what : str
-        The parts in words.
-    instead : str
-        What can be done instead.
-    """
-    if found * each > MAX_MODEL_BYTES:
-        raise TooLargeError(
-            f"method: found up to {found:.2g} {what}; expected at most "
-            f"{MAX_MODEL_BYTES / each:.2g} ({instead})"
-        )
 
 
 @dataclass(frozen=True, eq=False)

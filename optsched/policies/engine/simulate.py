@@ -63,9 +63,9 @@ def simulate(
     OutOfTimeError
         If the budget is over before the last request has finished.
     PolicyError
-        If the instance has more than `MAX_ENTRIES` output tokens, if the policy does not allow the
-        instance (`optsched.policies.allows`), or if a policy object raises, names an unknown
-        request or answers anything but a valid batch.
+        If there are, or are predicted, more than `MAX_ENTRIES` output tokens; if the policy does
+        not allow the instance (`optsched.policies.allows`); or if a policy object raises, names an
+        unknown request or answers anything but a valid batch.
     InputError, UsageError
         If the policy is unknown, or if the cost model does not fit the instance.
     """
@@ -84,11 +84,12 @@ def simulate(
     reason = runner.allows(told)
     if reason is not None:
         raise PolicyError(f"policy {name!r}: {reason}")
-    tokens = int(instance.output_tokens.sum())
+    told_of = (instance.output_tokens, told.predicted, told.predicted_upper)
+    tokens = max(int(column.sum()) for column in told_of if column is not None)
     if tokens > MAX_ENTRIES:
         raise PolicyError(
-            f"policy {name!r}: found {tokens:.2g} output tokens, an entry of the schedule each; "
-            f"expected at most {MAX_ENTRIES:.2g}"
+            f"policy {name!r}: found {tokens:.2g} output tokens, true or predicted, an entry of "
+            f"the schedule each; expected at most {MAX_ENTRIES:.2g}"
         )
     # The schedule is one of the instance without the predictions and the SLOs that were given.
     return runner.run(Job(told, instance, cost, seed, name, budget))

@@ -44,8 +44,8 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     Problem,
 )
-from optsched.optimize.solvers.base import check_size
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 
 _CUTS = 5
 _TERMS = 40

@@ -66,10 +66,10 @@ from optsched.optimize.solvers.base import (
     RawOutcome,
     SolveOptions,
     Status,
-    check_size,
 )
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
+from optsched.problem.memory import check_size
 
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200

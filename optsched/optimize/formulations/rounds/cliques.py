@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.rounds.hindsight import SWITCHES, solve_by_highs
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, Program
-from optsched.optimize.solvers.base import LinearModel, SolveOptions, check_size
+from optsched.optimize.solvers.base import LinearModel, SolveOptions
+from optsched.problem.memory import check_size
 
 
 def widths(prog: Program) -> NDArray[np.int64]:

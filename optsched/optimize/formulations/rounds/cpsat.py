@@ -19,8 +19,9 @@ from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
 from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.solvers.base import SolveOptions, check_size
+from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.memory import check_size
 
 _INTERVAL_BYTES, _PAIR_BYTES = 1000, 1000
 """The bytes of an interval, and of a pair of requests that are kept apart."""

@@ -29,7 +29,6 @@ from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.solvers.base import (
-    MAX_MODEL_BYTES,
     LinearModel,
     RawOutcome,
     SolveOptions,
@@ -37,6 +36,7 @@ from optsched.optimize.solvers.base import (
 )
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
+from optsched.problem.memory import MAX_BYTES
 
 SWITCHES = frozenset(
     {"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"}
@@ -171,7 +171,7 @@ def _choose(task: Task) -> str:
         return "cpsat"
     return (
         "highs"
-        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_MODEL_BYTES
+        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_BYTES
         else "placement"
     )
 

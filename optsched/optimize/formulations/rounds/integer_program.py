@@ -43,11 +43,12 @@ from optsched.optimize.formulations.rounds.horizon import (
     without_idle,
 )
 from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_time, with_late
-from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status, check_size
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
+from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule
 
 ENTRY_BYTES = 50

@@ -24,12 +24,12 @@ from optsched.optimize.solvers.base import (
     RawOutcome,
     SolveOptions,
     Status,
-    check_size,
     settle_status,
 )
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 
 _ENTRY_BYTES = 200
 """The bytes of a nonzero in PuLP, with its share of variables and names."""
