@@ -12,14 +12,16 @@ Everything is loaded on first use, so that importing the package is fast.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+# `typing` and `importlib.abc` take longer to load than all else before the command line is ready.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
     from optsched.analysis import queueing as queueing
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
@@ -130,7 +132,7 @@ Users' policies and notebooks import them by the old name, which gives the same 
 """
 
 
-class _Alias(Loader):
+class _Alias:
     """A loader that answers an import of an old name with the module of the new name."""
 
     def __init__(self, name: str) -> None:
@@ -145,7 +147,7 @@ class _Alias(Loader):
         module.__spec__ = self.spec
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """A finder of the modules in `_MOVED` by their old names."""
 
     def find_spec(
@@ -155,7 +157,7 @@ class _Finder(MetaPathFinder):
         head, dot, tail = rest.partition(".")
         if package != "optsched" or head not in _MOVED:
             return None
-        return ModuleSpec(fullname, _Alias(f"optsched.{_MOVED[head]}{dot}{tail}"))
+        return ModuleSpec(fullname, _Alias(f"optsched.{_MOVED[head]}{dot}{tail}"))  # type: ignore[arg-type]
 
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

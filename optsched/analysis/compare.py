@@ -25,6 +25,7 @@ from optsched.optimize.strategies import (
     run_policies,
     run_policy,
     search_offline,
+    warn_if_short,
     with_limits,
 )
 from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
@@ -191,7 +192,8 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
         prove(interval, budget.part(_BOUND_SHARE), seed=seed)
-        if not interval.closed:
+        if not interval.closed and not budget.stopped:
+            warn_if_short("the offline search", budget.left_s, budget.limit_s)
             search_offline(interval, budget, seed=seed)
         return ()
     prove(interval, Budget(0.0, stop=budget.stop))

@@ -5,7 +5,6 @@ Modules of this package import nothing heavy at the top, so that ``optsched --he
 
 import os
 import signal
-from typing import Any
 
 __all__ = ["app", "main"]
 
@@ -27,7 +26,7 @@ def _end(number: int, frame: object) -> None:
     os._exit(130)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "app":
         raise AttributeError(name)
     from optsched.cli.application import app

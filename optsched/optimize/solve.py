@@ -15,7 +15,7 @@ from optsched.optimize.exact import Exact, accept, attempt, choose, restricted, 
 from optsched.optimize.formulations import Answer
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.optimize.strategies import prove
+from optsched.optimize.strategies import prove, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError
 from optsched.problem.instance import Instance
@@ -263,6 +263,8 @@ def solve(
         stop.set()  # the method ends at once, and the start is kept
     interval.begin(budget.part(1.0, progress))
     interval.heard(Progress(0.0, None, None))
+    if not budget.stopped:
+        warn_if_short(exact.name, budget.left_s, time_limit_s)
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
     return _result(exact, interval, answer, status, options)

@@ -5,6 +5,7 @@ Exact methods are in `optsched.optimize.exact`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 
 from optsched.bounds import raise_bound
@@ -28,6 +29,8 @@ from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.service import SLOS
 
+_USEFUL = 0.1
+"""The share of a time limit below which a search is said to have had none."""
 POLICY_SHARE = 0.5
 """The share of the time left for one policy of many, so that a slow one leaves time for others."""
 
@@ -111,6 +114,26 @@ def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Insta
     """
     given = _slos(limits)
     return with_slos(instance, given) if given else instance
+
+
+def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
+    """Warn if almost nothing of a time limit is left for what is about to begin.
+
+    Parameters
+    ----------
+    name : str
+        What begins, in words.
+    left_s : float
+        The seconds left for it.
+    limit_s : float or None
+        The time limit of all of the work.
+    """
+    if limit_s and left_s < _USEFUL * limit_s:
+        warnings.warn(
+            f"{name} had {left_s:.1f} s of the {limit_s:g} s, since what came before took the "
+            "rest; a larger time limit may improve the answer",
+            stacklevel=2,
+        )
 
 
 def allowed_policies(instance: Instance) -> list[str]:
