@@ -26,14 +26,15 @@ from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import OutOfTimeError, PolicyError, TooLargeError
 
 MODEL = "llama2-7b-a100-infermax"
-SLACK_S = 20.0
-"""What a command may take beyond its limit, on a busy machine too: this is about hanging."""
-COMPILING_S = 300.0
+MOST_S = 30.0
+"""The processor time that a command may take, with two threads and a limit of 5 s."""
+HANGS_S, COMPILING_S = 150.0, 600.0
+"""How long a command is waited for on a busy machine."""
 MOST_BYTES = 3 * 2**30
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """How a command ended, with the processor time and the memory that it took."""
 
     status: int
     seconds: float
@@ -55,13 +56,13 @@ def timed(folder: Path, *words: object) -> Ended:
                 break
             err.seek(0)
             late = time.monotonic() - begin
-            if late > (COMPILING_S if "compiling" in err.read() else 5 + SLACK_S):
+            if late > (COMPILING_S if "compiling" in err.read() else HANGS_S):
                 process.kill()
             time.sleep(0.05)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        seconds = time.monotonic() - begin
+        seconds = usage.ru_utime + usage.ru_stime
         return Ended(process.returncode, seconds, 1024 * usage.ru_maxrss, out.read(), err.read())
 
 
@@ -103,13 +104,14 @@ def test_every_method_answers_or_refuses_within_its_limits(
 ) -> None:
     write_instance(LARGE[name], tmp_path / "large.json")
     costs = () if name == "rounds" else ("--cost-model", MODEL)
-    ended = timed(tmp_path, "solve", "large.json", "--method", method, "--time-limit", 5, *costs)
+    words = ("--method", method, "--time-limit", 5, "--threads", 2, *costs)
+    ended = timed(tmp_path, "solve", "large.json", *words)
     assert ended.status in (0, 2, 4), ended
     assert "Traceback" not in ended.err
     assert method != "auto" or ended.status == 0, ended
     assert ended.bytes < MOST_BYTES, ended
     if "compiling" not in ended.err:
-        assert ended.seconds < 5 + SLACK_S, ended
+        assert ended.seconds < MOST_S, ended
 
 
 COMMANDS = (
@@ -153,7 +155,7 @@ def test_no_command_works_in_proportion_to_a_number(
     assert "Traceback" not in ended.err
     assert ended.bytes < MOST_BYTES, ended
     if "compiling" not in ended.err:
-        assert ended.seconds < 5 + SLACK_S, ended
+        assert ended.seconds < MOST_S, ended
 
 
 @pytest.mark.parametrize("name", ["capacity", "prompts", "arrivals"])
@@ -162,7 +164,7 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
     instance = huge(name, "round")
     for policy in policies():
         try:
-            schedule = simulate(instance, policy, budget=Budget(SLACK_S))
+            schedule = simulate(instance, policy, budget=Budget(MOST_S))
         except PolicyError:
             continue  # it needs SLOs
         except Exception as error:

@@ -33,6 +33,7 @@ from optsched.cli.output import (
     show_table,
     stop_at_ctrl_c,
 )
+from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InfeasibleError,
     InputError,
@@ -143,12 +144,19 @@ def solve(
         _check_eviction_free(instance, formulation, options)
     if pulp_solver is not None:
         options["solver"] = pulp_solver
-    start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed, slos)
+    start = (
+        None
+        if warm_start is None
+        else _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
+    )
     asked = question = None
     if below is not None and than is not None:
         from optsched.optimize.question import below as ask
 
-        asked = ask(instance, below, than, objective=goals, cost_model=cost, seed=seed)
+        asked = ask(
+            instance, below, than, objective=goals, cost_model=cost, seed=seed,
+            budget=Budget(time_limit),
+        )  # fmt: skip
         question = asked.to_dict()
         if not instance.in_rounds:
             options["below"] = asked.value
@@ -372,7 +380,12 @@ def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ..
 
 
 def _warm_start(
-    instance: Instance, text: str, cost: CostModel | None, seed: int, slos: Slos
+    instance: Instance,
+    text: str,
+    cost: CostModel | None,
+    seed: int,
+    slos: Slos,
+    budget: Budget,
 ) -> Schedule:
     from optsched.files.read_write import read_schedule
     from optsched.judge.evaluate import evaluate
@@ -383,7 +396,7 @@ def _warm_start(
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(instance, text, cost, seed=seed, slos=slos)
+        schedule = simulate(instance, text, cost, seed=seed, slos=slos, budget=budget)
     evaluate(instance, schedule, cost)
     return schedule
 
