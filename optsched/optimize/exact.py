@@ -39,8 +39,8 @@ from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
-_STARTS, _ROUTED = 0.5, 0.3
-"""The shares of the time for policies, on one worker and behind the routers of several."""
+_STARTS = 0.3
+"""The share of the time for policies to start from."""
 _LEAST_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _POLICY_REQUESTS = 20_000
@@ -201,7 +201,7 @@ def starting_point(
         return None
     goal = task.objective[0]
     best: Start | None = None
-    part = budget.part(_STARTS if task.workers == 1 else _ROUTED)
+    part = budget.part(_STARTS)
     for make in _makers(task, seed):
         if best is not None and part.over:
             break
@@ -316,7 +316,8 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
         if exact.asked:
             raise
         why = str(large)
-    warnings.warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
+    if why != "interrupted":
+        warnings.warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
     if start is None:
         return Answer(Status.NO_INCUMBENT, native_status=why)
     return Answer(
