@@ -23,7 +23,7 @@ from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies import policies
 from optsched.policies.base import Batch, View
 from optsched.problem.budget import Budget, work_time
-from optsched.problem.errors import OutOfTimeError, PolicyError, TooLargeError
+from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, TooLargeError
 
 MODEL = "llama2-7b-a100-infermax"
 MOST_S = 30.0
@@ -165,13 +165,9 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
     for policy in policies():
         try:
             schedule = simulate(instance, policy, budget=Budget(MOST_S))
-        except PolicyError:
-            continue  # it needs SLOs
-        except Exception as error:
-            if type(error).__name__ == "LoopError":
-                continue
-            raise
-        assert evaluate(instance, schedule).metrics["output_tokens"] != 0
+        except (LoopError, PolicyError):
+            continue  # it needs SLOs, or never ends, whatever the numbers are
+        assert evaluate(instance, schedule).metrics["makespan"] >= 5
 
 
 def test_geometric_pipelines_are_as_wide_as_their_kv_sum_allows() -> None:
@@ -191,11 +187,12 @@ def test_geometric_pipelines_are_as_wide_as_their_kv_sum_allows() -> None:
 
 
 def test_geometric_policies_serve_three_requests_whatever_the_capacity() -> None:
-    # With room for all, gba runs the three of 5 tokens side by side: 3 x 5 = 15 rounds.
+    # With room for all, gba runs the three of 5 tokens side by side: 3 x 5 = 15 rounds. gsa runs
+    # them for 1, 2 and 4 tokens in vain and then to the end: 3 x (1 + 2 + 4 + 5) = 36 rounds.
     for capacity in (10**4, 10**9, 10**15):
         instance = Instance([0, 0, 0], [1, 1, 1], [5, 5, 5], capacity)
         assert evaluate(instance, simulate(instance, "gba")).metrics["tel"] == 15
-        assert evaluate(instance, simulate(instance, "gsa")).metrics["tel"] == 33
+        assert evaluate(instance, simulate(instance, "gsa")).metrics["tel"] == 36
 
 
 # Policies
@@ -255,11 +252,12 @@ def test_all_builders_refuse_what_does_not_fit_into_memory() -> None:
 
 
 def test_a_model_of_phases_counts_too() -> None:
-    # One column a round, with two rows for each request: 4 x 20 x (round 200,000 and more).
+    # All forty start at once. Each has 300,000 rounds in the rows of memory and of phases, which is
+    # 2.4 x 10^7; the columns of phases have 4 x 40 x 300,000 = 4.8 x 10^7 more.
     instance = Instance(
-        np.zeros(20, int), np.ones(20, int), np.full(20, 20_000), 10**6, hybrid_batching=False
+        np.zeros(40, int), np.ones(40, int), np.full(40, 300_000), 10**8, hybrid_batching=False
     )
-    with pytest.raises(TooLargeError, match="nonzeros in the integer program of 20 requests"):
+    with pytest.raises(TooLargeError, match=r"found up to 7.2e\+07 nonzeros in the"):
         solve_by_highs(Task(instance, objective=("tel",)), SolveOptions())
 
 
