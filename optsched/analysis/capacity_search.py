@@ -26,6 +26,8 @@ OFFLINE = "offline search"
 """The name of the offline search among the rows."""
 _FINE = 0.002
 """The search for the smallest impossible rate ends within this, relative to it."""
+_BOUND = 0.5
+"""The share of the time for the smallest impossible rate. The best one so far counts."""
 _TRY = 0.3
 """The share of the time left that the offline search spends on one rate. A number of workers has
 all of it, since the first that is missed ends the search."""
@@ -89,15 +91,16 @@ class CapacitySearch:
 
         When the work is stopped, it is the best one found until then.
         """
-        return self._too_few() if self.asked.auto else self._too_fast()
+        part = self.budget.part(_BOUND)
+        return self._too_few(part) if self.asked.auto else self._too_fast(part)
 
-    def _too_fast(self) -> float | None:
+    def _too_fast(self, budget: Budget) -> float | None:
         low, high = None, 1.0
         while self.possible(high):
             low, high = high, 2 * high
-            if high > MAX_SCALE or self.budget.over:
+            if high > MAX_SCALE or budget.over:
                 return None
-        while not self.budget.over and (low is None or high > low * (1 + _FINE)):
+        while not budget.over and (low is None or high > low * (1 + _FINE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
                 break
@@ -107,13 +110,13 @@ class CapacitySearch:
                 high = middle
         return high
 
-    def _too_few(self) -> int | None:
+    def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
             return None
         low, high = 1, 2
-        while not self.budget.over and not self.possible(high):
+        while not budget.over and not self.possible(high):
             low, high = high, 2 * high
-        while not self.budget.over and high > low + 1:
+        while not budget.over and high > low + 1:
             middle = (low + high) // 2
             if self.possible(middle):
                 high = middle
