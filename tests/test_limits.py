@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command_line import invoke, one_line_error
 
-from optsched import Instance, evaluate, simulate, solve
+from optsched import Instance, evaluate, predict, simulate, solve
 from optsched.files.read_write import read_instance, write_instance
 from optsched.optimize.formulations import get
 from optsched.optimize.formulations.base import Task
@@ -391,3 +391,9 @@ def test_no_more_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optsched.policies.engine.simulate.simulate", refuse)
     result = invoke("simulate", "tiny", "--policy", "fcfs")
     assert "memory" in one_line_error(result, 4)
+
+
+@pytest.mark.parametrize("name", ["trail", "elis"])
+def test_predictions_of_every_token_are_refused_where_they_do_not_fit(name: str) -> None:
+    with pytest.raises(TooLargeError, match="predictor: found up to .* predictions"):
+        predict(huge("outputs", "second"), name)

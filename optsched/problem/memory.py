@@ -8,7 +8,7 @@ MAX_BYTES = 2 * 10**9
 """The max memory of a model, with what its solver copies, or of a table."""
 
 
-def check_size(found: float, each: int, what: str, instead: str) -> None:
+def check_size(found: float, each: int, what: str, instead: str, field: str = "method") -> None:
     """Raise `TooLargeError` if something would need more than `MAX_BYTES`.
 
     Parameters
@@ -21,9 +21,11 @@ def check_size(found: float, each: int, what: str, instead: str) -> None:
         The parts in words.
     instead : str
         What can be done instead.
+    field : str
+        What the user chose, for the message.
     """
     if found * each > MAX_BYTES:
         raise TooLargeError(
-            f"method: found up to {found:.2g} {what}; expected at most {MAX_BYTES / each:.2g} "
+            f"{field}: found up to {found:.2g} {what}; expected at most {MAX_BYTES / each:.2g} "
             f"({instead})"
         )
