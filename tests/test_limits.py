@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command_line import invoke, one_line_error
 
-from optsched import Instance, evaluate, predict, simulate, solve
+from optsched import Instance, evaluate, simulate, solve
 from optsched.files.read_write import read_instance, write_instance
 from optsched.optimize.formulations import get
 from optsched.optimize.formulations.base import Task
@@ -24,6 +24,7 @@ from optsched.policies import policies
 from optsched.policies.base import Batch, View
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, TooLargeError
+from optsched.workloads.predict import predict
 
 MODEL = "llama2-7b-a100-infermax"
 MOST_S = 30.0
