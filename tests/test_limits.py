@@ -23,7 +23,13 @@ from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies import policies
 from optsched.policies.base import Batch, View
 from optsched.problem.budget import Budget, work_time
-from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, TooLargeError
+from optsched.problem.errors import (
+    InputError,
+    LoopError,
+    OutOfTimeError,
+    PolicyError,
+    TooLargeError,
+)
 from optsched.workloads.predict import predict
 
 MODEL = "llama2-7b-a100-infermax"
@@ -396,5 +402,5 @@ def test_no_more_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["trail", "elis"])
 def test_predictions_of_every_token_are_refused_where_they_do_not_fit(name: str) -> None:
-    with pytest.raises(TooLargeError, match="predictor: found up to .* predictions"):
+    with pytest.raises(InputError, match=r"output_tokens: found up to .* predictions, one"):
         predict(huge("outputs", "second"), name)

@@ -230,7 +230,7 @@ def trail(
         width = longest / bins
         offsets = np.concatenate([[0], np.cumsum(o)])
         instead = "elis predicts once in many tokens"
-        check_size(int(offsets[-1]), 50, "predictions, one a token", instead, "predictor")
+        check_size(int(offsets[-1]), 50, "predictions, one a token", instead, "output_tokens")
         left = np.repeat(offsets[1:], o) - np.arange(offsets[-1])
         scale = 1 + bias * generator.standard_normal(len(o))
         one_off = o * np.exp(first * generator.standard_normal(len(o)))
