@@ -15,7 +15,7 @@ import numpy as np
 from optsched.bounds.tail import TAIL
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.search.on_time import serve_in_time
+from optsched.optimize.search.on_time import quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
 from optsched.policies import behind_routers, on_workers
@@ -99,7 +99,9 @@ def improve(
     for schedule in known:
         best.offer(schedule, "known")
     _start_from(best, behind_routers(policies, workers), budget, seed, workers)
-    if goal.name == "slo_attainment":
+    if not quick_to_search(instance):
+        pass  # the policies are all that there is
+    elif goal.name == "slo_attainment":
         serve_in_time(
             instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
             tell=lambda found: best.offer(found.schedule, "search"), workers=workers,
@@ -112,7 +114,8 @@ def improve(
         RuleSearch(best, seed).run(budget)
     if best.schedule is None:
         raise NoIncumbentError(
-            "search: found no schedule by any policy; expected one (chunked prefill may be needed)"
+            "search: found no schedule by any policy in time; expected one (chunked prefill or more "
+            "time may be needed)"
         )
     return best.schedule, best.origin
 
