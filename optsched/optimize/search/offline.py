@@ -114,8 +114,8 @@ def improve(
         RuleSearch(best, seed).run(budget)
     if best.schedule is None:
         raise NoIncumbentError(
-            "search: found no schedule by any policy in time; expected one (chunked prefill or more "
-            "time may be needed)"
+            "search: found no schedule by any policy in time; expected one (chunked prefill or "
+            "more time may be needed)"
         )
     return best.schedule, best.origin
 
