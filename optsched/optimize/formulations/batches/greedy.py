@@ -12,10 +12,13 @@ from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
 from optsched.optimize.formulations.batches.problem import Batch, Problem, Times, problem
 from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.schedule import Schedule
 
 _LARGE = 2000
+_FIRST_S = 2.0
+"""The seconds for the first plan, where no time is left."""
 _STEPS = 10_000_000
 """The max number of requests looked at for all plans. A million takes about a second."""
 
@@ -113,6 +116,7 @@ class _Rule(NamedTuple):
 
 
 def _greedy_plans(prob: Problem) -> Iterator[Plan]:
+    budget = Budget(max(_FIRST_S, prob.budget.left_s))  # the first one is the least that is known
     requests = range(prob.n)
     orders = [
         sorted(requests, key=lambda i: (prob.instance.arrival[i], i)),
@@ -129,10 +133,11 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
         rule = _Rule(*chosen)
         evicts = refill and not prob.eviction_free
         if (rule.reserve or evicts) and (prob.hybrid or not rule.mixed):
-            yield _greedy(prob, order, rule)
+            yield _greedy(prob, order, rule, budget)
+            budget = prob.budget
 
 
-def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
+def _greedy(prob: Problem, order: list[int], rule: _Rule, budget: Budget) -> Plan:
     """Prefill what fits, else decode. If decoding does not fit, evict the last in order."""
     off, room = prob.offset, prob.capacity
     now = Requests(prob)
@@ -140,7 +145,7 @@ def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
     clock, plan = Fraction(0), []
     queue = order
     while queue:
-        prob.budget.check("plans to start from were made")
+        budget.check("plans to start from were made")
         if not any(now.cached[i] or prob.exact_arrival[i] <= clock for i in queue):
             clock = min(prob.exact_arrival[i] for i in queue)
         running = [i for i in queue if now.cached[i]]

@@ -155,7 +155,6 @@ class Network:
         """
         found = []
         for weight, most in self.functions:
-            self.prob.budget.check("the network was built")
             later = [_sums_from([weight(z) for z in self.productions(v)]) for v in self._fresh]
             found.append(([later[node.cls][node.produced] for node in self.nodes], most))
         return found
