@@ -52,6 +52,7 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
@@ -64,7 +65,7 @@ from optsched.optimize.formulations.batches.problem import (
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
 from optsched.problem.budget import work_time
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import OutOfTimeError, UsageError
 
 MAX_ENTRIES = 20_000_000
 _CUTS = 5
@@ -288,7 +289,10 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
     begin = work_time()
     prob, start, times = begun(task, options)
-    flow = flow_model(network(prob), start, max_batches(prob, times))
+    try:
+        flow = flow_model(network(prob), start, max_batches(prob, times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     scale = Scale.units() if exact else Scale.milliseconds(prob)
     spent = work_time() - begin
     left = scale.told(options.after(spent), prob)
