@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
-from command_line import invoke, one_line_error
 
 from optsched import Instance, evaluate, simulate, solve
 from optsched.files.read_write import read_instance, write_instance
@@ -389,15 +388,6 @@ def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, aft
         assert "interrupted" in done.stderr, done
     else:
         assert done.stdout, done
-
-
-def test_no_more_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*rest: object, **options: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("optsched.policies.engine.simulate.simulate", refuse)
-    result = invoke("simulate", "tiny", "--policy", "fcfs")
-    assert "memory" in one_line_error(result, 4)
 
 
 @pytest.mark.parametrize("name", ["trail", "elis"])

@@ -72,8 +72,6 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             _at_ctrl_c(signal.SIG_IGN)
             _fail("interrupted", 130, debug)
-        except MemoryError:
-            _fail("found no more memory; expected a smaller instance", 4, debug)
         except OptschedError as error:
             _fail(str(error), error.exit_code, debug)
         except OSError as error:
