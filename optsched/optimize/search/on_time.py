@@ -63,7 +63,7 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "arrival", "hold": 4.0},
     {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
-_MOST_TOKENS = 50_000_000
+_MOST_TOKENS = 10_000_000
 """The max output tokens for a search."""
 _ROUTER = "least-work"
 """Who sends requests to workers at first."""
