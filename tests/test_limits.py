@@ -368,8 +368,13 @@ main()
 """
 
 
-@pytest.mark.parametrize("after", [0.0, 1.0])
-@pytest.mark.parametrize("words", ["solve --method highs", "compare", "bound", "tradeoff"])
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        ("solve --method highs", 1.0), ("compare", 0.0), ("compare", 1.0), ("bound", 1.0),
+        ("tradeoff", 0.0),
+    ],
+)  # fmt: skip
 def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, after: float) -> None:
     command, *rest = words.split()
     instance = LARGE["together" if command == "tradeoff" else "seconds"]
