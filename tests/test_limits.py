@@ -79,9 +79,12 @@ def spread(n: int, outputs: int, *, seconds: bool, together: bool = False) -> In
     output = rng.integers(1, outputs + 1, n)
     prompt = rng.integers(1, 6, n)
     return Instance(
-        arrival if seconds else arrival.astype(int), prompt, output,
-        int((prompt + output).max()) + 10, time_unit="second" if seconds else "round",
-    )  # fmt: skip
+        arrival if seconds else arrival.astype(int),
+        prompt,
+        output,
+        int((prompt + output).max()) + 10,
+        time_unit="second" if seconds else "round",
+    )
 
 
 LARGE = {
@@ -140,9 +143,12 @@ HUGE = {
 
 def huge(name: str, unit: str) -> Instance:
     columns = {
-        "arrival": [0, 1, 2], "prompt_tokens": [1, 1, 1], "output_tokens": [5, 5, 5],
-        "kv_capacity": 20, "time_unit": unit,
-    }  # fmt: skip
+        "arrival": [0, 1, 2],
+        "prompt_tokens": [1, 1, 1],
+        "output_tokens": [5, 5, 5],
+        "kv_capacity": 20,
+        "time_unit": unit,
+    }
     return Instance(**{**columns, **HUGE[name]})  # type: ignore[arg-type]
 
 
@@ -339,8 +345,10 @@ def test_ctrl_c_while_the_program_loads_is_one_line(module: str) -> None:
     words = ["simulate", "tiny", "--policy", "fcfs"]
     done = subprocess.run(
         [sys.executable, "-c", PRESSED.format(module=module), *words],
-        capture_output=True, text=True, timeout=COMPILING_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=COMPILING_S,
+    )
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n"), done
 
 
@@ -371,10 +379,13 @@ main()
 @pytest.mark.parametrize(
     ("words", "after"),
     [
-        ("solve --method highs", 1.0), ("compare", 0.0), ("compare", 1.0), ("bound", 1.0),
+        ("solve --method highs", 1.0),
+        ("compare", 0.0),
+        ("compare", 1.0),
+        ("bound", 1.0),
         ("tradeoff", 0.0),
     ],
-)  # fmt: skip
+)
 def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, after: float) -> None:
     command, *rest = words.split()
     instance = LARGE["together" if command == "tradeoff" else "seconds"]
@@ -384,8 +395,11 @@ def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, aft
     write_instance(instance, tmp_path / "large.json")
     done = subprocess.run(
         [sys.executable, "-c", TWICE.format(after=after), command, "large.json", *rest, *costs],
-        cwd=tmp_path, capture_output=True, text=True, timeout=COMPILING_S,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=COMPILING_S,
+    )
     assert "Traceback" not in done.stderr
     # 4: it came before there was anything, 0: there is an answer.
     assert done.returncode in (0, 4), done

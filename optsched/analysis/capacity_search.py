@@ -177,9 +177,12 @@ class CapacitySearch:
         model = None if instance.in_rounds else self.cost
         try:
             schedule = simulate(
-                instance, on_workers(spec, workers, self.asked.router), model,
-                seed=self.asked.seed, budget=budget,
-            )  # fmt: skip
+                instance,
+                on_workers(spec, workers, self.asked.router),
+                model,
+                seed=self.asked.seed,
+                budget=budget,
+            )
         except OutOfTimeError:
             raise _StoppedError from None
         good = served_well(evaluate(instance, schedule, model))

@@ -203,9 +203,11 @@ def later_tokens(
         There are too many tokens.
     """
     check_size(
-        float(instance.output_tokens.sum()), _TOKEN_BYTES, "output tokens, each with its own work",
+        float(instance.output_tokens.sum()),
+        _TOKEN_BYTES,
+        "output tokens, each with its own work",
         "fewer requests or shorter outputs",
-    )  # fmt: skip
+    )
     steps = instance.output_tokens - 1
     owner = np.repeat(np.arange(instance.n), steps)
     ends = np.cumsum(steps)

@@ -154,9 +154,14 @@ def solve(
         from optsched.optimize.question import below as ask
 
         asked = ask(
-            instance, below, than, objective=goals, cost_model=cost, seed=seed,
+            instance,
+            below,
+            than,
+            objective=goals,
+            cost_model=cost,
+            seed=seed,
             budget=Budget(time_limit),
-        )  # fmt: skip
+        )
         question = asked.to_dict()
         if not instance.in_rounds:
             options["below"] = asked.value

@@ -208,7 +208,7 @@ def starting_point(
         # Even where no time is left, one of these quick policies gets a second.
         own = Budget(
             max(_LEAST_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
-        )  # fmt: skip
+        )
         try:
             start = in_terms_of(exact, make(own))
         except OptschedError:

@@ -114,9 +114,15 @@ class Windows(Runner):
         def run() -> None:
             nonlocal columns
             columns = loop.run(
-                requests, machines, state, settings, job.cost.array,
-                forecast.offsets, forecast.remaining, columns,
-            )  # fmt: skip
+                requests,
+                machines,
+                state,
+                settings,
+                job.cost.array,
+                forecast.offsets,
+                forecast.remaining,
+                columns,
+            )
 
         common.in_turns(job, state, run)
         return common.schedule_of(

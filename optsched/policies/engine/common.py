@@ -264,7 +264,7 @@ class Compiled:
         queue = self.queues[worker, : self.counts[worker]]
         self.columns[worker] = self.step(
             worker, self.states[worker], queue, self.columns[worker], until
-        )  # fmt: skip
+        )
 
     def schedule(self) -> Schedule:
         """See `Fleet.schedule`."""

@@ -70,9 +70,12 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
         counts = (instance.output_tokens - 1) // window + 1
         offsets = np.concatenate([[0], np.cumsum(counts)])
         check_size(
-            int(offsets[-1]), 50, f"predictions, one every {window} tokens", "a larger window",
+            int(offsets[-1]),
+            50,
+            f"predictions, one every {window} tokens",
+            "a larger window",
             "output_tokens",
-        )  # fmt: skip
+        )
         past = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # windows
         left = np.repeat(instance.output_tokens, counts) - window * past
         spread = error * SPREAD * left**POWER * decay**past

@@ -81,9 +81,11 @@ class Model:
 
         self.prob, self.batches = prob, batches
         check_size(
-            entries_at_most(prob.instance, batches), ENTRY_BYTES,
-            f"terms in the CP-SAT model of {batches} batches", "search has no model",
-        )  # fmt: skip
+            entries_at_most(prob.instance, batches),
+            ENTRY_BYTES,
+            f"terms in the CP-SAT model of {batches} batches",
+            "search has no model",
+        )
         self.model: Any = cp.CpModel()
         self.requests, self.steps = range(prob.n), range(batches)
         bools = self.model.new_bool_var

@@ -285,9 +285,12 @@ def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
     """Return the answer, with a warning, of a method whose model was not built in time."""
     warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
     return answer(
-        prob, Claim(Status.NO_INCUMBENT, None, None), fallback=start, native_status=str(why),
+        prob,
+        Claim(Status.NO_INCUMBENT, None, None),
+        fallback=start,
+        native_status=str(why),
         build_s=prob.budget.spent_s,
-    )  # fmt: skip
+    )
 
 
 def _judged_share(prob: Problem, schedule: Schedule) -> float:

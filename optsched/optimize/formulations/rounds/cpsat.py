@@ -66,9 +66,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 def _check_sizes(data: RoundData) -> None:
     instance, instead = data.instance, "placement has no such limit"
-    check_size(
-        int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead
-    )  # fmt: skip
+    check_size(int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead)
     pairs = int((np.bincount(data.block) ** 2).sum())
     if not data.hybrid_off:
         peak = np.sort(instance.peak_tokens)

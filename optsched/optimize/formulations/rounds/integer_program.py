@@ -187,9 +187,11 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     n, output = data.instance.n, data.output
     entries = entries_at_most(data, last)
     check_size(
-        entries, ENTRY_BYTES, f"nonzeros in the integer program of {n} requests",
+        entries,
+        ENTRY_BYTES,
+        f"nonzeros in the integer program of {n} requests",
         "placement has no such limit",
-    )  # fmt: skip
+    )
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])

@@ -76,9 +76,11 @@ def _problem(
     rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
 
     check_size(
-        entries_at_most(data, prog.last), _ENTRY_BYTES,
-        f"nonzeros in the readable program of {len(a)} requests", "highs has room for more",
-    )  # fmt: skip
+        entries_at_most(data, prog.last),
+        _ENTRY_BYTES,
+        f"nonzeros in the readable program of {len(a)} requests",
+        "highs has room for more",
+    )
     x: list[dict[int, Any]] = []
     for i in requests:
         budget.check(_DOING)

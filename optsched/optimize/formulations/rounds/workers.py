@@ -57,9 +57,11 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
         check_size(
-            workers * entries_at_most(prog.data, prog.last), ENTRY_BYTES,
-            f"nonzeros in the integer program of {workers} workers", "lns has no such limit",
-        )  # fmt: skip
+            workers * entries_at_most(prog.data, prog.last),
+            ENTRY_BYTES,
+            f"nonzeros in the integer program of {workers} workers",
+            "lns has no such limit",
+        )
         model = _repeated(linear_model(prog, budget), instance.n, workers)
         built_s = budget.spent_s
         told = in_shares(options, instance.n) if counted else options
