@@ -32,11 +32,11 @@ from optsched.problem.errors import (
 from optsched.workloads.predict import predict
 
 MODEL = "llama2-7b-a100-infermax"
-MOST_S = 30.0
+MAX_S = 30.0
 """The processor time that a command may take, with two threads and a limit of 5 s."""
 HANGS_S, COMPILING_S = 150.0, 600.0
 """How long a command is waited for on a busy machine."""
-MOST_BYTES = 3 * 2**30
+MAX_BYTES = 3 * 2**30
 
 
 class Ended(NamedTuple):
@@ -118,9 +118,9 @@ def test_every_method_answers_or_refuses_within_its_limits(
     assert ended.status in (0, 2, 4), ended
     assert "Traceback" not in ended.err
     assert method != "auto" or ended.status == 0, ended
-    assert ended.bytes < MOST_BYTES, ended
+    assert ended.bytes < MAX_BYTES, ended
     if "compiling" not in ended.err:
-        assert ended.seconds < MOST_S, ended
+        assert ended.seconds < MAX_S, ended
 
 
 COMMANDS = (
@@ -165,9 +165,9 @@ def test_no_command_works_in_proportion_to_a_number(
     ended = timed(tmp_path, words[0], "huge.json", *words[1:], *limit, *costs)
     assert ended.status in (0, 2, 3, 4), ended
     assert "Traceback" not in ended.err
-    assert ended.bytes < MOST_BYTES, ended
+    assert ended.bytes < MAX_BYTES, ended
     if "compiling" not in ended.err:
-        assert ended.seconds < MOST_S, ended
+        assert ended.seconds < MAX_S, ended
 
 
 @pytest.mark.parametrize("name", ["capacity", "prompts", "arrivals"])
@@ -176,7 +176,7 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
     instance = huge(name, "round")
     for policy in policies():
         try:
-            schedule = simulate(instance, policy, budget=Budget(MOST_S))
+            schedule = simulate(instance, policy, budget=Budget(MAX_S))
         except (LoopError, PolicyError):
             continue  # it needs SLOs, or never ends, whatever the numbers are
         assert evaluate(instance, schedule).metrics["makespan"] >= 5

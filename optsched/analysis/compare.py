@@ -49,7 +49,7 @@ SOLVER_STARTS = 200_000
 Beyond it the program is too large to be worth its time.
 """
 
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""
@@ -164,7 +164,7 @@ def compare(
     notes: tuple[str, ...] = ()
     if bound and not interrupted:
         told = None if progress is None else lambda state: progress("solve", state)
-        left_s = max(budget.left_s, _LEAST_SHARE * time_limit_s)
+        left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=told))
         notes = _narrow(interval, seed)
     interval.reconcile()

@@ -41,7 +41,7 @@ _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm
 """Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
 _STARTS = 0.3
 """The share of the time for policies to start from."""
-_LEAST_S = 1.0
+_MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _POLICY_REQUESTS = 20_000
 
@@ -207,7 +207,7 @@ def starting_point(
             break
         # Even where no time is left, one of these quick policies gets a second.
         own = Budget(
-            max(_LEAST_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
+            max(_MIN_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
         )
         try:
             start = in_terms_of(exact, make(own))

@@ -30,7 +30,7 @@ _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
 _POLICY_SHARE = 0.5
 """The share of the time left for one policy, so that a slow one leaves time for others."""
-_LEAST_S = 1.0
+_MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
@@ -128,8 +128,8 @@ def _start_from(
     for policy in policies:
         if workers > 1 and best.schedule is not None and part.over:
             return
-        least_s = _LEAST_S if best.schedule is None else 0.0
-        own = Budget(max(least_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
+        min_s = _MIN_S if best.schedule is None else 0.0
+        own = Budget(max(min_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
             best.offer(simulate(best.instance, policy, best.cost, seed=seed, budget=own), policy)
         except OptschedError:

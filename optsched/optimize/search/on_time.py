@@ -63,7 +63,7 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "arrival", "hold": 4.0},
     {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
-_MOST_TOKENS = 10_000_000
+_MAX_TOKENS = 10_000_000
 """The max output tokens for a search."""
 _ROUTER = "least-work"
 """Who sends requests to workers at first."""
@@ -125,7 +125,7 @@ def quick_to_search(instance: Instance) -> bool:
     ----------
     instance : Instance
     """
-    return int(instance.output_tokens.sum()) <= _MOST_TOKENS
+    return int(instance.output_tokens.sum()) <= _MAX_TOKENS
 
 
 def serve_in_time(
