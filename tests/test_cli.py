@@ -873,13 +873,14 @@ def test_it_works_from_any_folder_and_prints_nothing_but_json(tmp_path: Path) ->
     (tmp_path / "five.json").write_text(json.dumps(BASE))
     (tmp_path / "elsewhere").mkdir()
     result = subprocess.run(
-        command("compare", "../five.json", "--time-limit", "5", "--json", "-"),
+        command("compare", "../five.json", "--time-limit", "60", "--json", "-"),
         cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["command"] == "compare"
-    assert result.stderr == ""
+    said = [line for line in result.stderr.splitlines() if "compiling loops" not in line]
+    assert said == []  # but for the first run after an installation
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["elsewhere", "five.json"]
 
 

@@ -104,6 +104,10 @@ class SolveOptions:
         """The time limit in seconds, infinite without a limit."""
         return math.inf if self.time_limit_s is None else float(self.time_limit_s)
 
+    def budget(self) -> Budget:
+        """Return a budget of the time limit that begins now, with the progress and the stop."""
+        return Budget(self.time_limit_s, stop=self.stop, progress=self.progress)
+
     def after(self, seconds: float) -> SolveOptions:
         """Return the options with less time.
 

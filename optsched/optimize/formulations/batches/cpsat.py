@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -16,6 +15,7 @@ from optsched.optimize.formulations.batches.plans import (
     answer,
     exact_times,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     COUNTED,
@@ -26,6 +26,8 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError
 
 _MARGIN_S = 1e-12
 """Added to each chosen start, so that rounding does not put it before its predecessor's end."""
@@ -50,12 +52,15 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """
     from optsched.optimize.solvers.cpsat import cpsat_version
 
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    built = Model(prob, max_batches(prob, times), start)
+    try:
+        built = Model(prob, max_batches(prob, times), start)
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
-    build_s = time.perf_counter() - begin
+    build_s = work_time() - begin
     outcomes = _in_order(built, options.after(build_s))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None

@@ -26,7 +26,6 @@ strongest of the models here. Both check A*.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -53,6 +52,7 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
@@ -64,7 +64,8 @@ from optsched.optimize.formulations.batches.problem import (
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
-from optsched.problem.errors import UsageError
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError, UsageError
 
 MAX_ENTRIES = 20_000_000
 _CUTS = 5
@@ -142,6 +143,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
         amount = net.counts[v] if v < len(net.counts) else 0
         rows.add(((a, 1) for a in out[v]), lower=amount, upper=amount)
     for j in range(batches):
+        prob.budget.check("the model was built")
         at = j * width
         for v in range(len(net.nodes)):
             entries = [(at + a, 1) for a in into[v]]
@@ -285,11 +287,14 @@ def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
 
 def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    flow = flow_model(network(prob), start, max_batches(prob, times))
+    try:
+        flow = flow_model(network(prob), start, max_batches(prob, times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     scale = Scale.units() if exact else Scale.milliseconds(prob)
-    spent = time.perf_counter() - begin
+    spent = work_time() - begin
     left = scale.told(options.after(spent), prob)
     versions: dict[str, Any]
     if exact:

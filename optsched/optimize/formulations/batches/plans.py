@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +16,7 @@ from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
-from optsched.problem.errors import SolverError
+from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
 
@@ -278,6 +279,18 @@ def answer(
     else:
         value = None if bound is None else prob.value(name, Fraction(bound))
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+
+
+def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
+    """Return the answer, with a warning, of a method whose model was not built in time."""
+    warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
+    return answer(
+        prob,
+        Claim(Status.NO_INCUMBENT, None, None),
+        fallback=start,
+        native_status=str(why),
+        build_s=prob.budget.spent_s,
+    )
 
 
 def _judged_share(prob: Problem, schedule: Schedule) -> float:

@@ -39,6 +39,7 @@ from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
@@ -171,6 +172,8 @@ class Problem:
         units of the instance.
     slos : mapping of str to ndarray of float64, shape (n,)
         The SLOs by name, in seconds, where requests within them are counted.
+    budget : Budget
+        The time for plans and models, at which all that builds them looks.
     """
 
     instance: Instance
@@ -179,6 +182,7 @@ class Problem:
     eviction_free: bool = False
     below: Fraction | None = None
     slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    budget: Budget = NO_LIMIT
 
     @cached_property
     def prompt(self) -> list[int]:
@@ -440,12 +444,13 @@ def _decimal(arrival: float) -> Fraction:
     return Fraction(repr(float(arrival)))
 
 
-def problem(task: Task) -> Problem:
+def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     """Return the problem of a task, after checking it.
 
     Parameters
     ----------
     task : Task
+    budget : Budget
 
     Returns
     -------
@@ -496,4 +501,5 @@ def problem(task: Task) -> Problem:
         eviction_free=bool(task.extras.get("eviction_free")),
         below=None if below is None else Fraction(float(below)),
         slos=slos,
+        budget=budget,
     )

@@ -34,7 +34,6 @@ valid.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -51,6 +50,7 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
@@ -61,10 +61,19 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     Problem,
 )
-from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
-from optsched.problem.errors import UsageError
+from optsched.optimize.solvers.base import (
+    PULP_STATUS,
+    RawOutcome,
+    SolveOptions,
+    Status,
+)
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError, UsageError
+from optsched.problem.memory import check_size
 
 _MAX_TANGENTS = 256
+_ENTRY_BYTES = 200
+_DOING = "the model was built"
 _INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
@@ -85,6 +94,13 @@ class Program:
                 "method: found prefill_cross in the cost model, a product of two decisions with "
                 "chunks; expected 0 for pulp-bigm (or the method cpsat)"
             )
+        each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
+        check_size(
+            prob.n * batches * each,
+            _ENTRY_BYTES,
+            f"nonzeros in the program of {batches} batches",
+            "search has no model",
+        )
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
@@ -99,9 +115,11 @@ class Program:
         for i in range(prob.n):
             self._add(self._tokens(i), i)
             for j in self.steps:
+                prob.budget.check(_DOING)
                 for family in of_step:
                     self._add(family(i, j), i, j)
         for j in self.steps:
+            prob.budget.check(_DOING)
             self._add(self._limits(j), j)
             self._add(self._batch(j), j)
         self._add(self._symmetry())
@@ -128,6 +146,7 @@ class Program:
             s, _, top, most = self._sizes(i)
             span = {"I": (s, top), "m": (0, top), "c": (0, most)}
             for j in self.steps:
+                self.prob.budget.check(_DOING)
                 for name in _INTEGERS:
                     low, high = span[name]
                     self.var[name, i, j] = pulp.LpVariable(
@@ -146,6 +165,7 @@ class Program:
         c, prob = self.prob.costs, self.prob
         terms = []
         for j in self.steps:
+            prob.budget.check(_DOING)
             terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
             terms.append(c["prefill_base"] * self["hp", j])
             for i in range(prob.n):
@@ -388,7 +408,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     from optsched.optimize.formulations import check_method, get
 
     check_method(get("infermax"), "pulp-bigm", task)
-    prob, _, times = begun(task, SolveOptions())
+    prob, _, times = begun(task, SolveOptions(time_limit_s=None))
     program = Program(prob, max_batches(prob, times))
     write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
     write(str(path))
@@ -421,11 +441,14 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """
     import pulp
 
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    program = Program(prob, max_batches(prob, times))
+    try:
+        program = Program(prob, max_batches(prob, times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     scale = Scale.milliseconds(prob)
-    left = scale.told(options.after(time.perf_counter() - begin), prob)
+    left = scale.told(options.after(work_time() - begin), prob)
     versions = {"pulp": pulp.__version__}
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
@@ -444,19 +467,19 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,
-        build_s=time.perf_counter() - begin - raw.solve_s,
+        build_s=work_time() - begin - raw.solve_s,
         solve_s=raw.solve_s,
         versions=versions,
     )
 
 
 def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
-    from optsched.optimize.solvers.pulp_highs import OutOfTime, solve_pulp_problem
+    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
 
     first = None if start is None else program.start_values(start)
     try:
         return solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
-    except OutOfTime as why:
+    except OutOfTimeError as why:
         return RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
 
@@ -469,7 +492,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
             f"solver: found {name!r}; expected one that PuLP has here: "
             f"{', '.join(sorted(available))}"
         )
-    begin = time.perf_counter()
+    begin = work_time()
     problem = program.problem
     problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
     status = PULP_STATUS[problem.sol_status]
@@ -478,7 +501,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     if status in (Status.OPTIMAL, Status.FEASIBLE):
         value = float(pulp.value(problem.objective))
     bound = value if status is Status.OPTIMAL else None
-    return RawOutcome(status, value, bound, None, native, 0.0, time.perf_counter() - begin)
+    return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
 
 
 METHODS = {
