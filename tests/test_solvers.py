@@ -146,16 +146,38 @@ def test_cpsat_without_time_has_no_incumbent():
     assert outcome.objective is None
 
 
-def test_cpsat_scales_objective_and_bound():
+def test_cpsat_says_objective_and_bound_in_exact_integers():
     from ortools.sat.python import cp_model
 
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model = cp_model.CpModel()
-    x = model.new_int_var(25, 90, "x")
+    x, y = model.new_int_var(0, 2**40, "x"), model.new_int_var(0, 2**40, "y")
+    model.add(6 * x + 4 * y >= 10**12 + 1)
+    model.minimize(6 * x + 4 * y + 2**51)
+    outcome = solve_cp_model(model, TWO, read=[x])
+    # 6 x + 4 y is even, so 10^12 + 2 is the least.
+    best = 10**12 + 2 + 2**51
+    assert (outcome.status, outcome.objective, outcome.bound) == (Status.OPTIMAL, best, best)
+
+
+def test_a_proof_of_cpsat_that_contradicts_a_known_solution_is_dropped():
+    from ortools.sat.python import cp_model
+
+    from optsched.optimize.solvers.cpsat import solve_cp_model
+
+    model = cp_model.CpModel()
+    x = model.new_int_var(0, 9, "x")
+    model.add(x >= 5)
     model.minimize(x)
-    outcome = solve_cp_model(model, TWO, read=[x], scale=10.0, integral_objective=False)
-    assert (outcome.status, outcome.objective, outcome.bound) == (Status.OPTIMAL, 2.5, 2.5)
+    # The claim that 4 is reached is false here; it stands for a wrong proof of the solver.
+    outcome = solve_cp_model(model, TWO, read=[x], known=4)
+    assert (outcome.status, outcome.bound) == (Status.FEASIBLE, None)
+    assert "contradicts a known schedule" in outcome.native_status
+    model.add(x <= 4)
+    outcome = solve_cp_model(model, TWO, read=[x], known=4)
+    assert (outcome.status, outcome.bound) == (Status.NO_INCUMBENT, None)
+    assert solve_cp_model(model, TWO, read=[x]).status is Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("method", ["highs", "cpsat", "pulp"])

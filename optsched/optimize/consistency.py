@@ -12,16 +12,36 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective
 
 AGREEMENT = 1e-6
-"""Relative difference allowed between two computations of one value in seconds."""
+"""The relative difference allowed between two computations of one value in seconds."""
+
+
+def rounding(instance: Instance, value: float) -> float:
+    """Return by how much the rounding of floats may change a value in seconds.
+
+    A value is a sum over tokens of times since the first arrival, each rounded once.
+
+    Parameters
+    ----------
+    instance : Instance
+    value : float
+        In seconds.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    noise = float(np.spacing(instance.release.max()) + np.spacing(abs(value)))
+    return noise * (instance.n + int(instance.output_tokens.sum()))
 
 
 def float_noise(instance: Instance, name: str, value: float) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
-    The difference has two parts. The first is `AGREEMENT` times the value, or times one second if
-    the value is smaller. The second is the rounding of a float64 clock at the last arrival, once
-    per token: the clock counts from the first arrival and loses 3e-14 s after an hour of arrivals
-    and 4e-9 s after a year. A makespan is a time of day and is rounded once more.
+    The difference has two parts. The first is `AGREEMENT` times the value. The second is the
+    rounding of a float64 clock at the last arrival, once per token: the clock counts from the first
+    arrival and loses 3e-14 s after an hour of arrivals and 4e-9 s after a year. A makespan is a
+    time of day and is rounded once more.
 
     Parameters
     ----------
@@ -42,7 +62,7 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     if name == "makespan":
         noise += float(np.spacing(abs(value)))
         value -= instance.first_arrival
-    return noise + AGREEMENT * max(1.0, abs(value))
+    return noise + AGREEMENT * abs(value)
 
 
 def reconcile(

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -52,9 +53,10 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import Claim, Plan, answer
+from optsched.optimize.formulations.batches.plans import Claim, Plan, answer, exact_times
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.problem.errors import UsageError
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
@@ -202,6 +204,36 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         build_s=built_s,
         solve_s=solve_s,
     )
+
+
+def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
+    """Return what of a claim from floats holds in integers, by A*.
+
+    HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
+    sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
+    does not end, the claim is a schedule and a bound.
+
+    Parameters
+    ----------
+    prob : Problem
+        Its requests arrive together.
+    claim : Claim
+    options : SolveOptions
+    """
+    if claim.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+        return claim
+    times = None if claim.plan is None else exact_times(prob, claim.plan)
+    unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
+    claim = claim._replace(status=unproved, level=None)
+    try:
+        search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    except UsageError:  # too many states
+        return claim
+    ended = search.run(replace(options, progress=None), time.perf_counter())
+    if ended != "solved":
+        return claim
+    plan = search.plan() or claim.plan
+    return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
 class _Search:

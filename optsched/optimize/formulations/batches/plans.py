@@ -14,13 +14,13 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
-from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.optimize.solvers.base import BOUND_TOLERANCE, Progress, SolveOptions, Status
 from optsched.problem.errors import SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
 
 _TOLERANCE = 1e-6
-"""The relative gap that solvers leave between a proved bound and the incumbent."""
+"""By how much costs that are rounded to fit 64-bit integers may change a level, relatively."""
 
 Plan = list[Batch]
 
@@ -168,12 +168,13 @@ class Scale(NamedTuple):
         return cls(Fraction(1), True)
 
     def level(self, number: float | None) -> Fraction | None:
-        """Return the level that a solver's bound proves."""
+        """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
             return None
-        if self.whole:  # in floats it may stand a little above the integer that it is
-            number = math.ceil(number - max(1e-3, 1e-15 * abs(number)))
-        return Fraction(number) / self.unit
+        if self.whole:  # a float may stand a little above the integer that it is
+            exact = isinstance(number, int)
+            return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
+        return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
@@ -198,7 +199,7 @@ class Claim(NamedTuple):
     Attributes
     ----------
     status : Status
-        What the method proved. With ``OPTIMAL`` the bound is the objective.
+        What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
     plan : list of Batch, optional
         The incumbent.
     bound : number, optional
@@ -295,9 +296,10 @@ def _agree(
     """Check the level that a method claims for its schedule against the schedule's own level."""
     name = prob.objectives[0]
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
+    coarse = Fraction(_TOLERANCE) * level if prob.shrink > 1 else 0
     for said, number, slack in (
         ("claimed to have", claimed, rounding),
-        ("called optimal at", proved, rounding + Fraction(_TOLERANCE) * level),
+        ("called optimal at", proved, rounding + coarse),
     ):
         if number is not None and not abs(level - number) <= slack:
             raise SolverError(
@@ -314,6 +316,16 @@ def _least_level(prob: Problem) -> int:
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
         return max(least_makespan(prob), *ends)
     return sum(prob.least_latency) if name == "tel" else 0
+
+
+def known_level(prob: Problem, times: Times | None) -> int | None:
+    """Return a level that the models' integers reach, from the times of a known schedule.
+
+    Without ``below``, which may exclude that schedule.
+    """
+    if times is None or prob.cutoff is not None:
+        return None
+    return math.ceil(prob.level(prob.objectives[0], times) / prob.shrink) + prob.rounded
 
 
 def max_batches(prob: Problem, best: Times | None) -> int:

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import (
@@ -434,13 +435,12 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
         versions["highspy"] = highs_version()
         raw = _by_highs(program, left, start)
+    plan = None if raw.objective is None else program.plan()
+    claim = Claim(raw.status, plan, scale.level(raw.bound))
+    claim = confirmed(prob, claim, options.after(time.perf_counter() - begin))
     return answer(
         prob,
-        Claim(
-            raw.status,
-            None if raw.objective is None else program.plan(),
-            scale.level(raw.bound),
-        ),
+        claim,
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,

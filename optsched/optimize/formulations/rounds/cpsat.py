@@ -63,7 +63,10 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         return Answer(Status.NO_INCUMBENT, native_status=str(late), build_s=build_s)
     build_s = time.perf_counter() - begin
     told = in_shares(options, task.instance.n) if prog.on_time else options
-    raw = solve_cp_model(model, told.after(build_s), read=read, build_s=build_s)
+    known = prog.data.tel(prog.warm)
+    if prog.on_time:
+        known = -int((prog.warm <= prog.last).sum())
+    raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)
