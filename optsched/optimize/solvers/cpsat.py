@@ -12,8 +12,8 @@ CP-SAT counts in 64-bit integers. Two of its rules are wrong in OR-Tools 9.15, a
 Both ruled out optimal schedules of two and three requests. A proof that contradicts a known
 solution is not believed either: the model is then solved once more without presolve.
 
-**Sizes.** CP-SAT refuses a model in which the sum of a row may leave 64 bits. Levels of infermax are
-kept below 2^52 (`Problem.shrink`). Bounds are read as integers, since their floats are rounded.
+**Sizes.** CP-SAT refuses a model in which the sum of a row may leave 64 bits. infermax keeps levels
+below 2^52 (`Problem.shrink`). Bounds are read as integers, since their floats are rounded.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def solve_cp_model(
     read : list of variables or expressions
         Their values are the ``values`` of the outcome, in this order.
     known : int, optional
-        The model has a solution of at most this objective. A proof that contradicts it is dropped.
+        The model has a solution of at most this objective. After a proof that contradicts it the
+        model is solved once more, without presolve.
     build_s : float
         The seconds spent on building the model, for the outcome.
 
@@ -89,12 +90,7 @@ def solve_cp_model(
     if not _contradicts(first, known):
         return replace(first, build_s=build_s)
     second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
-    spent = first.solve_s + second.solve_s
-    if _contradicts(second, known):
-        native = f"{first.native_status}, which contradicts a known schedule"
-        status = Status.NO_INCUMBENT if second.values is None else Status.FEASIBLE
-        second = replace(second, status=status, bound=None, native_status=native)
-    return replace(second, build_s=build_s, solve_s=spent)
+    return replace(second, build_s=build_s, solve_s=first.solve_s + second.solve_s)
 
 
 def _contradicts(found: RawOutcome, known: int | None) -> bool:

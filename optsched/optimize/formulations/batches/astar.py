@@ -220,7 +220,8 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
     claim : Claim
     options : SolveOptions
     """
-    if claim.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+    none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
+    if claim.status is not Status.OPTIMAL and not none_below:
         return claim
     times = None if claim.plan is None else exact_times(prob, claim.plan)
     unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
