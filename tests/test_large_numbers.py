@@ -1,4 +1,4 @@
-"""No solver's word without a check: optimal is optimal in exact arithmetic, for numbers of any size."""
+"""No solver's word without a check: optimal is optimal in exact arithmetic, for any numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from large_numbers import batches, exact_best, large_rounds, least_latency, odd_costs
-from sweeps import seeds
 
-from optsched import BatchCost, Instance, Limits, load_cost_model, solve
+from optsched import Instance, load_cost_model, solve
 from optsched.optimize.solvers.base import LinearModel, SolveOptions, Status
-from optsched.problem.errors import UsageError
 
 FITTED = load_cost_model("llama2-7b-a100-infermax")
 MINUTE = {"time_limit_s": 60, "threads": 1}

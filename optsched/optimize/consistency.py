@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from optsched.judge.evaluate import Evaluation
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective
@@ -15,24 +16,16 @@ AGREEMENT = 1e-6
 """The relative difference allowed between two computations of one value in seconds."""
 
 
-def rounding(instance: Instance, value: float) -> float:
-    """Return by how much the rounding of floats may change a value in seconds.
+def rounding(evaluation: Evaluation, value: float) -> float:
+    """Return by how much the rounding of floats may change a value of a schedule in seconds.
 
-    A value is a sum over tokens of times since the first arrival, each rounded once.
-
-    Parameters
-    ----------
-    instance : Instance
-    value : float
-        In seconds.
-
-    Returns
-    -------
-    float
-        Seconds.
+    The judge's clock counts from the first arrival, and is rounded at every batch. The value of all
+    requests is rounded once each.
     """
-    noise = float(np.spacing(instance.release.max()) + np.spacing(abs(value)))
-    return noise * (instance.n + int(instance.output_tokens.sum()))
+    instance = evaluation.instance
+    end = float(evaluation.finish.max() - instance.first_arrival)
+    steps = instance.n + int(instance.output_tokens.sum())
+    return steps * float(np.spacing(end) + np.spacing(abs(value)))
 
 
 def float_noise(instance: Instance, name: str, value: float) -> float:

@@ -347,13 +347,14 @@ def accept(
         certificate = answer.certificate if isinstance(answer.certificate, dict) else None
         interval.prove(bound, origin or method, certificate)
     interval.reconcile()
+    best = interval.incumbent
     if status is not Status.ERROR:
         status = settle_status(
             status,
             None if interval.value is None else goal.signed(interval.value),
             None if interval.bound is None else goal.signed(interval.bound),
             integral_objective=integral,
-            slack=0.0 if interval.value is None else rounding(task.instance, interval.value),
+            slack=0.0 if best is None else rounding(best.evaluation, best.value),
         )
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
         # Objective and bound are those of the first objective only.

@@ -19,9 +19,6 @@ from optsched.problem.errors import SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
 
-_TOLERANCE = 1e-6
-"""By how much costs that are rounded to fit 64-bit integers may change a level, relatively."""
-
 Plan = list[Batch]
 
 
@@ -263,8 +260,8 @@ def answer(
         plan, status = fallback, Status.FEASIBLE
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
-        # The schedule is within the solver's tolerance of the value asked for, but not below it.
-        proved = status is Status.OPTIMAL
+        # In rounded costs the schedule may be below the value asked for. It is not.
+        proved = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
         status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
         bound = prob.cutoff if proved else bound
         level = None
@@ -277,7 +274,10 @@ def answer(
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
-        value = None if bound is None else prob.value(name, Fraction(bound))
+        spare = 0 if name == COUNTED else prob.floored
+        value = None if bound is None else prob.value(name, max(Fraction(0), bound - spare))
+    if status is Status.OPTIMAL and prob.shrink > 1:
+        status = Status.FEASIBLE  # optimal for rounded costs
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
 
 
@@ -296,12 +296,10 @@ def _agree(
     """Check the level that a method claims for its schedule against the schedule's own level."""
     name = prob.objectives[0]
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
-    coarse = Fraction(_TOLERANCE) * level if prob.shrink > 1 else 0
-    for said, number, slack in (
-        ("claimed to have", claimed, rounding),
-        ("called optimal at", proved, rounding + coarse),
-    ):
-        if number is not None and not abs(level - number) <= slack:
+    for said, number in (("claimed to have", claimed), ("called optimal at", proved)):
+        # Costs that are rounded down make the level smaller, and never larger.
+        low = 0 if prob.shrink > 1 else level - rounding
+        if number is not None and not low <= number <= level + rounding:
             raise SolverError(
                 f"infermax: found a schedule of {name} {prob.value(name, level):.12g} s that is "
                 f"{said} {prob.value(name, number):.12g}; expected the same value; the model or "

@@ -25,6 +25,8 @@ input. `optsched.optimize.formulations.batches.problem` gives the reason and the
 - (4) decoding: c <= 1, relaxed by K - 1.
 - g = 1: m_j >= I_j, relaxed by S; processed without a token: m_j <= I_j - 1, relaxed by o.
 - w_ij >= m_{j-1} - S (1 - dg) is the KV read by a decode. It is at least s dg.
+  No constant is above `LARGEST`: a binary may be off by 1e-6, and S times that stays below 1/2,
+  so that integers round to what they are.
 - q_ij >= (2 a + 1) c - a (a + 1) on prefills. These are tangents of c^2, exact at every integer c.
   Without chunks c is in s..S there, so a is in s..S - 1 (and q >= s^2).
 
@@ -63,6 +65,7 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.large_rows import LARGEST
 from optsched.problem.errors import UsageError
 
 _MAX_TANGENTS = 256
@@ -81,6 +84,13 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
+        largest = max(s + o - 1 for s, o in prob.sizes)
+        if largest > LARGEST:
+            raise UsageError(
+                f"method: found a request of {largest} tokens, a Big-M constant that solvers in "
+                f"floats confuse with its neighbours; expected at most {LARGEST} for pulp-bigm "
+                "(or the method cpsat)"
+            )
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "
@@ -144,7 +154,7 @@ class Program:
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
     def _objective(self, pulp: Any) -> None:
-        c, prob = self.prob.costs, self.prob
+        c, prob = self.prob.exact, self.prob
         terms = []
         for j in self.steps:
             terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
@@ -161,7 +171,7 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
-            below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
+            below = float((prob.cutoff * prob.shrink - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
 
     def _tokens(self, i: int) -> Rows:
@@ -277,7 +287,8 @@ class Program:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
-        yield "kv_capacity", kv <= prob.capacity * self["u", j]
+        capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
+        yield "kv_capacity", kv <= capacity * self["u", j]
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
