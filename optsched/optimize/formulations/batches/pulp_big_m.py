@@ -66,6 +66,7 @@ from optsched.optimize.formulations.batches.problem import (
 )
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.large_rows import LARGEST
+from optsched.optimize.solvers.pulp_files import write_problem
 from optsched.problem.errors import UsageError
 
 _MAX_TANGENTS = 256
@@ -402,8 +403,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     check_method(get("infermax"), "pulp-bigm", task)
     prob, _, times = begun(task, SolveOptions())
     program = Program(prob, max_batches(prob, times))
-    write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
-    write(str(path))
+    write_problem(program.problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
