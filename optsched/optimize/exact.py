@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.consistency import float_noise
+from optsched.optimize.consistency import float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
     Formulation,
@@ -353,7 +353,8 @@ def accept(
     Returns
     -------
     Status
-        The status that objective and bound prove.
+        The status that objective and bound prove, whatever the method calls it. ``OPTIMAL`` says
+        that the two are equal: as integers, or in seconds but for the rounding of floats.
 
     Raises
     ------
@@ -382,12 +383,14 @@ def accept(
         left_out = exact.model.leaves_out(task)
         interval.prove(bound, origin or method, certificate, leaves_out=left_out)
     interval.reconcile()
+    best = interval.incumbent
     if status is not Status.ERROR:
         status = settle_status(
             status,
             None if interval.value is None else goal.signed(interval.value),
             None if interval.bound is None else goal.signed(interval.bound),
             integral_objective=integral,
+            slack=0.0 if best is None else rounding(best.evaluation, best.value),
         )
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
         # Objective and bound are those of the first objective only.

@@ -43,6 +43,7 @@ A state with fewer tokens produced, or with more, does not dominate.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -51,11 +52,17 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import Claim, Plan, answer, unbuilt
+from optsched.optimize.formulations.batches.plans import (
+    Claim,
+    Plan,
+    answer,
+    exact_times,
+    unbuilt,
+)
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
-from optsched.problem.errors import OutOfTimeError
+from optsched.problem.errors import OutOfTimeError, UsageError
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
@@ -207,6 +214,37 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         build_s=built_s,
         solve_s=solve_s,
     )
+
+
+def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
+    """Return what of a claim from floats holds in integers, by A*.
+
+    HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
+    sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
+    does not end, the claim is a schedule and a bound.
+
+    Parameters
+    ----------
+    prob : Problem
+        Its requests arrive together.
+    claim : Claim
+    options : SolveOptions
+    """
+    none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
+    if claim.status is not Status.OPTIMAL and not none_below:
+        return claim
+    times = None if claim.plan is None else exact_times(prob, claim.plan)
+    unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
+    claim = claim._replace(status=unproved, level=None)
+    try:
+        search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    except UsageError:  # too many states
+        return claim
+    ended = search.run(replace(options, progress=None), work_time())
+    if ended != "solved":
+        return claim
+    plan = search.plan() or claim.plan
+    return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
 class _Search:

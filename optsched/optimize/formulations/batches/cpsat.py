@@ -14,6 +14,7 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     exact_times,
+    known_level,
     max_batches,
     unbuilt,
 )
@@ -61,7 +62,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
     build_s = work_time() - begin
-    outcomes = _in_order(built, options.after(build_s))
+    outcomes = _in_order(built, options.after(build_s), known_level(prob, times))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None
     if found:
@@ -83,7 +84,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     )
 
 
-def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
+def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:
     """Solve for one objective after the other, as long as each is proved.
 
     Progress is reported for the first objective only.
@@ -96,9 +97,9 @@ def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
     for name in built.prob.objectives:
         level = built.level(name)
         model.minimize(level)
-        raw = solve_cp_model(model, left, read=read, integral_objective=False)
+        raw = solve_cp_model(model, left, read=read, known=known)
         outcomes.append(raw)
-        left = replace(left.after(raw.solve_s), progress=None)
+        left, known = replace(left.after(raw.solve_s), progress=None), None
         if raw.status is not Status.OPTIMAL or raw.objective is None or raw.values is None:
             break
         model.add(level <= round(raw.objective))

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import (
     DECODE,
@@ -51,6 +52,7 @@ from optsched.optimize.formulations.batches.plans import (
     Requests,
     Scale,
     answer,
+    known_level,
     max_batches,
     unbuilt,
 )
@@ -256,7 +258,7 @@ def _by_highs(flow: Flow, options: SolveOptions, unit: float) -> RawOutcome:
     return solve_linear_model(model, options, start_values=flow.start)
 
 
-def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
+def _by_cpsat(flow: Flow, options: SolveOptions, known: int | None) -> RawOutcome:
     """Solve in exact integers."""
     from ortools.sat.python import cp_model as cp
 
@@ -282,7 +284,7 @@ def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
         for variable, value in zip(variables, flow.start.tolist(), strict=True):
             model.add_hint(variable, int(value))
     model.minimize(total)
-    return solve_cp_model(model, options, read=variables, integral_objective=False)
+    return solve_cp_model(model, options, read=variables, known=known)
 
 
 def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
@@ -300,7 +302,8 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     if exact:
         from optsched.optimize.solvers.cpsat import cpsat_version
 
-        raw, versions = _by_cpsat(flow, left), {"ortools": cpsat_version()}
+        raw = _by_cpsat(flow, left, known_level(prob, times))
+        versions = {"ortools": cpsat_version()}
     else:
         from optsched.optimize.solvers.highs import highs_version
 
@@ -312,9 +315,12 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         if raw.status is Status.OPTIMAL:
             counts = np.rint(raw.values).astype(np.int64).tolist()
             claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
+    claim = Claim(raw.status, plan, scale.level(raw.bound), level=claimed)
+    if not exact:
+        claim = confirmed(prob, claim, left.after(raw.solve_s))
     return answer(
         prob,
-        Claim(raw.status, plan, scale.level(raw.bound), level=claimed),
+        claim,
         fallback=start,
         room=flow.batches,
         native_status=raw.native_status,

@@ -25,6 +25,8 @@ input. `optsched.optimize.formulations.batches.problem` gives the reason and the
 - (4) decoding: c <= 1, relaxed by K - 1.
 - g = 1: m_j >= I_j, relaxed by S; processed without a token: m_j <= I_j - 1, relaxed by o.
 - w_ij >= m_{j-1} - S (1 - dg) is the KV read by a decode. It is at least s dg.
+  No constant is above `LARGEST`: a binary may be off by 1e-6, and S times that stays below 1/2,
+  so that integers round to what they are.
 - q_ij >= (2 a + 1) c - a (a + 1) on prefills. These are tangents of c^2, exact at every integer c.
   Without chunks c is in s..S there, so a is in s..S - 1 (and q >= s^2).
 
@@ -41,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import (
@@ -61,12 +64,9 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     Problem,
 )
-from optsched.optimize.solvers.base import (
-    PULP_STATUS,
-    RawOutcome,
-    SolveOptions,
-    Status,
-)
+from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.large_rows import LARGEST
+from optsched.optimize.solvers.pulp_files import write_problem
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.memory import check_size
@@ -89,6 +89,13 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
+        largest = max(s + o - 1 for s, o in prob.sizes)
+        if largest > LARGEST:
+            raise UsageError(
+                f"method: found a request of {largest} tokens, a Big-M constant that solvers in "
+                f"floats confuse with its neighbours; expected at most {LARGEST} for pulp-bigm "
+                "(or the method cpsat)"
+            )
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "
@@ -162,7 +169,7 @@ class Program:
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
     def _objective(self, pulp: Any) -> None:
-        c, prob = self.prob.costs, self.prob
+        c, prob = self.prob.exact, self.prob
         terms = []
         for j in self.steps:
             prob.budget.check(_DOING)
@@ -180,7 +187,7 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
-            below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
+            below = float((prob.cutoff * prob.shrink - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
 
     def _tokens(self, i: int) -> Rows:
@@ -296,7 +303,8 @@ class Program:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
-        yield "kv_capacity", kv <= prob.capacity * self["u", j]
+        capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
+        yield "kv_capacity", kv <= capacity * self["u", j]
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
@@ -410,8 +418,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     check_method(get("infermax"), "pulp-bigm", task)
     prob, _, times = begun(task, SolveOptions(time_limit_s=None))
     program = Program(prob, max_batches(prob, times))
-    write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
-    write(str(path))
+    write_problem(program.problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -457,13 +464,12 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
         versions["highspy"] = highs_version()
         raw = _by_highs(program, left, start)
+    plan = None if raw.objective is None else program.plan()
+    claim = Claim(raw.status, plan, scale.level(raw.bound))
+    claim = confirmed(prob, claim, options.after(work_time() - begin))
     return answer(
         prob,
-        Claim(
-            raw.status,
-            None if raw.objective is None else program.plan(),
-            scale.level(raw.bound),
-        ),
+        claim,
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,

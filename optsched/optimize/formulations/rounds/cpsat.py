@@ -54,7 +54,10 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     model, read = cp_model(prog, budget)
     build_s = budget.spent_s
     told = in_shares(options, task.instance.n) if prog.on_time else options
-    raw = solve_cp_model(model, told.after(build_s), read=read, build_s=build_s)
+    known = prog.data.tel(prog.warm)
+    if prog.on_time:
+        known = -int((prog.warm <= prog.last).sum())
+    raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)

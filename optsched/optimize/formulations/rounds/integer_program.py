@@ -397,7 +397,8 @@ def answer(
     prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
 ) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
-    schedule, objective, bound = None, raw.objective, raw.bound
+    schedule: Schedule | None = None
+    objective, bound = raw.objective, raw.bound
     if prog.on_time:
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
@@ -406,7 +407,7 @@ def answer(
             raw = replace(raw, objective=-count)
         objective, bound = as_shares(raw, prog.data.instance.n)
     elif starts is not None:
-        schedule = prog.data.schedule(starts)
+        schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
     return Answer(
         status=raw.status,
         schedule=schedule,

@@ -20,12 +20,8 @@ from optsched.optimize.formulations.rounds.integer_program import (
     read_starts,
 )
 from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.solvers.base import (
-    RawOutcome,
-    SolveOptions,
-    Status,
-    settle_status,
-)
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
+from optsched.optimize.solvers.pulp_files import LONGEST, write_problem
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
@@ -107,17 +103,17 @@ def _problem(
         load = pulp.lpSum(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
-        problem += load <= data.instance.kv_capacity, f"memory_{t}"
+        problem += _at_most(load, data.instance.kv_capacity), f"memory_{t}"
         starting = [(i, x[i][t - 1]) for i in requests if t - 1 in x[i]]
         prompts = pulp.lpSum(s[i] * var for i, var in starting)
         if limits.max_running is not None:
             count = pulp.lpSum(var for i in requests for _, var in running(i, t))
-            problem += count <= limits.max_running, f"running_{t}"
+            problem += _at_most(count, limits.max_running), f"running_{t}"
         if limits.max_batch_tokens is not None:
             decodes = pulp.lpSum(var for i in requests for _, var in running(i, t, first=2))
-            problem += prompts + decodes <= limits.max_batch_tokens, f"batch_{t}"
+            problem += _at_most(prompts + decodes, limits.max_batch_tokens), f"batch_{t}"
         if limits.max_prefill_tokens is not None:
-            problem += prompts <= limits.max_prefill_tokens, f"prefill_{t}"
+            problem += _at_most(prompts, limits.max_prefill_tokens), f"prefill_{t}"
 
     y: dict[int, Any] = {}
     if data.hybrid_off:
@@ -134,6 +130,11 @@ def _problem(
     return problem, x, y
 
 
+def _at_most(load: Any, limit: int) -> Any:
+    """Return the row that limits a load of binaries, in few enough digits for a file."""
+    return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
+
+
 def write_lp(instance: Instance, path: str | Path) -> None:
     """Write the integer program of an instance as an LP file, with starts within their windows.
 
@@ -145,16 +146,16 @@ def write_lp(instance: Instance, path: str | Path) -> None:
     Raises
     ------
     UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.integer_program.program`.
+        See `optsched.optimize.formulations.rounds.integer_program.program` and `write_problem`.
     """
     problem, _, _ = pulp_problem(program(instance))
-    problem.writeLP(str(path))
+    write_problem(problem, "lp", path)
 
 
 def write_mps(instance: Instance, path: str | Path) -> None:
     """Write the integer program of an instance as an MPS file; see `write_lp`."""
     problem, _, _ = pulp_problem(program(instance))
-    problem.writeMPS(str(path))
+    write_problem(problem, "mps", path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
