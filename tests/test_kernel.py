@@ -49,7 +49,8 @@ def package(folder: Path) -> Path:
         path = folder / "optsched" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shutil.copy(kernel.__file__, folder / "optsched/problem/kernel.py")
+    for name in ("kernel.py", "budget.py", "errors.py"):  # the clock of limits is in budget
+        shutil.copy(Path(kernel.__file__).with_name(name), folder / "optsched/problem" / name)
     return folder
 
 

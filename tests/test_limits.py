@@ -382,7 +382,7 @@ main()
         ("solve --method highs", 1.0),
         ("compare", 0.0),
         ("compare", 1.0),
-        ("bound", 1.0),
+        ("bound", 0.2),
         ("tradeoff", 0.0),
     ],
 )
