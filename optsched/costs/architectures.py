@@ -141,9 +141,16 @@ _EXPERTS = (
     "num_routed_experts",
     "moe_num_experts",
 )
-_STATES = ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg")
+_STATES = (
+    "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
+    "lru_width",
+)  # fmt: skip
+_SHARED = ("num_kv_shared_layers", "use_cla", "cross_attention_layers")
+"""Fields of models in which some layers read the keys and values of other layers or of images."""
+_QUANTIZED = ("quantization_config", "compression_config")
 _TYPES = (
-    "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt nemotron opt phi starcoder2"
+    "arcee bert bloom codegen distilbert falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt "
+    "nemotron opt persimmon phi roberta starcoder2 xlm-roberta"
 )
 _UNGATED = frozenset(_TYPES.split())
 """Model types whose feed-forward network has two matrices; an `Architecture` has three."""
@@ -213,7 +220,7 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{file}: expected a model's configuration; found no JSON object")
     inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
-    kept = ("quantization_config", "tie_word_embeddings")
+    kept = (*_QUANTIZED, "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}
     return {**outside, **inside[0]} if inside else found
 
@@ -253,6 +260,9 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     if other or any(config.get(key) for key in _STATES):
         word = ", ".join(sorted(other)) or next(key for key in _STATES if config.get(key))
         return f"layer_types: found {word}; expected attention in every layer"
+    for key in _SHARED:
+        if config.get(key):
+            return f"{key}: found {config[key]!r}; expected own keys and values in every layer"
     if config.get("is_encoder_decoder"):
         return "is_encoder_decoder: found true; expected a decoder"
     if kind in _UNGATED:
@@ -312,9 +322,10 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
     found = []
-    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    window = config.get("sliding_window") or config.get("attention_chunk_size")
+    context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
-    windowed = config.get("use_sliding_window", True) and "sliding_attention" in layers
+    windowed = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
     if (
         isinstance(window, int)
         and windowed
@@ -324,7 +335,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
             "too slow and too large for longer requests"
         )
-    if config.get("quantization_config"):
+    if any(config.get(key) for key in _QUANTIZED):
         found.append("weights are quantized and are taken as 16-bit floats")
     return found
 

@@ -14,7 +14,7 @@ from optsched.costs.architectures import (
     not_modelled,
     read_config,
 )
-from optsched.costs.profiles.identity import KIND, Claim
+from optsched.costs.profiles.identity import Claim, kind_of
 from optsched.costs.profiles.tables import (
     PARTS,
     Measurements,
@@ -51,7 +51,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         facts = read_config(path / about) if (path / about).is_file() else {}
         # Times of other types are right; only the capacity is that of 16-bit numbers.
         claim.check(
-            path / about, {k: v for k, v in facts.items() if KIND.get(k) in ("device", "degree")}
+            path / about, {k: v for k, v in facts.items() if kind_of(k) in ("device", "degree")}
         )
     names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     known = (*names, "shape", "time_us", "spread_us", "repeats")
