@@ -250,11 +250,31 @@ def test_folders_name_the_device_where_no_file_does(tmp_path: Path) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: found 'fp8_e4m3'"),
         ({"is_moe": True}, "is_moe: found True; expected dense layers"),
         ({"sliding_window": 4096}, "sliding_window: found 4096; expected 0"),
+        # However a column is written.
+        ({"GPU_name": "Tensor Machine 9"}, "GPU_name: 'Tensor Machine 9' is unknown"),
+        ({"Model Path": "/m/Llama-2-70b-hf"}, "Model Path: found '/m/Llama-2-70b-hf'; expected"),
+        ({"TP": 2}, "TP: found 2; expected 1"),
+        ({"tensorParallelSize": 2}, "tensorParallelSize: found 2; expected 1"),
+        ({"kvCacheDtype": "fp8"}, "kvCacheDtype: found 'fp8'"),
+        ({"quant_method": "awq"}, "quant_method: found 'awq'"),
+        ({"window_left": 127}, "window_left: found 127; expected 0"),
+        ({"n_routed_experts": 8}, "n_routed_experts: found 8; expected dense layers"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: found 2; expected 1"),
+        ({"time_unit": "us"}, "time_unit: found 'us'; expected ms"),
     ],
 )
 def test_a_profile_of_another_model_is_refused(tmp_path: Path, columns: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         fit(vidur(tmp_path, **columns))
+
+
+def test_columns_that_tell_nothing_else_are_no_hindrance(tmp_path: Path) -> None:
+    # The number of a GPU in its machine names none, and what is switched off is not there.
+    plain = {"gpu": 0, "device_type": "cuda", "quantization": "None", "kv_dtype": "auto"}
+    plain |= {"sliding_window": False, "is_moe": "no", "tp": 1.0, "pp": 1, "unit": "ms"}
+    found = read_profile(vidur(tmp_path, **plain))
+    assert found.hardware.name == "a100-80gb"
+    assert not any("left out" in note for note in found.notes)
 
 
 def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:

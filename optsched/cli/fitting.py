@@ -254,8 +254,9 @@ def kv_capacity(
         memory = hardware.device(device).memory_gib
     weights = 2**30 * model_gib if model_gib is not None else None
     if shape is not None:
+        shape.check_degree(tensor_parallel)
         weights = shape.weight_bytes if weights is None else weights
-        each = shape.kv_bytes_on(max(1, tensor_parallel)) if each is None else each
+        each = shape.kv_bytes_on(tensor_parallel) if each is None else each
         for note in shape.notes:
             print(f"kv-capacity: {note}", file=sys.stderr)
     if memory is None or weights is None or each is None:

@@ -85,6 +85,14 @@ class Architecture:
         """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.layer_kv_bytes
 
+    def check_degree(self, devices: int) -> None:
+        """Raise InputError unless so many devices can share every layer, each with whole heads."""
+        if devices < 1 or self.heads % devices:
+            raise InputError(
+                f"tensor_parallel: found {devices!r}; expected a divisor of {self.name}'s "
+                f"{self.heads} heads"
+            )
+
     def kv_bytes_on(self, devices: int) -> int:
         """Return the bytes of a token's keys and values on all devices that share the model.
 

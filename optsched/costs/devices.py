@@ -244,8 +244,10 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     for key, value in values.items():
         if OWN[key] in given:
             raise InputError(f"{where}: {key}: found twice; expected each peak once")
-        if not value > 0:
-            raise InputError(f"{where}: {key}: found {value!r}; expected a number > 0")
+        if not 1e-6 <= value <= 1e12:
+            raise InputError(
+                f"{where}: {key}: found {value!r}; expected a number from 1e-06 to 1e+12"
+            )
         given.add(OWN[key])
         peaks[OWN[key]] = value
     for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):

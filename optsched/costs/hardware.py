@@ -18,6 +18,7 @@ from optsched.costs.architectures import (
     same_architecture,
 )
 from optsched.costs.devices import DEVICES, OWN, Device, device, own_device, same_device
+from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 
@@ -79,13 +80,18 @@ def kv_capacity(
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
     memory = usable * devices * memory_gib * 2**30
-    tokens = int((memory - model_bytes) // bytes_per_token)
+    tokens = (memory - model_bytes) / bytes_per_token
+    if not tokens <= MAX_TOKENS:
+        raise InputError(
+            f"memory_gib: found {memory_gib!r}, which hold {tokens:.4g} tokens of "
+            f"{bytes_per_token:g} bytes; expected at most {MAX_TOKENS}"
+        )
     if tokens < 1:
         raise InputError(
             f"model_bytes: found {model_bytes / 2**30:.4g} GiB, which leave no room for KV in "
             f"{memory / 2**30:.4g} GiB; expected more devices or a smaller model"
         )
-    return tokens
+    return int(tokens)
 
 
 ROOFLINE_TOKENS = 4096
@@ -118,11 +124,7 @@ def roofline_data(
         A degree that does not divide the heads, weights that do not fit into the memory, or a
         device whose peaks are unknown.
     """
-    if tensor_parallel < 1 or shape.heads % tensor_parallel:
-        raise InputError(
-            f"tensor_parallel: found {tensor_parallel!r}; expected a divisor of {shape.name}'s "
-            f"{shape.heads} heads"
-        )
+    shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())

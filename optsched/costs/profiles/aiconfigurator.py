@@ -53,11 +53,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         )
     shape, degree = claim.shape(path), claim.degree or 1
     claim.degree = degree
-    if shape.heads % degree:
-        raise InputError(
-            f"tensor_parallel: found {degree}; expected a divisor of {shape.name}'s {shape.heads} "
-            "heads"
-        )
+    shape.check_degree(degree)
     heads = {
         "num_heads": shape.heads // degree,
         "num_key_value_heads": max(1, shape.kv_heads // degree),
@@ -177,9 +173,9 @@ def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
     measured = rows.times("latency")
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
     frame = rows.frame[good].assign(each=(measured / (n * k))[good])
-    kv = shape.kv_heads * shape.head_size
+    kv = max(shape.kv_heads / degree, 1) * shape.head_size
     products = (
-        ((shape.attention_width + 2 * kv) / degree, shape.hidden),
+        (shape.attention_width / degree + 2 * kv, shape.hidden),
         (shape.hidden, shape.attention_width / degree),
         (2 * shape.ffn / degree, shape.hidden),
         (shape.hidden, shape.ffn / degree),

@@ -120,7 +120,7 @@ def _run(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         engine = meta["engine_kwargs"]
-        names = ("model", "dtype", "kv_cache_dtype")
+        names = ("model", "dtype", "kv_cache_dtype", "quantization")
         facts = {name: engine[name] for name in names if engine.get(name)}
         if "device_name" in meta.get("hardware", {}):
             facts["device_name"] = meta["hardware"]["device_name"]
@@ -142,7 +142,8 @@ def _profiled(rows: Measurements, shape: Architecture) -> int:
 def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
     names = ("model", "gpu", "hardware", "variant")
-    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts",
+              "sliding_window")  # fmt: skip
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
