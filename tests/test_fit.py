@@ -15,9 +15,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from optsched.cli import app
+from optsched.costs.architectures import ARCHITECTURES
 from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.devices import DEVICES, same_device
 from optsched.costs.fit import Fit, errors_of, fit, non_negative
-from optsched.costs.hardware import ARCHITECTURES, DEVICES, kv_capacity, same_device
+from optsched.costs.hardware import kv_capacity
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import LAYER_OPERATORS, read_profile
 from optsched.costs.roofline import roofline

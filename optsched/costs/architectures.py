@@ -149,12 +149,18 @@ _EXPERTS = (
     "num_routed_experts",
     "moe_num_experts",
 )
-_STATES = (
-    "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
-    "lru_width",
-)  # fmt: skip
-_SHARED = ("num_kv_shared_layers", "use_cla", "cross_attention_layers")
-"""Fields of models in which some layers read the keys and values of other layers or of images."""
+_REFUSED = {
+    "keys and values of heads, not latent attention (MLA)": ("kv_lora_rank",),
+    "attention in every layer": (
+        "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
+        "lru_width",
+    ),
+    "own keys and values in every layer": (
+        "num_kv_shared_layers", "use_cla", "cross_attention_layers",
+    ),
+    "a decoder": ("is_encoder_decoder",),
+}  # fmt: skip
+"""What is expected of a model, and the fields that only other models have."""
 _QUANTIZED = ("quantization_config", "compression_config")
 _TYPES = (
     "arcee bert bloom codegen distilbert falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt "
@@ -257,22 +263,15 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     kind = str(config.get("model_type", ""))
     if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
         return f"model_type: found {kind!r}; expected a model of dense layers"
-    if config.get("kv_lora_rank"):
-        return (
-            f"kv_lora_rank: found {config['kv_lora_rank']!r}; expected keys and values of heads, "
-            "not latent attention (MLA)"
-        )
     layers = config.get("layer_types")
     other = {str(one) for one in layers} if isinstance(layers, list) else set()
     other -= {"full_attention", "sliding_attention", "chunked_attention"}
-    if other or any(config.get(key) for key in _STATES):
-        word = ", ".join(sorted(other)) or next(key for key in _STATES if config.get(key))
-        return f"layer_types: found {word}; expected attention in every layer"
-    for key in _SHARED:
-        if config.get(key):
-            return f"{key}: found {config[key]!r}; expected own keys and values in every layer"
-    if config.get("is_encoder_decoder"):
-        return "is_encoder_decoder: found true; expected a decoder"
+    if other:
+        return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
+    for expected, keys in _REFUSED.items():
+        for key in keys:
+            if config.get(key):
+                return f"{key}: found {str(config[key])[:60]}; expected {expected}"
     if kind in _UNGATED:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
     return None

@@ -10,32 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.architectures import (
-    ARCHITECTURES,
-    BYTES,
-    Architecture,
-    architecture,
-    same_architecture,
-)
-from optsched.costs.devices import DEVICES, OWN, Device, device, own_device, same_device
+from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.devices import OWN, Device, device, own_device
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
-
-__all__ = [
-    "ARCHITECTURES",
-    "BYTES",
-    "DEVICES",
-    "Architecture",
-    "Device",
-    "architecture",
-    "device",
-    "kv_capacity",
-    "roofline_data",
-    "roofline_from_spec",
-    "same_architecture",
-    "same_device",
-]
 
 
 def kv_capacity(
@@ -71,10 +50,9 @@ def kv_capacity(
     InputError
         A number is not > 0, ``usable`` is more than 1, or the weights leave no room for a token.
     """
-    for name, value in (
-        ("memory_gib", memory_gib), ("model_bytes", model_bytes),
-        ("bytes_per_token", bytes_per_token), ("usable", usable), ("devices", devices),
-    ):  # fmt: skip
+    given = {"memory_gib": memory_gib, "model_bytes": model_bytes}
+    given |= {"bytes_per_token": bytes_per_token, "usable": usable, "devices": devices}
+    for name, value in given.items():
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: found {value!r}; expected a number > 0")
     if usable > 1:
