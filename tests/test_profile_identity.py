@@ -385,7 +385,7 @@ def test_of_several_versions_one_is_chosen(tmp_path: Path) -> None:
         frames = {k: f.assign(version=version) for k, f in aiconfigurator().items()}
         put(tmp_path, frames, "{family}/vllm/" + version + "/{kind}_perf.csv")
     error = one_line_error(invoke("fit", tmp_path, "--model", "llama3-8b"))
-    assert "found tables of vllm/0.22.0, vllm/0.24.0; expected one of them" in error
+    assert "found tables of vllm/0.22.0; vllm/0.24.0; expected gemm, generation_attention" in error
     done = invoke("fit", tmp_path, "--model", "llama3-8b", "--only", "version=0.22.0")
     assert done.exit_code == 0
     assert "fit: version 0.22.0" in done.stderr

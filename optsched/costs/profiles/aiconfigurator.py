@@ -75,16 +75,8 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         for kind, frame in frames.items()
     ]
     claim.notes.append("the layer is its four matrix products; norms and activations are missing")
-    return Profile(
-        "aiconfigurator",
-        shape,
-        degree,
-        peak,
-        tuple(tables),
-        tuple(rejected),
-        tuple(claim.notes),
-        files={part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()},
-    )
+    places = {part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()}
+    return claim.profile("aiconfigurator", shape, tables, places, rejected)
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
@@ -111,24 +103,16 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
         if name in claim.only and len(sets) > 1:
             claim.met.add(name)
             sets = {place: own for place, own in sets.items() if claim.only[name] in place}
-    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)}
-    if len(whole) == 1:
-        return next(iter(whole.values()))
-    if len(whole) > 1:
-        names = ", ".join("/".join(place) for place in whole)
-        raise InputError(
-            f"{path}: found tables of {names}; expected one of them, as in --only version="
-            f"{max(whole)[-1]}"
-        )
-    if len(sets) <= 1:
-        return next(iter(sets.values()), {})
+    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)} or sets
+    if len(whole) <= 1:
+        return next(iter(whole.values()), {})
     words = []
-    for place, own in sets.items():
+    for place, own in whole.items():
         lacking = ", ".join(kind for kind in _PART.values() if kind not in own)
-        words.append(f"{'/'.join(place) or '.'} without {lacking}")
+        words.append(("/".join(place) or ".") + (f" without {lacking}" if lacking else ""))
     raise InputError(
-        f"{path}: found tables of {'; '.join(words)}; expected gemm, generation_attention and "
-        "context_attention of one framework and version"
+        f"{path}: found tables of {'; '.join(words)}; expected {', '.join(_PART.values())} of one "
+        f"of them, as in --only version={next(reversed(max(whole)), '')}"
     )
 
 

@@ -7,13 +7,14 @@ they stand. Their values have to agree with what was asked for, and say what was
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.costs.architectures import Architecture, architecture, same_architecture
 from optsched.costs.devices import DEVICES, Device, device, devices_named
+from optsched.costs.profiles.tables import PARTS, Profile, Rejected, Table
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _NAMES = {
     "model": r"(hf_)?model(_(id|name|path))?",
     "degree": r"tp(_(size|degree))?|(num_)?tensor_(model_)?parallel(ism)?(_(size|degree|workers))?",
     "window": r".*window.*|swa.*",
-    "type": r".*dtype|quant(iz\w*|_\w*)?|\w*_quant(iz\w*)?|(kv_cache|weight)_type|.*precision|variant",
+    "type": r".*dtype|(.*_)?quant(iz.*|_.*)?|(kv_cache|weight)_type|.*precision|variant",
     "experts": r".*(moe|experts?)(_.*)?|(router_)?top_?k",
     "one": r"beam_width|pp(_size)?|.*pipeline.*",
     "unit": r"((time|latency)_)?units?",
@@ -36,6 +37,11 @@ _NAMES = {
 """What each column that identifies tells, by its name. Of the constant ones a profile has one
 value, whatever it is, since the rows of two engines are two profiles."""
 _NO = frozenset({"0", "0.0", "-1", "-1.0", "false", "no", "none", "off", "full", "dense"})
+_PLAIN = {
+    "window": (_NO, "0, since attention is over all tokens"),
+    "experts": (_NO | {"1", "1.0"}, "dense layers, without experts"),
+    "one": (_NO | {"1", "1.0"}, "1"),
+}
 _MILLI, _MICRO = ("ms", "msec", "milliseconds"), ("us", "usec", "microseconds")
 _NAMELESS = re.compile(r"(cuda|gpu|hip|xpu)?:?\d*(\.0)?")
 """Values of a device's column that name none: the kind, or the number of one in its machine."""
@@ -155,8 +161,25 @@ class Claim:
             self.device = DEVICES[DEFAULT_DEVICE]
             self.notes.append(f"no file names the device, which is taken to be {DEFAULT_DEVICE}")
         if self.link_gb_s is not None:
-            return replace(self.device, link_gb_s=self.link_gb_s)
+            self.device = replace(self.device, link_gb_s=self.link_gb_s)
         return self.device
+
+    def profile(
+        self,
+        source: str,
+        shape: Architecture,
+        tables: Sequence[Table],
+        files: str | Mapping[str, str],
+        rejected: Sequence[Rejected] = (),
+        **grids: Any,
+    ) -> Profile:
+        """Return the profile, once `peak` is known. ``files`` may be one place of all parts."""
+        assert self.device is not None
+        return Profile(
+            source, shape, self.degree or 1, self.device, tuple(tables), tuple(rejected),
+            tuple(self.notes),
+            files=dict.fromkeys(PARTS, files) if isinstance(files, str) else files, **grids,
+        )  # fmt: skip
 
     def check_only(self, folder: Path) -> None:
         """Raise InputError if a column of ``only`` was in no file."""
@@ -190,17 +213,12 @@ class Claim:
             return Rule(
                 lambda value: _type(value) in kinds, f"{kinds[0]}, since no other is priced"
             )
-        if kind == "window":
-            words = "0, since attention is over all tokens"
-            return Rule(lambda value: str(value).lower() in _NO, words)
-        if kind == "experts":
-            none = _NO | {"1", "1.0"}
-            return Rule(lambda value: str(value).lower() in none, "dense layers, without experts")
-        if kind == "one":
-            return Rule(lambda value: _whole(value) <= 1, "1")
         if kind == "unit":
             units = _MICRO if micro else _MILLI
             return Rule(lambda value: str(value).lower() in units, f"{units[0]}, as its times are")
+        if kind in _PLAIN:
+            fitting, expected = _PLAIN[kind]
+            return Rule(lambda value: str(value).lower() in fitting, expected)
         if kind == "constant":
             self._constant(file, name, values)
         return None

@@ -109,9 +109,10 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     if not skew_rows:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
     skew = _skew(skew_rows[0]) if skew_rows else no_skew()
-    return Profile(
-        "LLMServingSim's tables", shape, degree, peak, (), tuple(rejected), tuple(notes),
-        (*grids, attention), skew, apart,
+    claim.degree = degree
+    return claim.profile(
+        "LLMServingSim's tables", shape, (), {}, rejected, grids=(*grids, attention), skew=skew,
+        apart=apart,
     )  # fmt: skip
 
 

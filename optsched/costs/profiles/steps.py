@@ -16,7 +16,6 @@ from optsched.costs.architectures import (
 )
 from optsched.costs.profiles.identity import Claim, kind_of
 from optsched.costs.profiles.tables import (
-    PARTS,
     Measurements,
     Profile,
     Table,
@@ -56,8 +55,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     known = (*names, "shape", "time_us", "spread_us", "repeats")
     frame = claim.select(file, read_table(file, (*names, "time_us")), known=known)
-    peak = claim.peak(path)
-    rows = Measurements(file, frame, peak, [])
+    rows = Measurements(file, frame, claim.peak(path), [])
     p, c, m, n, k = (rows.numbers(name) for name in names)
     measured_ms = rows.times("time_us") / 1000
     terms: Terms = {
@@ -74,17 +72,8 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
             "max_request_kv_tokens": np.maximum(k, c + m),
         },
     )  # fmt: skip
-    note = "whole batches of the engine, with its scheduling; one layer stands for all"
-    return Profile(
-        "steps.csv",
-        shape,
-        claim.degree or 1,
-        peak,
-        (table,),
-        (),
-        (*claim.notes, note),
-        files=dict.fromkeys(PARTS, str(file)),
-    )
+    claim.notes.append("whole batches of the engine, with its scheduling; one layer stands for all")
+    return claim.profile("steps.csv", shape, [table], str(file))
 
 
 def _check_model(shape: Architecture, model: str | None, config: Path) -> None:
