@@ -224,9 +224,9 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     """
     text = str(name_or_file)
     if text.startswith("roofline:"):
-        from optsched.costs.hardware import roofline_from_spec
+        from optsched.costs.roofline import roofline_from_spec
 
-        return cost_model_from_dict(roofline_from_spec(text))
+        return roofline_from_spec(text)
     path = Path(text)
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"
@@ -266,14 +266,10 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     InputError
         A field is missing, unknown or wrong. The error names it.
     """
-    if data.get("format") != "optsched-cost-model":
-        raise InputError(f"format: found {data.get('format')!r}; expected 'optsched-cost-model'")
-    if data.get("version") != 1:
-        raise InputError(f"version: found {data.get('version')!r}; expected 1")
-    if "unit" not in data:
-        raise InputError(f"unit: found nothing; expected unit = {UNIT!r}")
-    if data["unit"] != UNIT:
-        raise InputError(f"unit: found {data['unit']!r}; expected {UNIT!r}")
+    for key, right in (("format", "optsched-cost-model"), ("version", 1), ("unit", UNIT)):
+        if data.get(key) != right:
+            found = repr(data[key]) if key in data else "nothing"
+            raise InputError(f"{key}: found {found}; expected {right!r}")
     known = {
         "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
         "provenance", "valid", "table",

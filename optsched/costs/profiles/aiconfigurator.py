@@ -117,13 +117,8 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
 
 
 def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    n, s, measured = rows.numbers("batch_size", 1), rows.numbers("isl", 1), rows.times("latency")
-    m = s + rows.numbers("step")
-    good = rows.possible(
-        "latency", measured, 4 * shape.attention_width / degree * n * m,
-        n * m * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    return decode_table(n[good], m[good], measured[good])
+    m = rows.numbers("isl", 1) + rows.numbers("step")
+    return decode_table(rows, "latency", rows.numbers("batch_size", 1), m, shape, degree)
 
 
 def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:

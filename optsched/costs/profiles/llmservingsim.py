@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from optsched.costs.architectures import BYTES, Architecture
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
+from optsched.costs.roofline import all_reduce_ms
 from optsched.costs.table import Grid, no_skew
 from optsched.problem.errors import InputError
 
@@ -96,8 +97,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     share = (profiled, profiled / degree)
     dense = _layers(dense_rows, "tokens", shape, share)
     if degree > 1:
-        # Two all-reduces by a ring in every layer, as `roofline_data` has them.
-        ring = 2 * 2 * (degree - 1) / degree * BYTES * shape.hidden / (peak.link_gb_s / 2) / 1e6
+        ring = all_reduce_ms(shape, peak, degree)
         dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
         notes.append(
             f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "

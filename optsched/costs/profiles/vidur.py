@@ -112,14 +112,8 @@ def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Tab
 
 
 def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    measured = rows.times(_median("attn_decode"))
     n, m = rows.numbers("batch_size"), rows.numbers("kv_cache_size")
-    held = n * m
-    good = rows.possible(
-        "attn_decode", measured, 4 * shape.attention_width / degree * held,
-        held * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    return decode_table(n[good], m[good], measured[good])
+    return decode_table(rows, _median("attn_decode"), n, m, shape, degree)
 
 
 def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
