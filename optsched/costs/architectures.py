@@ -86,7 +86,17 @@ class Architecture:
         return self.layers * self.layer_kv_bytes
 
     def check_degree(self, devices: int) -> None:
-        """Raise InputError unless so many devices can share every layer, each with whole heads."""
+        """Check that so many devices can share every layer, each with whole heads.
+
+        Parameters
+        ----------
+        devices : int
+
+        Raises
+        ------
+        InputError
+            The number does not divide that of the heads.
+        """
         if devices < 1 or self.heads % devices:
             raise InputError(
                 f"tensor_parallel: found {devices!r}; expected a divisor of {self.name}'s "

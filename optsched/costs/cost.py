@@ -99,11 +99,7 @@ class BatchCost:
     table: CostTable | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.layers, bool)
-            or not isinstance(self.layers, int)
-            or not 1 <= self.layers <= MAX_LAYERS
-        ):
+        if type(self.layers) is not int or not 1 <= self.layers <= MAX_LAYERS:
             raise InputError(
                 f"layers: found {_short(self.layers)}; expected an integer from 1 to {MAX_LAYERS}"
             )
@@ -224,9 +220,9 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     """
     text = str(name_or_file)
     if text.startswith("roofline:"):
-        from optsched.costs.roofline import roofline_from_spec
+        from optsched.costs.hardware import roofline_from_spec
 
-        return roofline_from_spec(text)
+        return cost_model_from_dict(roofline_from_spec(text))
     path = Path(text)
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"

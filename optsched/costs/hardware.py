@@ -1,12 +1,20 @@
-"""How much KV a machine holds beside a model.
+"""Machines for models: KV capacity and the roofline of published peaks.
 
 `optsched.costs.devices` has the devices, and `optsched.costs.architectures` the models.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
+from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.devices import OWN, Device, device, own_device
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
+from optsched.problem.specs import Parameter, convert_all, read_pairs
 
 
 def kv_capacity(
@@ -40,7 +48,8 @@ def kv_capacity(
     Raises
     ------
     InputError
-        A number is not > 0, ``usable`` is more than 1, or the weights leave no room for a token.
+        A number is not > 0, ``usable`` is more than 1, or there is room for no token or for more
+        than an instance may have.
     """
     given = {"memory_gib": memory_gib, "model_bytes": model_bytes}
     given |= {"bytes_per_token": bytes_per_token, "usable": usable, "devices": devices}
@@ -50,11 +59,11 @@ def kv_capacity(
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
     memory = usable * devices * memory_gib * 2**30
-    tokens = (memory - model_bytes) / bytes_per_token
-    if not tokens <= MAX_TOKENS:
+    tokens = (memory - model_bytes) // bytes_per_token
+    if not tokens <= MAX_TOKENS:  # NaN is none either
         raise InputError(
-            f"memory_gib: found {memory_gib!r}, which hold {tokens:.4g} tokens of "
-            f"{bytes_per_token:g} bytes; expected at most {MAX_TOKENS}"
+            f"memory_gib: found {memory_gib!r}, which holds too many tokens of {bytes_per_token:g} "
+            f"bytes; expected at most {MAX_TOKENS}"
         )
     if tokens < 1:
         raise InputError(
@@ -62,3 +71,129 @@ def kv_capacity(
             f"{memory / 2**30:.4g} GiB; expected more devices or a smaller model"
         )
     return int(tokens)
+
+
+ROOFLINE_TOKENS = 4096
+"""Largest batch, in tokens, to which a roofline's linear model of dense operators is fitted."""
+
+
+def roofline_data(
+    shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
+) -> dict[str, Any]:
+    """Return the content of a roofline's cost model file.
+
+    Parameters
+    ----------
+    shape : Architecture
+    peak : Device
+    tensor_parallel : int
+        Number of devices that share every layer.
+    usable : float
+        Share of the memory that weights and KV may take.
+
+    Returns
+    -------
+    dict
+        For `optsched.costs.cost.cost_model_from_dict`; `optsched.costs.roofline.roofline` says
+        how the coefficients come about.
+
+    Raises
+    ------
+    InputError
+        A degree that does not divide the heads, weights that do not fit into the memory, or a
+        device whose peaks are unknown.
+    """
+    shape.check_degree(tensor_parallel)
+    if not math.isfinite(peak.tflops):
+        raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
+    tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
+    weights = [w / tensor_parallel for w in shape.layer_weights.values()]
+    dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
+    # The times are flat at first and rise later, so no coefficient of the fit is negative.
+    scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
+    slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
+    token = slope / ROOFLINE_TOKENS
+    token += all_reduce_ms(shape, peak, tensor_parallel)
+    heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
+    attention = 1 / (tensor_parallel * peak.tflops * 1e9)
+    values = {
+        "token": token,
+        "base": base,
+        "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
+        "prefill_square": 2 * shape.attention_width * attention,
+        "prefill_cross": 4 * shape.attention_width * attention,
+    }
+    return {
+        "format": "optsched-cost-model",
+        "version": 1,
+        "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
+        "unit": "ms_per_layer",
+        "layers": shape.layers,
+        "kv_capacity_tokens": kv_capacity(
+            peak.memory_gib,
+            shape.weight_bytes,
+            shape.kv_bytes_on(tensor_parallel),
+            usable=usable,
+            devices=tensor_parallel,
+        ),
+        "provenance": "; ".join(
+            [
+                f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
+                f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a "
+                "lower estimate, not a measurement",
+                *shape.notes,
+            ]
+        ),
+        "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
+        "valid": {"max_batch_tokens": ROOFLINE_TOKENS},
+    }
+
+
+def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
+    """Return the milliseconds that the two all-reduces of a layer add per token.
+
+    Parameters
+    ----------
+    shape : Architecture
+    peak : Device
+    devices : int
+        Number of devices that share every layer.
+
+    Returns
+    -------
+    float
+        One by a ring sends 2 (g - 1) / g of the data, and each direction has half the link.
+    """
+    ring = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
+    return ring / (peak.link_gb_s / 2) / 1e6
+
+
+def roofline_from_spec(spec: str) -> dict[str, Any]:
+    """Return the content of a roofline's cost model file from its specification.
+
+    Parameters
+    ----------
+    spec : str
+        ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and `device`
+        take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
+
+    Returns
+    -------
+    dict
+        See `roofline_data`.
+
+    Raises
+    ------
+    InputError
+        A model, device or parameter is unknown; or as for `roofline_data`.
+    """
+    model, *parts = spec.removeprefix("roofline:").split(",")
+    where = f"cost model {spec!r}"
+    texts = read_pairs(filter(None, parts), where)
+    own = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
+    known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
+    given = convert_all(texts, known, where)
+    if own and "device" in given:
+        raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
+    peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
+    return roofline_data(architecture(model), peak, given.get("tp", 1))

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.hardware import all_reduce_ms
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
-from optsched.costs.roofline import all_reduce_ms
 from optsched.costs.table import Grid, no_skew
 from optsched.problem.errors import InputError
 
