@@ -311,20 +311,19 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
     sizes: dict[str, int] = {}
     for own, key in _FIELDS.items():
         value = config.get(key)
-        if value is None and own == "kv_heads":
-            value = sizes["heads"]
-        elif value is None and own == "head_size":
-            if sizes["hidden"] % sizes["heads"]:
-                raise InputError(
-                    f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
-                    f"{sizes['hidden']}; expected an integer"
-                )
-            value = sizes["hidden"] // sizes["heads"]
-        elif value is None:
+        if value is None and own in ("kv_heads", "head_size"):
+            continue
+        if value is None:
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
         sizes[own] = value
+    sizes.setdefault("kv_heads", sizes["heads"])
+    if "head_size" not in sizes and sizes["hidden"] % sizes["heads"]:
+        raise InputError(
+            f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
+            f"{sizes['hidden']}; expected an integer"
+        )
     if sizes["heads"] % sizes["kv_heads"]:
         raise InputError(
             f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "

@@ -158,11 +158,9 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
 
 def _check_dense(folder: Path) -> None:
     """Raise InputError if the profile is one of experts, or lacks the feed-forward network."""
-    expert = next(
-        iter(sorted(folder.glob("*moe*.csv")) + sorted(folder.glob("*expert*.csv"))), None
-    )
-    if expert is not None:
-        raise InputError(f"{expert}: found a table of experts; expected a profile of dense layers")
+    for table in sorted(folder.glob("*.csv")):
+        if re.search("moe|expert", table.name):
+            raise InputError(f"{table}: found a table of experts; expected one of dense layers")
     file = folder / FILES[0]
     layers = {str(name) for name in read_table(file, ("layer",))["layer"].unique()}
     experts = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))
