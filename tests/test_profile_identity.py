@@ -286,6 +286,9 @@ def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:
     pd.concat(both).to_csv(tmp_path / "perf_model.csv", index=False)
     with pytest.raises(InputError, match="tensor_parallel: found 2, 4; expected --tensor-parallel"):
         fit(tmp_path)
+    both[0].assign(tensor_parallel=0).to_csv(tmp_path / "perf_model.csv", index=False)
+    with pytest.raises(InputError, match="tensor_parallel: found 0; expected 1"):
+        fit(tmp_path)
 
 
 def test_rows_of_two_engines_are_one_profile_only_when_chosen(tmp_path: Path) -> None:
@@ -402,6 +405,7 @@ def test_what_the_engine_of_the_simulator_s_profile_was_given_is_read(tmp_path: 
     folder = simulator(tmp_path / "p", "RTX 4090")
     meta = (folder / "meta.yaml").read_text()
     for line, words in (
+        ("sliding_window: 4096", "sliding_window: found '4096'; expected 0"),
         ("variant: fp8", "variant: found 'fp8'; expected bfloat16"),
         ("engine_effective:\n  kv_cache_dtype: fp8_e5m2", "kv_cache_dtype: found 'fp8_e5m2'"),
         ("hf_overrides:\n  num_experts: 64", "num_experts: found '64'; expected dense layers"),
@@ -410,6 +414,13 @@ def test_what_the_engine_of_the_simulator_s_profile_was_given_is_read(tmp_path: 
         (folder / "meta.yaml").write_text(f"{meta}{line}\n")
         with pytest.raises(InputError, match=words):
             fit(folder)
+
+
+def test_fields_of_the_simulator_s_profile_that_are_null_say_nothing(tmp_path: Path) -> None:
+    folder = simulator(tmp_path / "p", "RTX 4090")
+    null = "engine_effective:\n  quantization: null\n  num_experts: ~\n  sliding_window: null\n"
+    (folder / "meta.yaml").write_text((folder / "meta.yaml").read_text() + null)
+    assert fit(folder).profile.hardware.name == "rtx4090"
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ _NAMES = {
     "device": r"(device|gpu|hardware|accelerator|sku)(_(name|type|model|sku))?",
     "model": r"(hf_)?model(_(id|name|path))?",
     "degree": r"tp(_(size|degree))?|(num_)?tensor_(model_)?parallel(ism)?(_(size|degree|workers))?",
-    "window": r".*window.*|swa.*",
+    "window": r".*window(_(size|left|right|tokens))?|swa(_.*)?",
     "type": r".*dtype|(.*_)?quant(iz.*|_.*)?|(kv_cache|weight)_type|.*precision|variant",
     "experts": r".*(moe|experts?)(_.*)?|(router_)?top_?k",
     "one": r"beam_width|pp(_size)?|.*pipeline.*",
@@ -257,7 +257,7 @@ class Claim:
         return Rule(fits, f"{asked!r}, or another --model")
 
     def _degree(self, file: Path, name: str, values: list[Any]) -> Rule:
-        degrees = sorted({_whole(value) for value in values})
+        degrees = sorted({_whole(value) for value in values} - {0}) or [1]
         if self.degree is None:
             if len(degrees) > 1 and 1 not in degrees:
                 raise InputError(

@@ -152,7 +152,8 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
             # What the engine was given stands one level deeper.
             found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
-            return file, {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+            texts = {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+            return file, {k: text for k, text in texts.items() if text not in ("null", "~")}
     return folder / "meta.yaml", {}
 
 
