@@ -56,7 +56,8 @@ generator = np.random.default_rng(7)
 # 12.6 GiB. A token of KV takes 512 KiB. What is left is room for some 11,000 tokens.
 
 # %%
-from optsched.costs.hardware import architecture, kv_capacity
+from optsched.costs.architectures import architecture
+from optsched.costs.hardware import kv_capacity
 
 shape = architecture("llama2-7b")
 capacity = kv_capacity(

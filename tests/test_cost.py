@@ -171,7 +171,7 @@ def test_a_file_is_named_after_itself(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('unit = "ms_per_layer"\n', "", "unit: found nothing; expected unit = 'ms_per_layer'"),
+        ('unit = "ms_per_layer"\n', "", "unit: found nothing; expected 'ms_per_layer'"),
         ("ms_per_layer", "seconds", "unit: found 'seconds'; expected 'ms_per_layer'"),
         ("optsched-cost-model", "other", "format: found 'other'; expected 'optsched-cost-model'"),
         ("version = 1", "version = 2", "version: found 2; expected 1"),

@@ -17,7 +17,7 @@ from test_profile_identity import aiconfigurator, put
 
 from optsched.costs.architectures import architecture
 from optsched.costs.cost import load_cost_model
-from optsched.costs.devices import DEVICES, device, devices_named, same_device
+from optsched.costs.devices import DEVICES, device, devices_named
 from optsched.costs.fit import fit
 from optsched.costs.profiles.tables import attention_flops
 from optsched.costs.roofline import roofline
@@ -57,7 +57,6 @@ NAMES = {
 @pytest.mark.parametrize(("own", "name"), [(own, n) for own, names in NAMES.items() for n in names])
 def test_a_device_is_known_by_any_of_its_names(own: str, name: str) -> None:
     assert device(name) == DEVICES[own]
-    assert same_device(name, own)
 
 
 @pytest.mark.parametrize("own", DEVICES)
@@ -90,8 +89,7 @@ def test_a_name_with_an_unknown_word_or_size_is_another_device(name: str) -> Non
 def test_a_name_of_several_devices_lists_them() -> None:
     with pytest.raises(InputError, match="found 'a100', which may be several; expected a100-80gb "):
         device("a100")
-    assert same_device("A100", "a100-40gb")
-    assert same_device("A100", "a100-80gb")
+    assert devices_named("A100") == [DEVICES["a100-80gb"], DEVICES["a100-40gb"]]
     error = one_line_error(invoke("roofline", "llama2-7b", "--device", "V100"))
     assert "expected v100-16gb or v100-32gb" in error
 
@@ -121,6 +119,9 @@ def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
         ("memory_gb=4,memory_gib=5,bandwidth_gb_s=8,tflops=1", "memory_gib: found twice"),
         ("memory_gb=48,cores=3", "parameter 'cores' is unknown"),
         ("memory_gb=inf,bandwidth_gb_s=864,bf16_tflops=1", "found 'inf'; expected a number"),
+        ("memory_gb=1e308,bandwidth_gb_s=1,bf16_tflops=1", "memory_gb: found 1e+308; expected"),
+        ("memory_gb=48,bandwidth_gb_s=1e-99,bf16_tflops=1", "bandwidth_gb_s: found 1e-99; exp"),
+        ("memory_gb=1e12,bandwidth_gb_s=1,bf16_tflops=1", "memory_gib: found 1000000000000"),
         ("nowhere.toml", "nowhere.toml: no such file"),
     ],
 )
@@ -219,7 +220,11 @@ def test_a_configuration_gives_what_the_known_name_gives(tmp_path: Path) -> None
         ({"model_type": "qwen3_moe"}, "model_type: found 'qwen3_moe'; expected"),
         ({"kv_lora_rank": 512}, "kv_lora_rank: found 512; expected keys and values of heads"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention; exp"),
-        ({"is_encoder_decoder": True}, "is_encoder_decoder: found true"),
+        ({"lru_width": 2560}, "lru_width: found 2560; expected attention in every"),
+        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers: found 10; expected own keys"),
+        ({"cross_attention_layers": [3, 8]}, "cross_attention_layers: found [3, 8]; expected own"),
+        ({"model_type": "bert"}, "model_type: found 'bert'; expected a gated"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder: found True"),
         ({"model_type": "opt"}, "model_type: found 'opt'; expected a gated"),
         ({"hidden_size": 0}, "hidden_size: found '0'; expected an integer >= 1"),
         ({"vocab_size": "many"}, "vocab_size: found 'many'; expected an integer"),
@@ -252,6 +257,9 @@ def test_a_window_and_quantized_weights_are_noted(tmp_path: Path) -> None:
     assert "weights are quantized" in cost.provenance
     done = invoke("kv-capacity", "--model", folder, "--device", "h100")
     assert "attention slides over 4096 tokens" in done.stderr
+    packed = {**LLAMA3_8B, "attention_chunk_size": 8192, "compression_config": {"bits": 8}}
+    notes = architecture(str(folder_of(tmp_path, packed, "packed"))).notes
+    assert len(notes) == 2
     # A window that no request leaves, or that is switched off, is none.
     for off in ({"sliding_window": 40960}, {"use_sliding_window": False}):
         name = "-".join(off)
@@ -297,6 +305,13 @@ def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
     # 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
     weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
     assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
+
+
+def test_devices_that_cannot_share_the_heads_are_refused_at_every_door() -> None:
+    # 32 heads are not shared by 3 devices.
+    for words in (("roofline", "llama3-8b"), ("kv-capacity", "--model", "llama3-8b")):
+        error = one_line_error(invoke(*words, "--device", "h100", "--tensor-parallel", 3))
+        assert "tensor_parallel: found 3; expected a divisor of llama3-8b's 32 heads" in error
 
 
 def test_operations_of_attention_are_counted_pair_by_pair() -> None:

@@ -250,11 +250,31 @@ def test_folders_name_the_device_where_no_file_does(tmp_path: Path) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: found 'fp8_e4m3'"),
         ({"is_moe": True}, "is_moe: found True; expected dense layers"),
         ({"sliding_window": 4096}, "sliding_window: found 4096; expected 0"),
+        # However a column is written.
+        ({"GPU_name": "Tensor Machine 9"}, "GPU_name: 'Tensor Machine 9' is unknown"),
+        ({"Model Path": "/m/Llama-2-70b-hf"}, "Model Path: found '/m/Llama-2-70b-hf'; expected"),
+        ({"TP": 2}, "TP: found 2; expected 1"),
+        ({"tensorParallelSize": 2}, "tensorParallelSize: found 2; expected 1"),
+        ({"kvCacheDtype": "fp8"}, "kvCacheDtype: found 'fp8'"),
+        ({"quant_method": "awq"}, "quant_method: found 'awq'"),
+        ({"window_left": 127}, "window_left: found 127; expected 0"),
+        ({"n_routed_experts": 8}, "n_routed_experts: found 8; expected dense layers"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: found 2; expected 1"),
+        ({"time_unit": "us"}, "time_unit: found 'us'; expected ms"),
     ],
 )
 def test_a_profile_of_another_model_is_refused(tmp_path: Path, columns: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         fit(vidur(tmp_path, **columns))
+
+
+def test_columns_that_tell_nothing_else_are_no_hindrance(tmp_path: Path) -> None:
+    # The number of a GPU in its machine names none, and what is switched off is not there.
+    plain = {"gpu": 0, "device_type": "cuda", "quantization": "None", "kv_dtype": "auto"}
+    plain |= {"sliding_window": False, "is_moe": "no", "tp": 1.0, "pp": 1, "unit": "ms"}
+    found = read_profile(vidur(tmp_path, **plain))
+    assert found.hardware.name == "a100-80gb"
+    assert not any("left out" in note for note in found.notes)
 
 
 def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:
@@ -265,6 +285,9 @@ def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:
     both = [splitwise_frame().assign(tensor_parallel=degree) for degree in (2, 4)]
     pd.concat(both).to_csv(tmp_path / "perf_model.csv", index=False)
     with pytest.raises(InputError, match="tensor_parallel: found 2, 4; expected --tensor-parallel"):
+        fit(tmp_path)
+    both[0].assign(tensor_parallel=0).to_csv(tmp_path / "perf_model.csv", index=False)
+    with pytest.raises(InputError, match="tensor_parallel: found 0; expected 1"):
         fit(tmp_path)
 
 
@@ -365,7 +388,7 @@ def test_of_several_versions_one_is_chosen(tmp_path: Path) -> None:
         frames = {k: f.assign(version=version) for k, f in aiconfigurator().items()}
         put(tmp_path, frames, "{family}/vllm/" + version + "/{kind}_perf.csv")
     error = one_line_error(invoke("fit", tmp_path, "--model", "llama3-8b"))
-    assert "found tables of vllm/0.22.0, vllm/0.24.0; expected one of them" in error
+    assert "found tables of vllm/0.22.0; vllm/0.24.0; expected gemm, generation_attention" in error
     done = invoke("fit", tmp_path, "--model", "llama3-8b", "--only", "version=0.22.0")
     assert done.exit_code == 0
     assert "fit: version 0.22.0" in done.stderr
@@ -382,6 +405,7 @@ def test_what_the_engine_of_the_simulator_s_profile_was_given_is_read(tmp_path: 
     folder = simulator(tmp_path / "p", "RTX 4090")
     meta = (folder / "meta.yaml").read_text()
     for line, words in (
+        ("sliding_window: 4096", "sliding_window: found '4096'; expected 0"),
         ("variant: fp8", "variant: found 'fp8'; expected bfloat16"),
         ("engine_effective:\n  kv_cache_dtype: fp8_e5m2", "kv_cache_dtype: found 'fp8_e5m2'"),
         ("hf_overrides:\n  num_experts: 64", "num_experts: found '64'; expected dense layers"),
@@ -390,6 +414,13 @@ def test_what_the_engine_of_the_simulator_s_profile_was_given_is_read(tmp_path: 
         (folder / "meta.yaml").write_text(f"{meta}{line}\n")
         with pytest.raises(InputError, match=words):
             fit(folder)
+
+
+def test_fields_of_the_simulator_s_profile_that_are_null_say_nothing(tmp_path: Path) -> None:
+    folder = simulator(tmp_path / "p", "RTX 4090")
+    null = "engine_effective:\n  quantization: null\n  num_experts: ~\n  sliding_window: null\n"
+    (folder / "meta.yaml").write_text((folder / "meta.yaml").read_text() + null)
+    assert fit(folder).profile.hardware.name == "rtx4090"
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:

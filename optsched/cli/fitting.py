@@ -245,17 +245,20 @@ def kv_capacity(
 ) -> None:
     """Compute how many tokens of KV fit into memory beside the weights."""
     check_outputs(json_out)
-    from optsched.costs import hardware
+    from optsched.costs.architectures import architecture
+    from optsched.costs.devices import device as named
+    from optsched.costs.hardware import kv_capacity as run
     from optsched.problem.errors import UsageError
 
-    shape = hardware.architecture(model) if model is not None else None
+    shape = architecture(model) if model is not None else None
     memory, each = memory_gib, bytes_per_token
     if memory is None and device is not None:
-        memory = hardware.device(device).memory_gib
+        memory = named(device).memory_gib
     weights = 2**30 * model_gib if model_gib is not None else None
     if shape is not None:
+        shape.check_degree(tensor_parallel)
         weights = shape.weight_bytes if weights is None else weights
-        each = shape.kv_bytes_on(max(1, tensor_parallel)) if each is None else each
+        each = shape.kv_bytes_on(tensor_parallel) if each is None else each
         for note in shape.notes:
             print(f"kv-capacity: {note}", file=sys.stderr)
     if memory is None or weights is None or each is None:
@@ -263,7 +266,7 @@ def kv_capacity(
             "kv-capacity: found too little to compute from; expected --device or --memory-gib, and "
             "--model or both --model-gib and --bytes-per-token"
         )
-    tokens = hardware.kv_capacity(memory, weights, each, usable=usable, devices=tensor_parallel)
+    tokens = run(memory, weights, each, usable=usable, devices=tensor_parallel)
     data = {
         "kv_capacity_tokens": tokens, "memory_gib": memory, "model_bytes": weights,
         "bytes_per_token": each, "usable": usable, "devices": tensor_parallel,

@@ -85,6 +85,24 @@ class Architecture:
         """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.layer_kv_bytes
 
+    def check_degree(self, devices: int) -> None:
+        """Check that so many devices can share every layer, each with whole heads.
+
+        Parameters
+        ----------
+        devices : int
+
+        Raises
+        ------
+        InputError
+            The number does not divide that of the heads.
+        """
+        if devices < 1 or self.heads % devices:
+            raise InputError(
+                f"tensor_parallel: found {devices!r}; expected a divisor of {self.name}'s "
+                f"{self.heads} heads"
+            )
+
     def kv_bytes_on(self, devices: int) -> int:
         """Return the bytes of a token's keys and values on all devices that share the model.
 
@@ -141,9 +159,22 @@ _EXPERTS = (
     "num_routed_experts",
     "moe_num_experts",
 )
-_STATES = ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg")
+_REFUSED = {
+    "keys and values of heads, not latent attention (MLA)": ("kv_lora_rank",),
+    "attention in every layer": (
+        "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
+        "lru_width",
+    ),
+    "own keys and values in every layer": (
+        "num_kv_shared_layers", "use_cla", "cross_attention_layers",
+    ),
+    "a decoder": ("is_encoder_decoder",),
+}  # fmt: skip
+"""What is expected of a model, and the fields that only other models have."""
+_QUANTIZED = ("quantization_config", "compression_config")
 _TYPES = (
-    "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt nemotron opt phi starcoder2"
+    "arcee bert bloom codegen distilbert falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt "
+    "nemotron opt persimmon phi roberta starcoder2 xlm-roberta"
 )
 _UNGATED = frozenset(_TYPES.split())
 """Model types whose feed-forward network has two matrices; an `Architecture` has three."""
@@ -208,7 +239,7 @@ def read_config(file: Path) -> dict[str, Any]:
     """
     found = read_object(file, "a model's configuration")
     inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
-    kept = ("quantization_config", "tie_word_embeddings")
+    kept = (*_QUANTIZED, "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}
     return {**outside, **inside[0]} if inside else found
 
@@ -237,19 +268,15 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     kind = str(config.get("model_type", ""))
     if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
         return f"model_type: found {kind!r}; expected a model of dense layers"
-    if config.get("kv_lora_rank"):
-        return (
-            f"kv_lora_rank: found {config['kv_lora_rank']!r}; expected keys and values of heads, "
-            "not latent attention (MLA)"
-        )
     layers = config.get("layer_types")
     other = {str(one) for one in layers} if isinstance(layers, list) else set()
     other -= {"full_attention", "sliding_attention", "chunked_attention"}
-    if other or any(config.get(key) for key in _STATES):
-        word = ", ".join(sorted(other)) or next(key for key in _STATES if config.get(key))
-        return f"layer_types: found {word}; expected attention in every layer"
-    if config.get("is_encoder_decoder"):
-        return "is_encoder_decoder: found true; expected a decoder"
+    if other:
+        return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
+    for expected, keys in _REFUSED.items():
+        for key in keys:
+            if config.get(key):
+                return f"{key}: found {str(config[key])[:60]}; expected {expected}"
     if kind in _UNGATED:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
     return None
@@ -279,20 +306,19 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
     sizes: dict[str, int] = {}
     for own, key in _FIELDS.items():
         value = config.get(key)
-        if value is None and own == "kv_heads":
-            value = sizes["heads"]
-        elif value is None and own == "head_size":
-            if sizes["hidden"] % sizes["heads"]:
-                raise InputError(
-                    f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
-                    f"{sizes['hidden']}; expected an integer"
-                )
-            value = sizes["hidden"] // sizes["heads"]
-        elif value is None:
+        if value is None and own in ("kv_heads", "head_size"):
+            continue
+        if value is None:
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
         sizes[own] = value
+    sizes.setdefault("kv_heads", sizes["heads"])
+    if "head_size" not in sizes and sizes["hidden"] % sizes["heads"]:
+        raise InputError(
+            f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
+            f"{sizes['hidden']}; expected an integer"
+        )
     if sizes["heads"] % sizes["kv_heads"]:
         raise InputError(
             f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "
@@ -307,9 +333,10 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
     found = []
-    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    window = config.get("sliding_window") or config.get("attention_chunk_size")
+    context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
-    windowed = config.get("use_sliding_window", True) and "sliding_attention" in layers
+    windowed = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
     if (
         isinstance(window, int)
         and windowed
@@ -319,7 +346,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
             "too slow and too large for longer requests"
         )
-    if config.get("quantization_config"):
+    if any(config.get(key) for key in _QUANTIZED):
         found.append("weights are quantized and are taken as 16-bit floats")
     return found
 

@@ -99,11 +99,7 @@ class BatchCost:
     table: CostTable | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.layers, bool)
-            or not isinstance(self.layers, int)
-            or not 1 <= self.layers <= MAX_LAYERS
-        ):
+        if type(self.layers) is not int or not 1 <= self.layers <= MAX_LAYERS:
             raise InputError(
                 f"layers: found {_short(self.layers)}; expected an integer from 1 to {MAX_LAYERS}"
             )
@@ -261,14 +257,10 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     InputError
         A field is missing, unknown or wrong. The error names it.
     """
-    if data.get("format") != "optsched-cost-model":
-        raise InputError(f"format: found {data.get('format')!r}; expected 'optsched-cost-model'")
-    if data.get("version") != 1:
-        raise InputError(f"version: found {data.get('version')!r}; expected 1")
-    if "unit" not in data:
-        raise InputError(f"unit: found nothing; expected unit = {UNIT!r}")
-    if data["unit"] != UNIT:
-        raise InputError(f"unit: found {data['unit']!r}; expected {UNIT!r}")
+    for key, right in (("format", "optsched-cost-model"), ("version", 1), ("unit", UNIT)):
+        if data.get(key) != right:
+            found = repr(data[key]) if key in data else "nothing"
+            raise InputError(f"{key}: found {found}; expected {right!r}")
     known = {
         "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
         "provenance", "valid", "table",

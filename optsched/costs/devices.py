@@ -241,29 +241,13 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     for key, value in values.items():
         if OWN[key] in given:
             raise InputError(f"{where}: {key}: found twice; expected each peak once")
-        if not value > 0:
-            raise InputError(f"{where}: {key}: found {value!r}; expected a number > 0")
+        if not 1e-6 <= value <= 1e12:
+            raise InputError(
+                f"{where}: {key}: found {value!r}; expected a number from 1e-06 to 1e+12"
+            )
         given.add(OWN[key])
         peaks[OWN[key]] = value
     for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):
         if OWN[key] not in peaks:
             raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
     return Device(name, **peaks)
-
-
-def same_device(name: str, other: str) -> bool:
-    """Return whether a maker's name of a device may mean a known one.
-
-    Parameters
-    ----------
-    name : str
-        For example ``NVIDIA GeForce RTX 4090``, which is ``rtx4090``. An ``RTX A1000`` is no
-        ``a100-80gb``, and an ``A100`` is one and an ``a100-40gb``, too.
-    other : str
-        One of `DEVICES`, for example ``rtx4090``.
-
-    Returns
-    -------
-    bool
-    """
-    return any(one.name == other for one in devices_named(name))

@@ -110,15 +110,13 @@ class Fit:
             ``p95_error``, ``r2`` and ``reached``; see `OperatorFit`. None where a value is
             unknown.
         """
+        errors = {"mean_error": "mean", "median_error": "median", "p95_error": "p95", "r2": "r2"}
         return [
-            {
-                "operator": o.operator, "rows": o.rows, "held_out": o.held_out,
-                "outside": o.outside, "mean_error": _known(o.mean),
-                "median_error": _known(o.median), "p95_error": _known(o.p95), "r2": _known(o.r2),
-                "reached": o.reached,
-            }
+            {name: getattr(o, name) for name in ("operator", "rows", "held_out", "outside")}
+            | {name: _known(getattr(o, own)) for name, own in errors.items()}
+            | {"reached": o.reached}
             for o in self.operators
-        ]  # fmt: skip
+        ]
 
     def to_toml(self) -> str:
         """Return the text of the cost model's TOML file.

@@ -10,31 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.architectures import (
-    ARCHITECTURES,
-    BYTES,
-    Architecture,
-    architecture,
-    same_architecture,
-)
-from optsched.costs.devices import DEVICES, OWN, Device, device, own_device, same_device
+from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.devices import OWN, Device, device, own_device
+from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
-
-__all__ = [
-    "ARCHITECTURES",
-    "BYTES",
-    "DEVICES",
-    "Architecture",
-    "Device",
-    "architecture",
-    "device",
-    "kv_capacity",
-    "roofline_data",
-    "roofline_from_spec",
-    "same_architecture",
-    "same_device",
-]
 
 
 def kv_capacity(
@@ -68,24 +48,29 @@ def kv_capacity(
     Raises
     ------
     InputError
-        A number is not > 0, ``usable`` is more than 1, or the weights leave no room for a token.
+        A number is not > 0, ``usable`` is more than 1, or there is room for no token or for more
+        than an instance may have.
     """
-    for name, value in (
-        ("memory_gib", memory_gib), ("model_bytes", model_bytes),
-        ("bytes_per_token", bytes_per_token), ("usable", usable), ("devices", devices),
-    ):  # fmt: skip
+    given = {"memory_gib": memory_gib, "model_bytes": model_bytes}
+    given |= {"bytes_per_token": bytes_per_token, "usable": usable, "devices": devices}
+    for name, value in given.items():
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: found {value!r}; expected a number > 0")
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
     memory = usable * devices * memory_gib * 2**30
-    tokens = int((memory - model_bytes) // bytes_per_token)
+    tokens = (memory - model_bytes) // bytes_per_token
+    if not tokens <= MAX_TOKENS:  # NaN is none either
+        raise InputError(
+            f"memory_gib: found {memory_gib!r}, which holds too many tokens of {bytes_per_token:g} "
+            f"bytes; expected at most {MAX_TOKENS}"
+        )
     if tokens < 1:
         raise InputError(
             f"model_bytes: found {model_bytes / 2**30:.4g} GiB, which leave no room for KV in "
             f"{memory / 2**30:.4g} GiB; expected more devices or a smaller model"
         )
-    return tokens
+    return int(tokens)
 
 
 ROOFLINE_TOKENS = 4096
@@ -118,11 +103,7 @@ def roofline_data(
         A degree that does not divide the heads, weights that do not fit into the memory, or a
         device whose peaks are unknown.
     """
-    if tensor_parallel < 1 or shape.heads % tensor_parallel:
-        raise InputError(
-            f"tensor_parallel: found {tensor_parallel!r}; expected a divisor of {shape.name}'s "
-            f"{shape.heads} heads"
-        )
+    shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
@@ -132,10 +113,7 @@ def roofline_data(
     scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
     slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
     token = slope / ROOFLINE_TOKENS
-    # An all-reduce by a ring sends 2 (g - 1) / g of the data. There are two per layer, and each
-    # direction has half the link's bandwidth.
-    ring = 2 * 2 * (tensor_parallel - 1) / tensor_parallel * BYTES * shape.hidden
-    token += ring / (peak.link_gb_s / 2) / 1e6
+    token += all_reduce_ms(shape, peak, tensor_parallel)
     heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
@@ -169,6 +147,25 @@ def roofline_data(
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": ROOFLINE_TOKENS},
     }
+
+
+def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
+    """Return the milliseconds that the two all-reduces of a layer add per token.
+
+    Parameters
+    ----------
+    shape : Architecture
+    peak : Device
+    devices : int
+        Number of devices that share every layer.
+
+    Returns
+    -------
+    float
+        One by a ring sends 2 (g - 1) / g of the data, and each direction has half the link.
+    """
+    ring = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
+    return ring / (peak.link_gb_s / 2) / 1e6
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:

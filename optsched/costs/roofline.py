@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from optsched.costs.architectures import Architecture, architecture
 from optsched.costs.cost import BatchCost, cost_model_from_dict
-from optsched.costs.hardware import Architecture, Device, architecture, device, roofline_data
+from optsched.costs.devices import Device, device
+from optsched.costs.hardware import roofline_data
 
 
 def roofline(
@@ -22,9 +24,9 @@ def roofline(
     Parameters
     ----------
     model : str or Architecture
-        A name in `optsched.costs.hardware.ARCHITECTURES`, or an architecture.
+        A name in `optsched.costs.architectures.ARCHITECTURES`, or an architecture.
     hardware : str or Device
-        A name in `optsched.costs.hardware.DEVICES`, or a device.
+        A name in `optsched.costs.devices.DEVICES`, or a device.
     tensor_parallel : int
         Number of devices that share every layer, with two all-reduces per layer.
     usable : float

@@ -69,7 +69,7 @@ def project(usage: Any, batch: int, tokens: int, steps: int, sign: int, limits: 
         was = usage[batch + ahead]
         now = was + sign * kv_of(tokens + ahead, limits)
         usage[batch + ahead] = now
-        over += (now > capacity) - (was > capacity)
+        over += int(now > capacity) - int(was > capacity)
     return over
 
 

@@ -53,11 +53,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         )
     shape, degree = claim.shape(path), claim.degree or 1
     claim.degree = degree
-    if shape.heads % degree:
-        raise InputError(
-            f"tensor_parallel: found {degree}; expected a divisor of {shape.name}'s {shape.heads} "
-            "heads"
-        )
+    shape.check_degree(degree)
     heads = {
         "num_heads": shape.heads // degree,
         "num_key_value_heads": max(1, shape.kv_heads // degree),
@@ -79,16 +75,8 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         for kind, frame in frames.items()
     ]
     claim.notes.append("the layer is its four matrix products; norms and activations are missing")
-    return Profile(
-        "aiconfigurator",
-        shape,
-        degree,
-        peak,
-        tuple(tables),
-        tuple(rejected),
-        tuple(claim.notes),
-        files={part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()},
-    )
+    places = {part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()}
+    return claim.profile("aiconfigurator", shape, tables, places, rejected)
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
@@ -115,35 +103,22 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
         if name in claim.only and len(sets) > 1:
             claim.met.add(name)
             sets = {place: own for place, own in sets.items() if claim.only[name] in place}
-    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)}
-    if len(whole) == 1:
-        return next(iter(whole.values()))
-    if len(whole) > 1:
-        names = ", ".join("/".join(place) for place in whole)
-        raise InputError(
-            f"{path}: found tables of {names}; expected one of them, as in --only version="
-            f"{max(whole)[-1]}"
-        )
-    if len(sets) <= 1:
-        return next(iter(sets.values()), {})
+    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)} or sets
+    if len(whole) <= 1:
+        return next(iter(whole.values()), {})
     words = []
-    for place, own in sets.items():
+    for place, own in whole.items():
         lacking = ", ".join(kind for kind in _PART.values() if kind not in own)
-        words.append(f"{'/'.join(place) or '.'} without {lacking}")
+        words.append(("/".join(place) or ".") + (f" without {lacking}" if lacking else ""))
     raise InputError(
-        f"{path}: found tables of {'; '.join(words)}; expected gemm, generation_attention and "
-        "context_attention of one framework and version"
+        f"{path}: found tables of {'; '.join(words)}; expected {', '.join(_PART.values())} of one "
+        f"of them, as in --only version={next(reversed(max(whole)), '')}"
     )
 
 
 def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    n, s, measured = rows.numbers("batch_size", 1), rows.numbers("isl", 1), rows.times("latency")
-    m = s + rows.numbers("step")
-    good = rows.possible(
-        "latency", measured, 4 * shape.attention_width / degree * n * m,
-        n * m * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    return decode_table(n[good], m[good], measured[good])
+    m = rows.numbers("isl", 1) + rows.numbers("step")
+    return decode_table(rows, "latency", rows.numbers("batch_size", 1), m, shape, degree)
 
 
 def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
@@ -177,9 +152,9 @@ def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
     measured = rows.times("latency")
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
     frame = rows.frame[good].assign(each=(measured / (n * k))[good])
-    kv = shape.kv_heads * shape.head_size
+    kv = max(shape.kv_heads / degree, 1) * shape.head_size
     products = (
-        ((shape.attention_width + 2 * kv) / degree, shape.hidden),
+        (shape.attention_width / degree + 2 * kv, shape.hidden),
         (shape.hidden, shape.attention_width / degree),
         (2 * shape.ffn / degree, shape.hidden),
         (shape.hidden, shape.ffn / degree),

@@ -7,13 +7,14 @@ they stand. Their values have to agree with what was asked for, and say what was
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.costs.architectures import Architecture, architecture, same_architecture
 from optsched.costs.devices import DEVICES, Device, device, devices_named
+from optsched.costs.profiles.tables import PARTS, Profile, Rejected, Table
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,22 +23,32 @@ if TYPE_CHECKING:
     Frame = pd.DataFrame
 
 DEFAULT_DEVICE = "a100-80gb"
-_COLUMNS = {
-    "device": "device device_name gpu gpu_name hardware",
-    "model": "model model_id model_name",
-    "degree": "tensor_parallel tensor_parallel_size num_tensor_parallel_workers tp tp_size",
-    "window": "window_size sliding_window attention_window window",
-    "type": "attn_dtype gemm_dtype kv_cache_dtype kv_dtype dtype weight_dtype torch_dtype "
-    "quantization quant_mode variant",
-    "experts": "num_experts n_experts num_local_experts topk top_k router_topk is_moe moe_ep_size "
-    "expert_parallel expert_parallel_size num_expert_parallel_workers",
-    "beams": "beam_width",
-    "constant": "framework version backend engine vllm_version attention_backend profiler_version",
+_NAMES = {
+    "device": r"(device|gpu|hardware|accelerator|sku)(_(name|type|model|sku))?",
+    "model": r"(hf_)?model(_(id|name|path))?",
+    "degree": r"tp(_(size|degree))?|(num_)?tensor_(model_)?parallel(ism)?(_(size|degree|workers))?",
+    "window": r".*window(_(size|left|right|tokens))?|swa(_.*)?",
+    "type": r".*dtype|(.*_)?quant(iz.*|_.*)?|(kv_cache|weight)_type|.*precision|variant",
+    "experts": r".*(moe|experts?)(_.*)?|(router_)?top_?k",
+    "one": r"beam_width|pp(_size)?|.*pipeline.*",
+    "unit": r"((time|latency)_)?units?",
+    "constant": r"framework|engine|.*backend|.*version",
 }
-KIND = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
-"""What each column that identifies tells. Of the constant ones a profile has one value, whatever it
-is, since the rows of two engines are two profiles."""
-SIXTEEN = (("bfloat16", "bf16", "auto", "none", "nan"), ("float16", "fp16", "half"))
+"""What each column that identifies tells, by its name. Of the constant ones a profile has one
+value, whatever it is, since the rows of two engines are two profiles."""
+_NO = frozenset({"0", "0.0", "-1", "-1.0", "false", "no", "none", "off", "full", "dense"})
+_PLAIN = {
+    "window": (_NO, "0, since attention is over all tokens"),
+    "experts": (_NO | {"1", "1.0"}, "dense layers, without experts"),
+    "one": (_NO | {"1", "1.0"}, "1"),
+}
+_MILLI, _MICRO = ("ms", "msec", "milliseconds"), ("us", "usec", "microseconds")
+_NAMELESS = re.compile(r"(cuda|gpu|hip|xpu)?:?\d*(\.0)?")
+"""Values of a device's column that name none: the kind, or the number of one in its machine."""
+SIXTEEN = (
+    ("bfloat16", "bf16", "auto", "none", "nan", "false", "no", "unquantized"),
+    ("float16", "fp16", "half"),
+)
 """Names of 16-bit types. Rows of the second are used where there are none of the first."""
 _OTHER = re.compile("fp8|fp4|e4m3|e5m2|int8|int4|awq|gptq|w4|w8|[48]bit|fp32|float32")
 FEW = 12
@@ -86,6 +97,7 @@ class Claim:
         rows are counted in a note.
         """
         total, left = len(rows), []
+        micro = any(str(column).endswith("_us") for column in rows)
         # What is chosen by hand comes first: it may leave a single engine or device. It does not
         # make rows of another kind right, so all rules follow.
         chosen = [name for name in self.only if name in rows]
@@ -94,7 +106,7 @@ class Claim:
             values = _values(rows, name)
             rule = _chosen(self.only[name]) if by_hand else None
             if rule is None and values:
-                rule = self._rule(file, name, values, exact or {})
+                rule = self._rule(file, name, values, exact or {}, micro)
             if rule is None:
                 continue
             fits = {value for value in values if rule.fits(value)}
@@ -149,8 +161,25 @@ class Claim:
             self.device = DEVICES[DEFAULT_DEVICE]
             self.notes.append(f"no file names the device, which is taken to be {DEFAULT_DEVICE}")
         if self.link_gb_s is not None:
-            return replace(self.device, link_gb_s=self.link_gb_s)
+            self.device = replace(self.device, link_gb_s=self.link_gb_s)
         return self.device
+
+    def profile(
+        self,
+        source: str,
+        shape: Architecture,
+        tables: Sequence[Table],
+        files: str | Mapping[str, str],
+        rejected: Sequence[Rejected] = (),
+        **grids: Any,
+    ) -> Profile:
+        """Return the profile, once `peak` is known. ``files`` may be one place of all parts."""
+        assert self.device is not None
+        return Profile(
+            source, shape, self.degree or 1, self.device, tuple(tables), tuple(rejected),
+            tuple(self.notes),
+            files=dict.fromkeys(PARTS, files) if isinstance(files, str) else files, **grids,
+        )  # fmt: skip
 
     def check_only(self, folder: Path) -> None:
         """Raise InputError if a column of ``only`` was in no file."""
@@ -161,16 +190,17 @@ class Claim:
                 )
 
     def _rule(
-        self, file: Path, name: str, values: list[Any], exact: Mapping[str, Any]
+        self, file: Path, name: str, values: list[Any], exact: Mapping[str, Any], micro: bool
     ) -> Rule | None:
         """Return what a column's values have to be, or None if it does not identify."""
-        kind = KIND.get(name)
+        kind = kind_of(name)
         if name in exact:
             wanted = exact[name]
             whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
             return Rule(lambda v: v == wanted or str(v) == str(wanted), f"{wanted!r}{whose}")
         if kind == "device":
-            return self._device(file, name, values)
+            named = [one for one in values if not _NAMELESS.fullmatch(str(one).lower())]
+            return self._device(file, name, named) if named else None
         if kind == "model":
             return self._model(file, name, values)
         if kind == "degree":
@@ -183,15 +213,12 @@ class Claim:
             return Rule(
                 lambda value: _type(value) in kinds, f"{kinds[0]}, since no other is priced"
             )
-        if kind == "window":
-            words = "0, since attention is over all tokens"
-            none = ("0", "0.0", "-1", "-1.0", "none", "full")
-            return Rule(lambda value: str(value).lower() in none, words)
-        if kind == "experts":
-            none = ("0", "0.0", "1", "1.0", "false", "none")
-            return Rule(lambda value: str(value).lower() in none, "dense layers, without experts")
-        if kind == "beams":
-            return Rule(lambda value: value == 1, "1")
+        if kind == "unit":
+            units = _MICRO if micro else _MILLI
+            return Rule(lambda value: str(value).lower() in units, f"{units[0]}, as its times are")
+        if kind in _PLAIN:
+            fitting, expected = _PLAIN[kind]
+            return Rule(lambda value: str(value).lower() in fitting, expected)
         if kind == "constant":
             self._constant(file, name, values)
         return None
@@ -230,7 +257,7 @@ class Claim:
         return Rule(fits, f"{asked!r}, or another --model")
 
     def _degree(self, file: Path, name: str, values: list[Any]) -> Rule:
-        degrees = sorted({_whole(value) for value in values})
+        degrees = sorted({_whole(value) for value in values} - {0}) or [1]
         if self.degree is None:
             if len(degrees) > 1 and 1 not in degrees:
                 raise InputError(
@@ -256,9 +283,8 @@ class Claim:
 
     def _report_unknown(self, file: Path, rows: Frame, known: set[str]) -> None:
         """Note the columns of few values that no rule is for: they may tell kinds of rows apart."""
-        ruled = {*known, *KIND}
         for name in rows.columns:
-            if name in ruled or rows[name].dtype.kind == "f":
+            if name in known or kind_of(name) or rows[name].dtype.kind == "f":
                 continue
             values = _values(rows, name)
             if 1 < len(values) <= FEW:
@@ -266,6 +292,13 @@ class Claim:
                     f"{file.name}: {name} is {_list(values, short=True)}, and rows of all of them "
                     f"are used (--only {name}=VALUE takes one)"
                 )
+
+
+def kind_of(column: Any) -> str | None:
+    """Return what a column tells if it identifies: a key of `_NAMES`, however it is written."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(column)).lower()
+    plain = re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+    return next((kind for kind, names in _NAMES.items() if re.fullmatch(names, plain)), None)
 
 
 def _chosen(text: str) -> Rule:

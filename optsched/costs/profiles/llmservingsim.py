@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.hardware import all_reduce_ms
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
 from optsched.costs.table import Grid, no_skew
@@ -96,8 +97,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     share = (profiled, profiled / degree)
     dense = _layers(dense_rows, "tokens", shape, share)
     if degree > 1:
-        # Two all-reduces by a ring in every layer, as `roofline_data` has them.
-        ring = 2 * 2 * (degree - 1) / degree * BYTES * shape.hidden / (peak.link_gb_s / 2) / 1e6
+        ring = all_reduce_ms(shape, peak, degree)
         dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
         notes.append(
             f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "
@@ -109,9 +109,10 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     if not skew_rows:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
     skew = _skew(skew_rows[0]) if skew_rows else no_skew()
-    return Profile(
-        "LLMServingSim's tables", shape, degree, peak, (), tuple(rejected), tuple(notes),
-        (*grids, attention), skew, apart,
+    claim.degree = degree
+    return claim.profile(
+        "LLMServingSim's tables", shape, (), {}, rejected, grids=(*grids, attention), skew=skew,
+        apart=apart,
     )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def _run(path: Path) -> dict[str, Any]:
     try:
         meta = read_object(path / "meta.json", "a measured run")
         engine = meta["engine_kwargs"]
-        names = ("model", "dtype", "kv_cache_dtype")
+        names = ("model", "dtype", "kv_cache_dtype", "quantization")
         facts = {name: engine[name] for name in names if engine.get(name)}
         if "device_name" in meta.get("hardware", {}):
             facts["device_name"] = meta["hardware"]["device_name"]
@@ -142,7 +143,8 @@ def _profiled(rows: Measurements, shape: Architecture) -> int:
 def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
     names = ("model", "gpu", "hardware", "variant")
-    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts",
+              "sliding_window")  # fmt: skip
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = read_text(file, "a description of a profile")
@@ -150,17 +152,16 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
             # What the engine was given stands one level deeper.
             found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
-            return file, {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+            texts = {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+            return file, {k: text for k, text in texts.items() if text not in ("null", "~")}
     return folder / "meta.yaml", {}
 
 
 def _check_dense(folder: Path) -> None:
     """Raise InputError if the profile is one of experts, or lacks the feed-forward network."""
-    expert = next(
-        iter(sorted(folder.glob("*moe*.csv")) + sorted(folder.glob("*expert*.csv"))), None
-    )
-    if expert is not None:
-        raise InputError(f"{expert}: found a table of experts; expected a profile of dense layers")
+    for table in sorted(folder.glob("*.csv")):
+        if re.search("moe|expert", table.name):
+            raise InputError(f"{table}: found a table of experts; expected one of dense layers")
     file = folder / FILES[0]
     layers = {str(name) for name in read_table(file, ("layer",))["layer"].unique()}
     experts = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))

@@ -14,7 +14,6 @@ from optsched.costs.architectures import BYTES
 from optsched.costs.devices import Device
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
-    PARTS,
     Measurements,
     Profile,
     Table,
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 SPLITWISE_TOKENS = 128
 """Longest output in perf_model.csv, in tokens, that is generated to its end."""
 
+COLUMNS = (
+    "model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time",
+    "e2e_time", "tensor_parallel",
+)  # fmt: skip
+
 
 def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has no perf_model.csv.
@@ -39,8 +43,8 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     if not file.is_file():
         return None
     frame = _rows(file, claim)
-    degree, peak = claim.degree or 1, claim.peak(path)
-    rows = Measurements(file, frame, peak, [])
+    degree = claim.degree or 1
+    rows = Measurements(file, frame, claim.peak(path), [])
     shape = claim.shape(file)
     n, s, o = (rows.numbers(name, 1) for name in ("batch_size", "prompt_size", "token_size"))
     prompt, token = rows.times("prompt_time"), rows.times("token_time")
@@ -89,10 +93,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
         },
     )
     claim.notes.append("whole-batch times: one layer stands for all")
-    return Profile(
-        "Splitwise", shape, degree, peak, (table,), tuple(rows.rejected), tuple(claim.notes),
-        files=dict.fromkeys(PARTS, str(file)),
-    )  # fmt: skip
+    return claim.profile("Splitwise", shape, [table], str(file), rows.rejected)
 
 
 def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
@@ -123,15 +124,4 @@ def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> 
 
 
 def _rows(file: Path, claim: Claim) -> pd.DataFrame:
-    needed = (
-        "model",
-        "hardware",
-        "prompt_size",
-        "batch_size",
-        "token_size",
-        "prompt_time",
-        "token_time",
-        "e2e_time",
-        "tensor_parallel",
-    )
-    return claim.select(file, read_table(file, needed), known=needed)
+    return claim.select(file, read_table(file, COLUMNS), known=COLUMNS)

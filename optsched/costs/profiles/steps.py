@@ -14,9 +14,8 @@ from optsched.costs.architectures import (
     not_modelled,
     read_config,
 )
-from optsched.costs.profiles.identity import KIND, Claim
+from optsched.costs.profiles.identity import Claim, kind_of
 from optsched.costs.profiles.tables import (
-    PARTS,
     Measurements,
     Profile,
     Table,
@@ -51,13 +50,12 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         facts = read_config(path / about) if (path / about).is_file() else {}
         # Times of other types are right; only the capacity is that of 16-bit numbers.
         claim.check(
-            path / about, {k: v for k, v in facts.items() if KIND.get(k) in ("device", "degree")}
+            path / about, {k: v for k, v in facts.items() if kind_of(k) in ("device", "degree")}
         )
     names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     known = (*names, "shape", "time_us", "spread_us", "repeats")
     frame = claim.select(file, read_table(file, (*names, "time_us")), known=known)
-    peak = claim.peak(path)
-    rows = Measurements(file, frame, peak, [])
+    rows = Measurements(file, frame, claim.peak(path), [])
     p, c, m, n, k = (rows.numbers(name) for name in names)
     measured_ms = rows.times("time_us") / 1000
     terms: Terms = {
@@ -74,17 +72,8 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
             "max_request_kv_tokens": np.maximum(k, c + m),
         },
     )  # fmt: skip
-    note = "whole batches of the engine, with its scheduling; one layer stands for all"
-    return Profile(
-        "steps.csv",
-        shape,
-        claim.degree or 1,
-        peak,
-        (table,),
-        (),
-        (*claim.notes, note),
-        files=dict.fromkeys(PARTS, str(file)),
-    )
+    claim.notes.append("whole batches of the engine, with its scheduling; one layer stands for all")
+    return claim.profile("steps.csv", shape, [table], str(file))
 
 
 def _check_model(shape: Architecture, model: str | None, config: Path) -> None:

@@ -143,30 +143,6 @@ def features_of(rows: int, terms: Terms) -> Floats:
     return features
 
 
-def decode_table(n: Floats, m: Floats, measured_ms: Floats) -> Table:
-    """Return the table of decode batches.
-
-    Parameters
-    ----------
-    n : ndarray of float64, shape (rows,)
-        Number of decode requests in the batch.
-    m : ndarray of float64, shape (rows,)
-        KV tokens that each of them holds.
-    measured_ms : ndarray of float64, shape (rows,)
-
-    Returns
-    -------
-    Table
-    """
-    return Table.of(
-        "decode",
-        measured_ms,
-        {"decode_kv": n * m, "decode_request": n, "decode_base": 1},
-        ladders={"min_decode_requests": n},
-        limits={"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m},
-    )
-
-
 def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
     """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs.
 
@@ -389,6 +365,23 @@ class Measurements:
 
     def _place(self, row: int) -> str:
         return f"{self.path}, line {self.frame['line'].iloc[row]}"
+
+
+def decode_table(
+    rows: Measurements, times: str, n: Floats, m: Floats, shape: Architecture, degree: int
+) -> Table:
+    """Return the table of decode batches of n requests that hold m tokens of KV each."""
+    measured = rows.times(times)
+    flops = 4 * shape.attention_width / degree * n * m
+    good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
+    n, m = n[good], m[good]
+    return Table.of(
+        "decode",
+        measured[good],
+        {"decode_kv": n * m, "decode_request": n, "decode_base": 1},
+        ladders={"min_decode_requests": n},
+        limits={"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m},
+    )
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:

@@ -48,8 +48,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
     """
     dense_file = path / "mlp.csv"
     attention_files = sorted(path.glob("attention*.csv"))
-    attention_file = attention_files[0] if attention_files else None
-    if not dense_file.is_file() and attention_file is None:
+    if not dense_file.is_file() and not attention_files:
         return None
     claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
     claim.model = claim.model or path.resolve().name
@@ -62,16 +61,15 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
         "n_expanded_embd": shape.ffn,
         "use_gated_mlp": True,
     }
+    columns = {dense_file: ["num_tokens", *map(_median, LAYER_OPERATORS)]}
+    for file in attention_files[:1]:
+        columns[file] = ["batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
+        columns[file] += [_median("attn_prefill"), _median("attn_decode")]
     frames = {}
-    if dense_file.is_file():
-        needed = ["num_tokens", _DEGREE, *map(_median, LAYER_OPERATORS)]
-        rows = read_table(dense_file, needed)
-        frames[dense_file] = claim.select(dense_file, rows, exact=sizes, known=needed)
-    if attention_file is not None:
-        needed = [_DEGREE, "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
-        needed += [_median("attn_prefill"), _median("attn_decode")]
-        rows = read_table(attention_file, needed)
-        frames[attention_file] = claim.select(attention_file, rows, exact=sizes, known=needed)
+    for file, needed in columns.items():
+        if file.is_file():
+            rows = read_table(file, [*needed, _DEGREE])
+            frames[file] = claim.select(file, rows, exact=sizes, known=needed)
     degree, peak = claim.degree or 1, claim.peak(path)
     rejected: list[Rejected] = []
     tables: list[Table] = []
@@ -83,17 +81,8 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
             tables += _attention(measured, shape, degree)
     if degree > 1:
         claim.notes.append("all-reduces are not in these profiles")
-    return Profile(
-        "Vidur's columns",
-        shape,
-        degree,
-        peak,
-        tuple(tables),
-        tuple(rejected),
-        tuple(claim.notes),
-        files=dict.fromkeys(PARTS, f"{path / 'attention*.csv'}")
-        | {"layers": f"{path / 'mlp.csv'}"},
-    )
+    files = dict.fromkeys(PARTS, f"{path / 'attention*.csv'}") | {"layers": str(dense_file)}
+    return claim.profile("Vidur's columns", shape, tables, files, rejected)
 
 
 def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
@@ -123,14 +112,8 @@ def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Tab
 
 
 def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    measured = rows.times(_median("attn_decode"))
     n, m = rows.numbers("batch_size"), rows.numbers("kv_cache_size")
-    held = n * m
-    good = rows.possible(
-        "attn_decode", measured, 4 * shape.attention_width / degree * held,
-        held * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    return decode_table(n[good], m[good], measured[good])
+    return decode_table(rows, _median("attn_decode"), n, m, shape, degree)
 
 
 def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from optsched.costs.cost import load_cost_model
-from optsched.costs.hardware import device
+from optsched.costs.devices import device
 from optsched.costs.profiles import SPLITWISE_TOKENS, splitwise_rows
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.studies.infermax import PAPER, fixed

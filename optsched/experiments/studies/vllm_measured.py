@@ -28,8 +28,8 @@ import numpy as np
 
 from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost
+from optsched.costs.devices import DEVICES, device
 from optsched.costs.fit import fit
-from optsched.costs.hardware import DEVICES, device
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.figures import Figure
 from optsched.experiments.study import measured, over, picked, quiet, select
