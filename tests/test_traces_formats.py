@@ -57,7 +57,10 @@ def test_burstgpt_drops_failed_requests_and_counts_them(tmp_path):
     # 118.5 - 5 = 113.5 s; the comma inside quotes ends no field.
     assert columns == [[0.0, 113.5], [472, 417], [18, 276]]
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (3, 1, 1, 3)
-    assert report.notes == ("dropped 1 of 3 rows (1 failed), the first in line 3",)
+    assert report.notes == (
+        "dropped 1 of 3 rows (1 failed), the first in line 3",
+        "the column Model has several values ('ChatGPT', 'GPT-4'), which are all read alike",
+    )
     refused(
         "line 3: found a failed request; expected 1 or more prompt and",
         "burstgpt",

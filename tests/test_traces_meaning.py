@@ -108,7 +108,7 @@ def test_a_name_may_end_in_a_unit(name, unit):
 def test_a_unit_in_the_name_is_read_and_must_agree(tmp_path):
     file = put(tmp_path, table("t_ms,in,out,e2e_us", "0,6,5,900000", "500,6,5,800000"))
     columns = {**NAMES, "arrival": "t_ms", "latency": "e2e_us"}
-    words = "line 2: the column t_ms says ms, and arrival is read in s; --unit ms says so"
+    words = "line 2: the column t_ms says ms, and arrival is read in s; --unit arrival=ms says so"
     refused(words, "csv", file, columns=columns)
     words = "the column e2e_us says us, and latency is read in ms; --unit latency=us says so"
     warned(words, "csv", file, columns=columns, unit="ms")
@@ -134,7 +134,7 @@ def test_a_value_with_its_own_unit_counts_in_it(tmp_path):
 
 def test_latencies_in_another_unit_than_arrivals_are_odd(tmp_path):
     # 900 "s" for 5 tokens are 180 s a token.
-    file = put(tmp_path, table("ts,in,out,latency", "0,6,5,900", "1,6,5,900", "5000,6,5,900"))
+    file = put(tmp_path, table("ts,in,out,latency", "0,6,5,900", "1,6,5,900", "500,6,5,900"))
     warned("an output token takes 180 s in the median", "csv", file, columns=NAMES)
     report = read("csv", file, columns=NAMES, unit={"latency": "ms"})[3]
     assert report.notes == ()
@@ -373,7 +373,7 @@ def test_a_reader_of_csv_and_one_of_json_name_each_other(tmp_path):
         "found JSON; expected CSV or Parquet (the format jsonl reads", "csv", file, columns=NAMES
     )
     file = put(tmp_path, table("ts,in,out", "0,6,5"))
-    refused("found no JSON; expected JSON lines or a JSON list (the format csv", "jsonl", file)
+    refused("not JSON: expected JSON lines or a JSON list (the format csv", "jsonl", file)
 
 
 def test_fields_of_json_may_lie_anywhere(tmp_path):

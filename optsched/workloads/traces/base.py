@@ -220,8 +220,9 @@ class Source:
     findings: Findings = field(default_factory=lambda: Findings(Path(), strict=True))
 
     def unit(self, field: str, default: str) -> str:
-        """Return the unit of a field: the user's, or else the format's."""
-        return self.units.get(field) or self.units.get("") or default
+        """Return the unit of a field: the user's, or else the format's. Beside dates it is s."""
+        unit = self.units.get(field) or self.units.get("") or default
+        return "s" if unit == "datetime" and field in ("ttft", "latency") else unit
 
     def says_unit(self, field: str) -> bool:
         """Return whether the user says the unit of a field."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import re
@@ -26,6 +27,7 @@ _CODES = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+_ARCHIVES = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
 @contextmanager
@@ -79,16 +81,25 @@ def without_mark(path: Path, head: bytes) -> bytes:
     Raises
     ------
     InputError
-        The text is UTF-16 or UTF-32, or has zero bytes.
+        The text is UTF-16 or UTF-32, or has zero bytes, or is an archive.
     """
     for mark, name in _CODES.items():
         if head.startswith(mark):
             raise InputError(
                 f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
             )
+    for mark, name in _ARCHIVES.items():
+        if head.startswith(mark):
+            raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
     if b"\0" in head[:4096]:
         raise InputError(f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)")
     return head.removeprefix(b"\xef\xbb\xbf")
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_name(name: str) -> str:
+    """Return a column's name without case, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_\-]+", "", name).casefold()
 
 
 def find_columns(
@@ -121,17 +132,14 @@ def find_columns(
     InputError
         A column is missing or ambiguous. The error lists the columns of the file.
     """
-
-    def plain(name: str) -> str:
-        return re.sub(r"[\s_\-]+", "", name).casefold()
-
     have = ", ".join(map(repr, found))
     have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
     for field, names in wanted.items():
         for name in names:
             exact = [k for k, had in enumerate(found) if had == name]
-            fits = exact or [k for k, had in enumerate(found) if plain(had) == plain(name)]
+            plain = plain_name(name)
+            fits = exact or [k for k, had in enumerate(found) if plain_name(had) == plain]
             if len(fits) > 1:
                 raise InputError(
                     f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "

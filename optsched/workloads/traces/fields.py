@@ -29,11 +29,20 @@ DURATIONS = {"ttft": "first_token_at", "latency": "finished_at"}
 TIMES = ("arrival", *DURATIONS, *DURATIONS.values())
 """Fields that have a unit."""
 
-_UNIT_WORDS = {"sec": "s", "seconds": "s", "\u00b5s": "us", "\u03bcs": "us"}
+UNIT_WORDS = {
+    word: unit
+    for unit, words in {
+        "s": "s sec secs second seconds",
+        "ms": "ms msec milli millis millisecond milliseconds",
+        "us": "us usec micro micros microsecond microseconds \u03bcs",
+        "ns": "ns nsec nano nanos nanosecond nanoseconds",
+    }.items()
+    for word in words.split()
+}
+"""Units by the words for them, in small letters."""
 
-_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
-_WITH_UNIT = re.compile(rf"(\S+?)\s*({'|'.join([*PLACES, *_UNIT_WORDS])})")
+_WITH_UNIT = re.compile(r"([\d.eE+-]+)\s*([^\W\d_]+)")
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
     r"(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?",
@@ -127,7 +136,7 @@ class Fields:
         Raises
         ------
         InputError
-            A value is not an integer of at most `MAX_TOKENS` (``3.0`` is one). The error names
+            A value is not an integer of at most `MAX_TOKENS` (``3e0`` is one). The error names
             line, column and value.
         """
         right = f"an integer of at most {MAX_TOKENS}"
@@ -137,10 +146,11 @@ class Fields:
             value = np.where(plain, column, b"0").astype(np.int64)
             for i in np.flatnonzero(~plain).tolist():
                 text = self._text(field, i)
-                if _WHOLE.fullmatch(text) is None:
-                    self.refuse(field, i, right)
+                exact = Decimal(text) if _NUMBER.fullmatch(text) else Decimal("NaN")
+                if exact == exact.to_integral_value() and abs(exact) <= MAX_TOKENS:
+                    value[i] = int(exact)
                 else:
-                    value[i] = int(text.partition(".")[0])
+                    self.refuse(field, i, right)
         for i in np.flatnonzero(value > MAX_TOKENS).tolist():
             self.refuse(field, i, right, int(value[i]))
         return np.where(value > MAX_TOKENS, 0, value)
@@ -294,8 +304,8 @@ def exact_ns(text: str, unit: str) -> int | None:
         Halves are rounded up. None if the text is not a number, or is beyond 146 years.
     """
     if (own := _WITH_UNIT.fullmatch(text)) is not None:
-        text, unit = own[1], _UNIT_WORDS.get(own[2], own[2])
-    if _NUMBER.fullmatch(text) is None:
+        text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
+    if not unit or _NUMBER.fullmatch(text) is None:
         return None
     exact = Decimal(text).scaleb(PLACES[unit])
     return int(exact.quantize(Decimal(1), ROUND_HALF_UP)) if abs(exact) < 2**62 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,13 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.delimited import find_columns, open_bytes, read_delimited
-from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, Fields
+from optsched.workloads.traces.delimited import (
+    find_columns,
+    open_bytes,
+    plain_name,
+    read_delimited,
+)
+from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields
 from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import unit_in_name
@@ -43,13 +48,15 @@ class Layout:
 
     ``layouts.toml`` says what each field is. Here, ``units`` has the unit of all other fields by an
     empty name, and ``json`` is None for a file to look at. With ``open`` the user names the
-    columns, and other columns may say what is not named.
+    columns.
     """
 
     names: Mapping[str, tuple[str, ...]]
     needs: Collection[str] = ("arrival",)
     status: Sequence[str] = ()
     success: Collection[str] = ()
+    silent: bool = False
+    one: Sequence[str] = ()
     units: Mapping[str, str] = field(default_factory=dict)
     json: bool | None = True
     inside: str = ""
@@ -61,8 +68,7 @@ class Layout:
 
     def unit(self, source: Source, name: str) -> str:
         """Return the unit of a field: the user's, or else this format's."""
-        unit = source.unit(name, self.units.get(name) or self.units.get("", "s"))
-        return "s" if unit == "datetime" and name in DURATIONS else unit
+        return source.unit(name, self.units.get(name) or self.units.get("", "s"))
 
 
 class _Table:
@@ -88,8 +94,8 @@ class _Table:
             if len(values) > 1:
                 shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
                 self.source.findings.odd(
-                    f"the column {name} has several values ({shown:.80}), which are read as "
-                    "requests to one server"
+                    f"the column {name} has several values ({shown:.80}), which are all read alike",
+                    harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
                 )
 
     def _optional(self, names: Iterable[str]) -> set[str]:
@@ -107,9 +113,10 @@ class _Table:
             if not (source.drawn and name in TIMES)  # drawn arrivals replace all times
         }
         wanted |= {f"status {name}": (name,) for name in layout.status}
-        taken = {name for names in wanted.values() for name in names}
-        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES) if layout.open else layout.foreign
-        wanted |= {f"? {name}": (name,) for name in others if name not in taken}
+        wanted |= {f"one {name}": (name,) for name in layout.one}
+        taken = {plain_name(name) for names in wanted.values() for name in names}
+        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES, *layout.foreign)
+        wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
         optional = self._optional(wanted)
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
@@ -127,32 +134,30 @@ class _Table:
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
                 raise InputError(f"{place} found the field {name} of {words}")
-        if not layout.open:
-            return
         for point in DURATIONS.values():
             if point in have and "arrival" not in have:
                 raise InputError(f"{place} found {point} without arrival, from which times count")
 
-        for name in TIMES:
-            if name in have:
-                self._check_unit(place, rows.names[name], name, unit_in_name(rows.names[name]))
+        said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
+        columns = {name: rows.names[name] for name in said}
         for name in UNIT_NAMES:
             values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
-            if len(values) == 1 and "arrival" in have:
-                unit = unit_in_name("_" + values.pop().decode(errors="replace"))
-                self._check_unit(place, name, "arrival", unit)
-
-    def _check_unit(self, place: str, column: str, time: str, said: str | None) -> None:
-        """Compare the unit that a column says with the one in which a time is read."""
-        source, used = self.source, self.layout.unit(self.source, time)
-        if said is None or said == used or used not in PLACES or time in source.units:
-            return
+            if len(values) == 1 and "arrival" in said:
+                said["arrival"] = UNIT_WORDS.get(values.pop().decode(errors="replace").casefold())
+                columns["arrival"] = name
         general = source.units.get("")
-        option = f"{time}={said}" if general else said
-        found = f"the column {column} says {said}, and {time} is read in {used}; --unit {option}"
-        if general in (None, "datetime"):
-            raise InputError(f"{place} {found} says so")
-        source.findings.odd(f"{found} says so")
+        for name, unit in said.items():
+            used = layout.unit(source, name)
+            if unit in (None, used) or used not in PLACES or name in source.units:
+                continue
+            option = unit if not general and {*said.values()} == {unit} else f"{name}={unit}"
+            found = (
+                f"the column {columns[name]} says {unit}, and {name} is read in {used}; "
+                f"--unit {option} says so"
+            )
+            if general in (None, "datetime"):
+                raise InputError(f"{place} {found}")
+            source.findings.odd(found)
 
     def _block(self, rows: Fields) -> Block:
         source, layout = self.source, self.layout
@@ -169,9 +174,10 @@ class _Table:
         left = failed | other | rows.unreadable
         prompt = rows.whole_numbers("prompt_tokens", left)
         output = rows.whole_numbers("output_tokens", left)
+        if layout.silent:
+            failed = failed | (output == 0) & ~rows.unreadable
         left |= (prompt <= 0) | (output <= 0) | rows.unreadable
-        if layout.open:
-            self._look(rows, have, left)
+        self._look(rows, have, left)
 
         time, measured = None, {}
         if "arrival" in have:
@@ -217,17 +223,15 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], left: NDArray[np.bool_]) -> None:
         """Tell the findings what columns say that the user did not name."""
-        for name in (*STATUS_NAMES, *IDENTITY_NAMES):
+        same = [f"? {name}" for name in (*IDENTITY_NAMES, *UNIT_NAMES)]
+        for key in have & {*same, *(f"one {name}" for name in self.layout.one)}:
+            values = self.values.setdefault(rows.names[key], set())
+            if len(values) < 10:
+                values.update(np.unique(rows.columns[key][~left]).tolist())
+        for name in STATUS_NAMES if not self.layout.status else ():
             if f"? {name}" not in have:
                 continue
             column = rows.columns[f"? {name}"]
-            if name in IDENTITY_NAMES:
-                values = self.values.setdefault(name, set())
-                if len(values) < 10:
-                    values.update(np.unique(column[~left]).tolist())
-                continue
-            if self.layout.status:
-                continue
             says = served(rows, f"? {name}", self.source.success)
             bad = (says.failed | says.unknown) & ~left & ~np.isin(column, _EMPTY)
             if bad.any():
@@ -332,11 +336,6 @@ def read_csv(source: Source) -> Iterator[Block]:
 )
 def read_jsonl(source: Source) -> Iterator[Block]:
     """Yield the objects of a file with named fields; ``rows`` is the path to lists of them."""
-    if source.path.is_file() and not is_json(source):
-        raise InputError(
-            f"{source.path}: line 1: found no JSON; expected JSON lines or a JSON list (the format "
-            "csv reads CSV and Parquet)"
-        )
     return read_table(source, _named(source, json=True))
 
 
@@ -354,13 +353,3 @@ def _register(name: str, table: dict[str, Any]) -> None:
 
 for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read_text()).items():
     _register(_name, _table)
-
-
-@trace_format("burstgpt", "BurstGPT: requests to ChatGPT, GPT-4 (CSV)", options=("unit",), unit="s")
-def read_burstgpt(source: Source) -> Iterator[Block]:
-    """Yield the rows of BurstGPT (Wang et al. 2024). A request without response tokens failed."""
-    names = {"arrival": "Timestamp", "prompt_tokens": "Request tokens"}
-    names["output_tokens"] = "Response tokens"
-    layout = Layout({field: (name,) for field, name in names.items()}, json=False)
-    for block in read_table(source, layout):
-        yield replace(block, failed=block.output_tokens == 0)

@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 from optsched.files.measured import DAY_S
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source
-from optsched.workloads.traces.fields import PLACES
+from optsched.workloads.traces.fields import PLACES, UNIT_WORDS
 
 _UNIT_SAYS = "the option unit (--unit) says what is meant"
-_POINT_SAYS = "a point in time is named by {0} (--column {0}=NAME), another unit by --unit"
-_IN_NAME = re.compile(
-    r"(?:[_\-. (\[/]|(?<=[a-z])(?=[A-Z]))"
-    r"(?i:(ns|nanos?|nanoseconds?)|(us|micros?|microseconds?)|(ms|millis?|milliseconds?)"
-    r"|(s|secs?|seconds?))[)\]]?$"
+_POINT_SAYS = (
+    "a point in time is named by {0} (of csv and jsonl, --column {0}=NAME), another unit by --unit"
 )
+_IN_NAME = re.compile(rf"(?:[_\-. (\[/]|(?<=[a-z])(?=[A-Z]))((?i:{'|'.join(UNIT_WORDS)}))[)\]]?$")
 
 
 def unit_in_name(name: str) -> str | None:
     """Return the unit that the name of a column ends in, as in ``send_time_us``, if any."""
     found = _IN_NAME.search(name)
-    return None if found is None else ("ns", "us", "ms", "s")[found.lastindex - 1]  # type: ignore[operator]
+    return None if found is None else UNIT_WORDS[found[1].casefold()]
 
 
 def impossible_times(block: Block) -> dict[int, str]:
@@ -83,11 +81,11 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
                 raise InputError(f"{source.path}: {words}")
     if said or n < 2 or not span_s:
         return
-    if span_s < 0.1 or (n >= 20 and n > 100 * span_s):
+    if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
         source.findings.odd(
             f"all {n} requests arrive within {span_s:g} s, if times are in {unit}; {_UNIT_SAYS}"
         )
-    elif span_s > (120 if n >= 10 else 3600) * (n - 1):
+    elif span_s > (120 if n >= 10 else 300) * (n - 1):
         source.findings.odd(
             f"requests arrive {span_s / (n - 1):g} s apart on average, if times are in {unit}; "
             f"{_UNIT_SAYS}"
@@ -114,6 +112,13 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
             raise InputError(f"{source.path}: {words}")
         source.findings.odd(words)
 
+    if kept.ttft_s is not None:  # the shortest one has not waited for others
+        low, ttft = float(kept.ttft_s.min()), float(np.median(kept.ttft_s))
+        if low > 10 or 0 < ttft < 1e-4:
+            source.findings.odd(
+                f"the first token takes {low:.3g} s or more, {ttft:.3g} s in the median; "
+                f"{_UNIT_SAYS}, also of one field (--unit ttft=ms)"
+            )
     if kept.time_ns is None:
         return
     span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))

@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 from optsched.workloads.traces.fields import Fields
 
 _STATUS = (
-    "status|state|outcome|success|succeeded|ok|error|errors|is_error|has_error|error_message|"
-    "error_msg|error_type|error_code|exception|failed|failure|cancelled|canceled|was_cancelled|"
-    "aborted|timed_out|status_code|http_status|http_status_code|response_code|http_code|"
-    "finish_reason"
+    "status|state|outcome|success|succeeded|successful|is_success|ok|error|errors|is_error|"
+    "has_error|error_message|error_msg|error_type|error_code|exception|failed|failure|cancelled|"
+    "canceled|was_cancelled|aborted|timed_out|status_code|status_message|http_status|"
+    "http_status_code|response_status|response_code|request_status|http_code|finish_reason|level"
 )
 STATUS_NAMES = _STATUS.split("|")
 """Names of columns that say whether a request was served."""
 
-IDENTITY_NAMES = ["model", "model_name", "model_id", "server", "endpoint", "phase", "run_id"]
+_IDENTITY = (
+    "model|model_name|model_id|server|endpoint|phase|run_id|instance|instance_id|replica|"
+    "replica_id|engine|host|hostname|node|device|gpu|hardware"
+)
+IDENTITY_NAMES = _IDENTITY.split("|")
 """Names of columns of which an instance expects one value."""
 
 UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
@@ -27,14 +31,16 @@ UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
 _NOTHING = re.compile(r"|null|none|nan|\[\]|\{\}|no_error|no|false|0|ok")
 _GOOD = re.compile(
     "ok|okay|success|succeeded|successful|complete|completed|finished|done|passed|served|true|yes|"
-    "stop|length|eos|end_turn|max_tokens|tool_calls|status_code_ok|status_code_unset|unset"
+    "stop|length|eos|end_turn|max_tokens|tool_calls|status_code_ok|status_code_unset|unset|"
+    "finished_stopped|finished_length_capped|default|debug|info|warning"
 )
 _BAD = re.compile(
-    "error|errored|err|fail|failed|failure|timeout|timed_out|timedout|cancelled|canceled|abort|"
-    "aborted|rejected|dropped|incomplete|false|no|exception|expired|killed|refused|unserved|"
-    "throttled|rate_limited|status_code_error|unfinished|crashed"
+    r"err(or|$)|fail|time_?d?_?out|cancel|abort|reject|drop|(in|not_|un)(complete|finish|serv)|"
+    r"^(false|no)$|excep|expire|kill|refuse|throttle|rate_limit|crash|ignored"
 )
-_TELLS_FAILURE = re.compile(r"err|fail|exception|cancel|abort|timed_?out|timeout", re.IGNORECASE)
+_TELLS_FAILURE = re.compile(
+    r"err|fail|exception|cancel|abort|timed_?out|timeout|cache_?hit", re.IGNORECASE
+)
 _TELLS_SUCCESS = re.compile(r"succe|(^|[._])(is_?)?(ok|completed?|done|served)$", re.IGNORECASE)
 
 
@@ -71,7 +77,7 @@ def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
         return plain == "1"
     if _GOOD.fullmatch(plain):
         return True
-    return False if _BAD.fullmatch(plain) else _http(plain)
+    return False if _BAD.search(plain) else _http(plain)
 
 
 def _http(word: str) -> bool | None:
