@@ -239,8 +239,8 @@ class _Table:
                 word = column[i].decode(errors="replace")
                 words = self.failures.setdefault(
                     name,
-                    f"the column {name} does not say success, as with {word!r:.40}: these rows "
-                    f"are kept; status={name} (--column status={name}) leaves out what failed",
+                    f"the column {name} does not say success, as with {word!r:.40}: these rows are "
+                    f"kept; of csv and jsonl, --column status={name} leaves out what failed",
                 )
                 self.source.findings.odd(words, int(rows.line[i]), int(bad.sum()))
                 left = left | bad

@@ -201,6 +201,8 @@ class _Text:
                     self._more(self._stream.read(max(_READ_BYTES, held)))
                     continue
                 words = error.msg[0].lower() + error.msg[1:]
+                if error.pos == self.at == 0:
+                    words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
                 self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
@@ -210,8 +212,6 @@ class _Text:
             return value
 
     def fail(self, position: int, words: str) -> NoReturn:
-        if position == self.at == 0:
-            words = "expected JSON lines or a JSON list (the format csv reads CSV and Parquet)"
         raise _NotJsonError(
             f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
         ) from None

@@ -53,6 +53,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     lists = {name: _entries(source, run, name) for name in {*needed, *found, ends}}
     errors = _entries(source, run, "errors") if run.get("errors") else []
     inside = source.window.take(len(lists["input_lens"]))
+    if inside.start == inside.stop:
+        return
     lists = {name: values[inside] for name, values in lists.items()}
     rows = Fields.from_texts(
         source,
