@@ -274,10 +274,10 @@ def read_trace_report(
         )
     instance = _instance(file, kept, wanted, since)
     why = wanted.changes
-    if not why and kept.latency_s is None:
-        why = "no latencies (of csv and jsonl, columns latency or finished_at)"
-    elif not why and not rows.arrivals:
-        why = "latencies, but no arrivals (of a benchmark, start_times)"
+    if kept.latency_s is None:
+        why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
+    if not rows.arrivals:
+        why = why or "latencies, but no arrivals (of a benchmark, start_times)"
     report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,

@@ -174,12 +174,7 @@ def words(text: str) -> int:
 
 def has_word(text: str, length: int) -> bool:
     """Return whether one of the words that `words` counts is longer than this."""
-    return any(
-        len(one) > length
-        for part in text.split()
-        if len(part) > length
-        for one in _WORD.findall(part)
-    )
+    return any(len(word) > length for word in _WORD.findall(text))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,14 @@
 """Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
 
 A conversation is one request. Its first question is the prompt, and the answer is the output.
+ShareGPT's turns have ``from`` and ``value``, those of LMSYS-Chat-1M ``role`` and ``content`` (Zheng et
+al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,48 +21,6 @@ from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parqu
 _LONG_WORD = 1000
 _USERS = ("human", "user")
 _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
-
-
-@trace_format("sharegpt", "ShareGPT conversations (JSON or Parquet)", options=("tokenizer",))
-def read_sharegpt(source: Source) -> Iterator[Block]:
-    """Yield conversations from ``conversations``, whose turns have ``from`` and ``value``.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A malformed conversation, with its line.
-    """
-    return _read(source, ("conversations", "conversation", "items"))
-
-
-@trace_format("lmsys", "LMSYS-Chat-1M conversations (JSON or Parquet)", options=("tokenizer",))
-def read_lmsys(source: Source) -> Iterator[Block]:
-    """Yield conversations from ``conversation``, whose turns have ``role`` and ``content``.
-
-    The format is that of LMSYS-Chat-1M (Zheng et al. 2023).
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A malformed conversation, with its line.
-    """
-    return _read(source, ("conversation", "conversations"))
 
 
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
@@ -133,3 +94,11 @@ def _tokens(source: Source, line: int, text: str) -> int:
             rows=1,
         )
     return count
+
+
+for _name, _words, _names in (
+    ("sharegpt", "ShareGPT", ("conversations", "conversation", "items", "messages")),
+    ("lmsys", "LMSYS-Chat-1M", ("conversation", "conversations")),
+):
+    _summary = f"{_words} conversations (JSON or Parquet)"
+    trace_format(_name, _summary, options=("tokenizer",))(partial(_read, names=_names))

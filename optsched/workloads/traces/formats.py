@@ -281,7 +281,7 @@ def _parquet(
         # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
         texts = {name: _texts(batch.column(column)) for name, column in found.items()}
         lines = range(first, first + batch.num_rows)
-        yield Fields.from_texts(source, lines, found, texts)
+        yield Fields(source, lines, found, texts)
 
 
 def _texts(column: Any) -> list[str]:
@@ -317,26 +317,17 @@ def _named(source: Source, json: bool) -> Layout:
     )
 
 
-@trace_format(
-    "csv",
-    "Any CSV or Parquet file with named columns",
-    options=("columns", "unit", "success"),
-    unit="s",
-)
-def read_csv(source: Source) -> Iterator[Block]:
-    """Yield the rows of a file with named columns; a field's own name is the default."""
-    return read_table(source, _named(source, json=False))
+def _read_named(source: Source, json: bool) -> Iterator[Block]:
+    return read_table(source, _named(source, json))
 
 
-@trace_format(
-    "jsonl",
-    "Any JSON lines or JSON list with named fields",
-    options=("columns", "unit", "success"),
-    unit="s",
-)
-def read_jsonl(source: Source) -> Iterator[Block]:
-    """Yield the objects of a file with named fields; ``rows`` is the path to lists of them."""
-    return read_table(source, _named(source, json=True))
+for _name, _summary in (
+    ("csv", "Any CSV or Parquet file with named columns"),
+    ("jsonl", "Any JSON lines or JSON list with named fields"),
+):
+    _options = ("columns", "unit", "success")
+    _reader = partial(_read_named, json=_name == "jsonl")
+    trace_format(_name, _summary, options=_options, unit="s")(_reader)
 
 
 def _register(name: str, table: dict[str, Any]) -> None:

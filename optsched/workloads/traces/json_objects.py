@@ -274,7 +274,7 @@ def read_objects(
                 if value is not None and (field := other.get(plain_name(name), "")):
                     columns.setdefault(field, ["null"] * len(rows))[k] = as_text(value)
                     names[field] = name
-        yield Fields.from_texts(source, [line for line, _ in rows], names, columns, missing)
+        yield Fields(source, [line for line, _ in rows], names, columns, missing)
 
 
 _MISSING = object()

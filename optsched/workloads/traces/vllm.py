@@ -56,7 +56,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     if inside.start == inside.stop:
         return
     lists = {name: values[inside] for name, values in lists.items()}
-    rows = Fields.from_texts(
+    rows = Fields(
         source,
         range(inside.start + 1, inside.stop + 1),
         {name: name for name in lists},
