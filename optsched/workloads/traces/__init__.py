@@ -249,7 +249,7 @@ def read_trace_report(
         run=wanted.run,
         drawn=wanted.rate is not None,
         count=token_counter(wanted.tokenizer),
-        findings=Findings(file, wanted.strict),
+        findings=Findings(wanted.strict),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]

@@ -131,26 +131,40 @@ class Findings:
     With ``strict`` either is refused at once.
     """
 
-    def __init__(self, path: Path, strict: bool) -> None:
-        self.path, self.strict = path, strict
-        self.unreadable = 0
+    def __init__(self, strict: bool) -> None:
+        self.path, self.strict, self.unreadable = Path(), strict, 0
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}
 
-    def skip(self, line: int, error: InputError) -> None:
+    def at(self, line: int, words: str) -> InputError:
+        """Return an error that names the file and the line."""
+        return InputError(f"{self.path}: line {line}: {words}")
+
+    def skip(self, line: int, words: str | InputError) -> None:
         """Count a row that cannot be read, and keep the error of the first."""
+        error = words if isinstance(words, InputError) else self.at(line, words)
         if self.strict:
             raise error
         self.unreadable += 1
         if line < self.first_line:
             self.first_line, self.first = line, error
 
-    def odd(self, words: str, line: int = 0, rows: int = 0, harmless: bool = False) -> None:
-        """Count rows that are odd in one way, from a line on; no line means the whole trace."""
-        if self.strict and not harmless:
-            place = f"line {line}: " if line else ""
-            raise InputError(f"{self.path}: {place}{words}")
+    def odd(
+        self,
+        words: str,
+        line: int = 0,
+        rows: int = 0,
+        *,
+        harmless: bool = False,
+        sure: bool = False,
+    ) -> None:
+        """Count rows that are odd in one way, from a line on; no line means the whole trace.
+
+        What is surely wrong is refused, and with ``strict`` what is not harmless.
+        """
+        if sure or (self.strict and not harmless):
+            raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 
@@ -212,7 +226,10 @@ class Source:
     run: int | None = None
     drawn: bool = False
     count: Callable[[str], int] = words
-    findings: Findings = field(default_factory=lambda: Findings(Path(), strict=True))
+    findings: Findings = field(default_factory=lambda: Findings(strict=True))
+
+    def __post_init__(self) -> None:
+        self.findings.path = self.path
 
     def unit(self, field: str, default: str) -> str:
         """Return the unit of a field: the user's, or else the format's. Beside dates it is s."""

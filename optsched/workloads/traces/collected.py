@@ -88,30 +88,26 @@ class Rows:
         good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
         if not good.all():
             i = int(np.argmin(good))
-            line = int(block.line[i])
-            if self.findings.strict:
-                tokens = (
-                    f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
-                )
-                found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
-                raise InputError(
-                    f"{self.source.path}: line {line}: found {found}; expected 1 or more prompt "
-                    "and output tokens"
-                )
+            line, found = int(block.line[i]), "a failed request"
+            if not failed[i]:
+                tokens = (block.prompt_tokens[i], block.output_tokens[i])
+                found = "{} prompt and {} output tokens: zero or negative tokens".format(*tokens)
+            right = "expected 1 or more prompt and output tokens"
+            self._refuse_if_strict(line, f"found {found}; {right}")
             self.first_dropped = min(self.first_dropped, line)
             self.failed += int(failed.sum())
             self.empty += int((~good & ~failed).sum())
             block = block.pick(good)
         contrary = impossible_times(block)
-        for i in contrary:
-            line = int(block.line[i])
-            words = f"{self.source.path}: line {line}: {contrary[i]}"
-            self.findings.skip(line, InputError(words))
+        for i, words in contrary.items():
+            self.findings.skip(int(block.line[i]), words)
         self.contrary += len(contrary)
         self._usable_rows += len(block.line) - len(contrary)
-        if not contrary:
-            return block
-        return block.pick(np.setdiff1d(np.arange(len(block.line)), list(contrary)))
+        return block.pick(~np.isin(np.arange(len(block.line)), list(contrary)))
+
+    def _refuse_if_strict(self, line: int, words: str) -> None:
+        if self.findings.strict:
+            raise self.findings.at(line, words)
 
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
@@ -130,11 +126,8 @@ class Rows:
         if not back.any():
             return
         line = int(block.line[np.argmax(back)])
-        if self.findings.strict:
-            raise InputError(
-                f"{self.source.path}: line {line}: found a time before that of the row above; "
-                "expected rows in the order of their arrivals"
-            )
+        words = "found a time before that of the row above; expected rows in the order of arrivals"
+        self._refuse_if_strict(line, words)
         if self.first_backwards is None:
             self.first_backwards = line
         self.backwards += int(back.sum())

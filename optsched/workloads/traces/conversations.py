@@ -1,8 +1,8 @@
 """Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
 
 A conversation is one request. Its first question is the prompt, and the answer is the output.
-ShareGPT's turns have ``from`` and ``value``, those of LMSYS-Chat-1M ``role`` and ``content`` (Zheng et
-al. 2023).
+Turns have ``from`` and ``value`` in ShareGPT, and ``role`` and ``content`` in LMSYS-Chat-1M
+(Zheng et al. 2023).
 """
 
 from __future__ import annotations

@@ -207,8 +207,7 @@ def read_delimited(
             whole: list[tuple[int, list[str]]] = []
             for line, row in block[window.take(len(block))]:
                 if isinstance(row, str):
-                    words = f"{path}: line {line}: not CSV: {row}"
-                    source.findings.skip(line, InputError(words))
+                    source.findings.skip(line, f"not CSV: {row}")
                     continue
                 joined, width = delimiter.join(row), len(header)
                 _check_utf8(path, joined, line)
@@ -216,7 +215,7 @@ def read_delimited(
                     whole.append((line, row))
                 else:
                     words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
-                    source.findings.skip(line, InputError(f"{path}: line {line}: {words}"))
+                    source.findings.skip(line, words)
             if whole:
                 names = {field: header[k] for field, k in where.items()}
                 columns = {field: [row[k] for _, row in whole] for field, k in where.items()}

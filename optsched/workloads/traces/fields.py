@@ -234,14 +234,10 @@ class Fields:
         """Tell the findings that a row cannot be read: what was found and what is right."""
         if self.unreadable[row]:
             return
-        shown = repr(self._text(field, row) if found is None else found)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        line = int(self.line[row])
-        place = f"{self.source.path}: line {line}: {self.names[field]}"
-        error = InputError(f"{place}: found {shown}; expected {right}")
-        error = self.missing.get((field, row), error)
-        self.source.findings.skip(line, error)
+        line, shown = int(self.line[row]), repr(self._text(field, row) if found is None else found)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        words = f"{self.names[field]}: found {shown}; expected {right}"
+        self.source.findings.skip(line, self.missing.get((field, row), words))
         self.unreadable[row] = True
 
 

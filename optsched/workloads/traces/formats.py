@@ -129,14 +129,13 @@ class _Table:
         """Refuse a file whose names or marks say another format or unit than is meant."""
         source, layout = self.source, self.layout
         have = rows.columns.keys() - (self.absent or set())
-        place = f"{source.path}: line {rows.line[0]}:"
-
+        findings, first = source.findings, int(rows.line[0])
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
-                raise InputError(f"{place} found the field {name} of {words}")
+                raise findings.at(first, f"found the field {name} of {words}")
         for point in DURATIONS.values():
             if point in have and "arrival" not in have:
-                raise InputError(f"{place} found {point} without arrival, from which times count")
+                raise findings.at(first, f"found {point} without arrival, from which times count")
 
         said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
         columns = {name: rows.names[name] for name in said}
@@ -151,13 +150,12 @@ class _Table:
             if unit in (None, used) or used not in PLACES or name in source.units:
                 continue
             option = unit if not general and {*said.values()} == {unit} else f"{name}={unit}"
-            found = (
+            findings.odd(
                 f"the column {columns[name]} says {unit}, and {name} is read in {used}; "
-                f"--unit {option} says so"
+                f"--unit {option} says so",
+                first,
+                sure=general in (None, "datetime"),
             )
-            if general in (None, "datetime"):
-                raise InputError(f"{place} {found}")
-            source.findings.odd(found)
 
     def _block(self, rows: Fields) -> Block:
         source, layout = self.source, self.layout
@@ -207,12 +205,9 @@ class _Table:
         for name in sorted(have):
             if not name.startswith("status "):
                 continue
-            says = served(rows, name, self.source.success.union(self.layout.success))
-            failed |= says.failed
-            if not self.layout.open:
-                failed |= says.unknown
-                continue
-            for i in np.flatnonzero(says.unknown & ~rows.unreadable).tolist():
+            bad, unknown = served(rows, name, self.source.success.union(self.layout.success))
+            failed |= bad if self.layout.open else bad | unknown
+            for i in np.flatnonzero(unknown & self.layout.open).tolist():
                 rows.refuse(
                     name,
                     i,
@@ -232,8 +227,8 @@ class _Table:
             if f"? {name}" not in have:
                 continue
             column = rows.columns[f"? {name}"]
-            says = served(rows, f"? {name}", self.source.success)
-            bad = (says.failed | says.unknown) & ~left & ~np.isin(column, _EMPTY)
+            failed, unknown = served(rows, f"? {name}", self.source.success)
+            bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
             if bad.any():
                 i = int(np.argmax(bad))
                 word = column[i].decode(errors="replace")
@@ -249,11 +244,11 @@ class _Table:
         part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
         if part.any():
             i = int(np.argmax(part))
-            raise InputError(
-                f"{self.source.path}: line {rows.line[i]}: {rows.names['arrival']}: found "
-                f"{rows.columns['arrival'][i].decode()}; expected whole {unit}, as this format "
-                f"has them; unit (--unit) says the unit: --unit s for seconds, --unit {unit} if it "
-                f"is {unit}"
+            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i].decode()}"
+            raise self.source.findings.at(
+                int(rows.line[i]),
+                f"{found}; expected whole {unit}, as this format has them; unit (--unit) says the "
+                f"unit: --unit s for seconds, --unit {unit} if it is {unit}",
             )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.measured import DAY_S
-from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source
 from optsched.workloads.traces.fields import PLACES, UNIT_WORDS
 
@@ -71,14 +70,11 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
         low = 10.0 ** (18 - places)
         far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
         if far and other != unit and (numbers >= low).all() and (numbers <= 4 * low).all():
-            words = (
+            source.findings.odd(
                 f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
-                f"1970 in {other}: {_UNIT_SAYS}"
+                f"1970 in {other}: {_UNIT_SAYS}",
+                sure=not said and span_s <= 60,
             )
-            if said or span_s > 60:
-                source.findings.odd(words)
-            else:
-                raise InputError(f"{source.path}: {words}")
     if said or n < 2 or not span_s:
         return
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
@@ -104,13 +100,11 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
     else:  # which may be mostly queueing
         step = float(np.median(latency / output))
     if not 1e-4 < step < 5:
-        words = (
+        source.findings.odd(
             f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
-            "(--unit latency=ms)"
+            "(--unit latency=ms)",
+            sure=sure,
         )
-        if sure:
-            raise InputError(f"{source.path}: {words}")
-        source.findings.odd(words)
 
     if kept.ttft_s is not None:  # the shortest one has not waited for others
         low, ttft = float(kept.ttft_s.min()), float(np.median(kept.ttft_s))
@@ -132,11 +126,9 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
     spread = float(np.ptp(after))
     if len(latency) < 3 or after.min() <= 0 or spread > 0.5 * span or np.ptp(latency) < 0.5 * span:
         return
-    words = (
+    source.findings.odd(
         "latencies grow with the arrivals as points in time do; "
         + _POINT_SAYS.format("finished_at")
-        + "; --unit latency=s if they are latencies"
+        + "; --unit latency=s if they are latencies",
+        sure=len(latency) >= 5 and spread < 0.1 * span and "latency" not in source.units,
     )
-    if len(latency) >= 5 and spread < 0.1 * span and "latency" not in source.units:
-        raise InputError(f"{source.path}: {words}")
-    source.findings.odd(words)

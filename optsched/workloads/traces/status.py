@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,26 +43,23 @@ _TELLS_FAILURE = re.compile(
 _TELLS_SUCCESS = re.compile(r"succe|(^|[._])(is_?)?(ok|completed?|done|served)$", re.IGNORECASE)
 
 
-class Served(NamedTuple):
-    """Rows that a status calls failed, and rows whose status is no known word."""
-
-    failed: NDArray[np.bool_]
-    unknown: NDArray[np.bool_]
-
-
 def lists_errors(name: str) -> bool:
     """Return whether a column of this name is empty unless a request failed."""
     return _TELLS_FAILURE.search(name) is not None
 
 
-def served(rows: Fields, field: str, success: frozenset[str]) -> Served:
-    """Return what a column of statuses says. ``success`` has further words of success."""
+def served(
+    rows: Fields, field: str, success: frozenset[str]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the rows that a column of statuses calls failed, and those with no known word.
+
+    ``success`` has further words of success.
+    """
     words, index = np.unique(rows.columns[field], return_inverse=True)
     name = rows.names[field]
     good = [_is_good(word.decode(errors="replace").strip(), name, success) for word in words]
-    failed = np.array([one is False for one in good], dtype=bool)
-    unknown = np.array([one is None for one in good], dtype=bool)
-    return Served(failed[index], unknown[index])
+    failed, unknown = (np.array([one is bad for one in good], dtype=bool) for bad in (False, None))
+    return failed[index], unknown[index]
 
 
 def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
