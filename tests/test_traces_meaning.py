@@ -214,7 +214,7 @@ BLIS_NAMES = {
 def test_points_in_time_are_no_durations(tmp_path):
     file = put(tmp_path, BLIS)
     wrong = {**BLIS_NAMES, "ttft": "first_chunk_time_us", "latency": "last_chunk_time_us"}
-    words = "line 2: ttft: found a TTFT of 1771000000 s; expected more than 0 and at most a day; a"
+    words = "line 2: ttft: found a ttft of 1771000000 s; expected more than 0 and at most a day; a"
     assert "--column first_token_at=NAME" in refused(words, "csv", file, columns=wrong, unit="us")
 
 

@@ -168,12 +168,12 @@ class Findings:
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """Return what was odd in words, without rows that cannot be read."""
-        return tuple(
+        return [
             f"{words} ({rows} row{'s' * (rows > 1)}, the first in line {line})" if line else words
             for words, (line, rows) in self._odd.items()
-        )
+        ]
 
 
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"

@@ -112,10 +112,10 @@ class Rows:
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
             self.arrivals = False
-            if self.findings.strict and not self.source.drawn:
-                raise InputError(
-                    f"{self.source.path}: found no arrivals; expected rate=R (--rate R) for "
-                    "Poisson arrivals of R requests a second, or inf for all at 0"
+            if not self.source.drawn:
+                self.findings.odd(
+                    "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
+                    "Poisson arrivals of R requests a second, or inf says so"
                 )
             return
         if self.source.drawn or not len(block.time_ns):
@@ -170,27 +170,22 @@ class Rows:
             "with 1 or more prompt and output tokens"
         )
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """Return in words how many rows were dropped or sorted, and what is odd."""
-        notes: tuple[str, ...] = ()
-        unreadable, first = self.findings.unreadable, self.findings.first
+        notes, first = list[str](), self.findings.first
         if self.dropped:
-            kinds = {
-                "failed": self.failed,
-                "with zero or negative tokens": self.empty,
-                "unreadable": unreadable,
-            }
-            words = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-            notes += (
-                f"dropped {self.dropped} of {self.window.taken} rows ({words}), the first in line "
-                f"{self.first_dropped_line}",
+            kinds = (
+                (self.failed, "failed"),
+                (self.empty, "with zero or negative tokens"),
+                (self.findings.unreadable, "unreadable"),
             )
+            words = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+            words = f"dropped {self.dropped} of {self.window.taken} rows ({words})"
+            notes.append(f"{words}, the first in line {self.first_dropped_line}")
         if first is not None:
             shown = str(first).removeprefix(f"{self.source.path}: ")
-            notes += (f"the first unreadable row: {shown}",)
+            notes.append(f"the first unreadable row: {shown}")
         if self.backwards:
-            notes += (
-                f"time goes backwards at {self.backwards} rows, the first in line "
-                f"{self.first_backwards}: sorted by arrival",
-            )
-        return notes + self.findings.notes()
+            words = f"{self.backwards} rows, the first in line {self.first_backwards}"
+            notes.append(f"time goes backwards at {words}: sorted by arrival")
+        return [*notes, *self.findings.notes()]

@@ -26,21 +26,15 @@ _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
     """Yield one row per conversation, with 0 tokens for a missing question or answer."""
     for rows in _conversations(source, names):
-        lines, sizes = [], []
+        sizes: list[tuple[int, ...]] = []
         for line, row in rows:
             try:
                 turns = member(source.path, line, row, *names)
-                sizes.append(_sizes(source, line, turns))
+                sizes.append((line, *_sizes(source, line, turns)))
             except UnreadableError as error:
                 source.findings.skip(line, error)
-                continue
-            lines.append(line)
-        if lines:
-            yield Block(
-                line=np.array(lines),
-                prompt_tokens=np.array([prompt for prompt, _ in sizes], dtype=np.int64),
-                output_tokens=np.array([output for _, output in sizes], dtype=np.int64),
-            )
+        if sizes:
+            yield Block(*np.array(sizes, dtype=np.int64).T)
 
 
 def _conversations(

@@ -88,8 +88,8 @@ class _Table:
                 self.absent = {
                     name for name in optional if np.isin(rows.columns[name], _EMPTY).all()
                 }
-                self._check(rows)
-            yield self._block(rows)
+                self._check(rows, rows.columns.keys() - self.absent)
+            yield self._block(rows, rows.columns.keys() - self.absent)
         for name, values in self.values.items():
             if len(values) > 1:
                 shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
@@ -125,10 +125,9 @@ class _Table:
         else:
             yield from read_delimited(source, wanted, optional)
 
-    def _check(self, rows: Fields) -> None:
+    def _check(self, rows: Fields, have: Set[str]) -> None:
         """Refuse a file whose names or marks say another format or unit than is meant."""
         source, layout = self.source, self.layout
-        have = rows.columns.keys() - (self.absent or set())
         findings, first = source.findings, int(rows.line[0])
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
@@ -157,9 +156,8 @@ class _Table:
                 sure=general in (None, "datetime"),
             )
 
-    def _block(self, rows: Fields) -> Block:
+    def _block(self, rows: Fields, have: Set[str]) -> Block:
         source, layout = self.source, self.layout
-        have = rows.columns.keys() - (self.absent or set())
         other = np.zeros(len(rows.line), dtype=bool)
         if layout.mixed:
             other = np.isin(rows.columns["prompt_tokens"], _EMPTY)
@@ -189,15 +187,9 @@ class _Table:
             elif point in have and time is not None:
                 points = rows.points(point, layout.unit(source, point), left)
                 measured[name] = np.where(left, 0, points - time) / 1e9
-        return Block(
-            line=rows.line,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            time_ns=time,
-            failed=failed,
-            ttft_s=measured.get("ttft"),
-            latency_s=measured.get("latency"),
-        ).pick(~(other | rows.unreadable))
+        times = (measured.get("ttft"), measured.get("latency"))
+        block = Block(rows.line, prompt, output, time, failed, *times)
+        return block.pick(~(other | rows.unreadable))
 
     def _failed(self, rows: Fields, have: Set[str]) -> NDArray[np.bool_]:
         """Return the rows that a status calls failed. One that says neither cannot be read."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from optsched.files.measured import DAY_S
 from optsched.workloads.traces.base import Block, Source
-from optsched.workloads.traces.fields import PLACES, UNIT_WORDS
+from optsched.workloads.traces.fields import DURATIONS, PLACES, UNIT_WORDS
 
 _UNIT_SAYS = "the option unit (--unit) says what is meant"
 _POINT_SAYS = (
@@ -28,21 +28,16 @@ def impossible_times(block: Block) -> dict[int, str]:
     """Return the rows whose measured times cannot be, and what is wrong with each."""
     wrong: dict[int, str] = {}
     ttft, latency = block.ttft_s, block.latency_s
-    for name, point, times in (
-        ("latency", "finished_at", latency),
-        ("TTFT", "first_token_at", ttft),
-    ):
+    for name, times in (("latency", latency), ("ttft", ttft)):
         if times is None:
             continue
         low = times <= 0 if name == "latency" else times < 0
         for i in np.flatnonzero(low | (times > DAY_S)).tolist():
-            found = f"a {name} of {times[i]:.10g} s"
+            says = f"a {name} of {times[i]:.10g} s"
             if times[i] < 0:
-                found = f"a {name} that ends {-times[i]:.10g} s before the arrival"
-            wrong[i] = (
-                f"{name.lower()}: found {found}; expected more than 0 and at most a day; "
-                + _POINT_SAYS.format(point)
-            )
+                says = f"a {name} that ends {-times[i]:.10g} s before the arrival"
+            says = f"{name}: found {says}; expected more than 0 and at most a day; "
+            wrong[i] = says + _POINT_SAYS.format(DURATIONS[name])
     if ttft is not None and latency is not None:
         # Sums of the same steps may differ in the last digits.
         for i in np.flatnonzero(ttft > latency * (1 + 1e-9)).tolist():

@@ -37,21 +37,19 @@ def read_vllm(source: Source) -> Iterator[Block]:
     _, run = pick_run(source, floats=float)
     ends = next((name for name in _LATENCIES if name in run), "itls")
     needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
-    missing = [name for name in needed if name not in run]
-    if "input_lens" in missing:
-        raise InputError(
-            f"{source.path}: input_lens: found no lists of requests; expected a benchmark run with "
-            "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which writes "
-            "them"
-        )
-    if missing:
-        raise InputError(
-            f"{source.path}: expected the list {missing[0]}; found {', '.join(run)[:200]}"
-        )
+    for name in needed:
+        if name not in run:
+            words = f"expected the list {name}; found {', '.join(run)[:200]}"
+            if name == "input_lens":
+                words = (
+                    "input_lens: found no lists of requests; expected a benchmark run with "
+                    "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which "
+                    "writes them"
+                )
+            raise InputError(f"{source.path}: {words}")
 
-    found = [name for name in ("ttfts", "start_times") if name in run]
+    found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
     lists = {name: _entries(source, run, name) for name in {*needed, *found, ends}}
-    errors = _entries(source, run, "errors") if run.get("errors") else []
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
         return
@@ -64,8 +62,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     )
     prompt, output = rows.whole_numbers("input_lens"), rows.whole_numbers("output_lens")
     failed = output <= 0
-    if errors:
-        failed |= np.array([bool(error) for error in errors[inside]], dtype=bool)
+    if "errors" in lists:
+        failed |= np.array([bool(error) for error in lists["errors"]], dtype=bool)
     failed &= ~rows.unreadable
     left = failed | rows.unreadable
 
