@@ -81,6 +81,7 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
         ({"ttfts": ...}, "expected the list ttfts; found model_id, request_rate"),
         ({"ttfts": [0.1]}, "ttfts: found 1 entries; expected 3, as many as input_lens has"),
         ({"ttfts": "no"}, "ttfts: found 'no'; expected a list"),
+        ({"input_lens": 5}, "input_lens: found '5'; expected a list"),
     ],
 )
 def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):

@@ -359,12 +359,12 @@ def test_a_failed_request_may_lack_what_others_have(tmp_path):
 def test_statuses_and_servers_are_looked_for_in_every_format(tmp_path):
     rows = ("2024-05-10 00:00:00,6,5,200,a", "2024-05-10 00:00:01,7,5,500,b")
     file = put(tmp_path, table("TIMESTAMP,ContextTokens,GeneratedTokens,Status Code,Host", *rows))
-    warned("the column status_code does not say success, as with '500'", "azure", file)
+    warned("the column Status Code does not say success, as with '500'", "azure", file)
     notes = read("azure", file)[3].notes
     assert "the column Host has several values ('a', 'b'), which are all read alike" in notes
     file = put(tmp_path, lines({"ts": 0, "in": 6, "out": 5, "statusCode": 503}))
     warned(
-        "the column status_code does not say success, as with '503'", "jsonl", file, columns=NAMES
+        "the column statusCode does not say success, as with '503'", "jsonl", file, columns=NAMES
     )
 
 

@@ -230,6 +230,12 @@ class Fields:
     def _text(self, field: str, row: int) -> str:
         return str(self.columns[field][row].decode()).strip()
 
+    def odd(self, words: str, rows: NDArray[np.bool_], *, harmless: bool = False) -> None:
+        """Tell the findings that some rows are odd, if there are any."""
+        if rows.any():
+            line, count = int(self.line[np.argmax(rows)]), int(rows.sum())
+            self.source.findings.odd(words, line, count, harmless=harmless)
+
     def refuse(self, field: str, row: int, right: str, found: object = None) -> None:
         """Tell the findings that a row cannot be read: what was found and what is right."""
         if self.unreadable[row]:

@@ -161,10 +161,7 @@ class _Table:
         other = np.zeros(len(rows.line), dtype=bool)
         if layout.mixed:
             other = np.isin(rows.columns["prompt_tokens"], _EMPTY)
-            if other.any():
-                words = "objects have no tokens and are no requests"
-                line, count = int(rows.line[np.argmax(other)]), int(other.sum())
-                source.findings.odd(words, line, count, harmless=True)
+            rows.odd("objects have no tokens and are no requests", other, harmless=True)
 
         failed = self._failed(rows, have)
         left = failed | other | rows.unreadable
@@ -218,18 +215,17 @@ class _Table:
         for name in STATUS_NAMES if not self.layout.status else ():
             if f"? {name}" not in have:
                 continue
-            column = rows.columns[f"? {name}"]
+            column, named = rows.columns[f"? {name}"], rows.names[f"? {name}"]
             failed, unknown = served(rows, f"? {name}", self.source.success)
             bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
             if bad.any():
-                i = int(np.argmax(bad))
-                word = column[i].decode(errors="replace")
+                word = column[np.argmax(bad)].decode(errors="replace")
                 words = self.failures.setdefault(
                     name,
-                    f"the column {name} does not say success, as with {word!r:.40}: these rows are "
-                    f"kept; of csv and jsonl, --column status={name} leaves out what failed",
+                    f"the column {named} does not say success, as with {word!r:.40}: these rows "
+                    f"are kept; of csv and jsonl, --column status={named} leaves out what failed",
                 )
-                self.source.findings.odd(words, int(rows.line[i]), int(bad.sum()))
+                rows.odd(words, bad)
                 left = left | bad
 
     def _check_whole(self, rows: Fields, time: NDArray[np.int64], unit: str) -> None:

@@ -49,7 +49,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
             raise InputError(f"{source.path}: {words}")
 
     found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
-    lists = {name: _entries(source, run, name) for name in {*needed, *found, ends}}
+    lists = {name: _entries(source, run, name) for name in (*needed, *found, ends)}
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
         return
@@ -83,10 +83,10 @@ def read_vllm(source: Source) -> Iterator[Block]:
 
 def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
     """Return a list of a run, which has an entry for each request."""
-    value, n = run[name], len(run["input_lens"])
+    value = run[name]
     if not isinstance(value, list):
         raise InputError(f"{source.path}: {name}: found {str(value)[:40]!r}; expected a list")
-    if len(value) != n:
+    if len(value) != (n := len(run["input_lens"])):
         raise InputError(
             f"{source.path}: {name}: found {len(value)} entries; expected {n}, as many as "
             "input_lens has"
@@ -105,7 +105,7 @@ def _after_first(
 
     It is, where the first step of every request is its time to the first token.
     """
-    findings, scale = rows.source.findings, 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
+    scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
     sizes = np.zeros(len(ttft), dtype=np.int64)
     for i in np.flatnonzero(~left).tolist():
@@ -120,18 +120,16 @@ def _after_first(
     stepped = sizes > 0
     same, as_many = np.isclose(first, ttft, rtol=1e-6, atol=0), stepped & (sizes == output)
     if 2 * same.sum() > stepped.sum():
-        findings.odd(
+        rows.odd(
             "the inter-token times (itls) begin with the time to the first token, as vLLM's do "
             "not: it is counted once",
-            int(rows.line[np.argmax(same)]),
-            int(same.sum()),
+            same,
         )
         return sums - np.where(same, ttft, 0.0)
-    if as_many.any() and as_many.sum() == stepped.sum():
-        findings.odd(
+    if (as_many == stepped).all():
+        rows.odd(
             "requests have as many inter-token times (itls) as output tokens, where vLLM "
             "writes one less: latencies are too long if the first token's is among them",
-            int(rows.line[np.argmax(as_many)]),
-            int(as_many.sum()),
+            as_many,
         )
     return sums
