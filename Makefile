@@ -1,18 +1,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-DEMO := mc-sf least-work mc-benchmark fcfs sarathi vllm alpha-protection
+DEMO := srpt mc-sf least-work vllm-v1 sarathi fcfs mc-benchmark
 
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs notebooks test test-slow test-vllm vllm-installed vllm-table bench check clean
+.PHONY: demo docs notebooks test test-all test-slow test-vllm vllm-installed vllm-table bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
 
 test: $(STAMP) check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Beside them the product as a whole: guides, notebooks, site, survival, browser, wheel.
+test-all: test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'whole and not slow'
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -12,9 +12,12 @@ Everything is loaded on first use, so that importing the package is fast.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# `typing` and `importlib.abc` take longer to load than all else before the command line is ready.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from optsched.analysis import queueing as queueing
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare

@@ -19,6 +19,18 @@ if not os.environ.get("OPTSCHED_DATA"):
 os.environ.pop("COLUMNS", None)
 
 
+WHOLE = {"browser", "site", "log"}
+"""Fixtures of a browser, of the built site, and of an experiment's processes and their log."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark notebooks and what uses one of `WHOLE` as tests of the product as a whole."""
+    for item in items:
+        if item.path.suffix == ".ipynb" or WHOLE.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("whole")
+
+
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of a solve, a comparison with schedules, and a proved optimum of ``tiny``."""

@@ -31,7 +31,7 @@ class Exhaustive:
         self.arrival = [Fraction(float(v)) * 1000 * SCALE for v in instance.arrival]
         self.room = instance.kv_capacity
         self.newest = 1 if instance.kv_accounting == "generated" else 0
-        none = 10**9
+        none = 2**62
         self.most_tokens = instance.limits.max_batch_tokens or none
         self.most_prefill = instance.limits.max_prefill_tokens or none
         self.most_running = instance.limits.max_running or none
@@ -65,9 +65,7 @@ class Exhaustive:
         for have, decoding, evicted in starts:
             produced = kept if evicted else produced
             need = self.prompt[i] + produced - have
-            for tokens in range(1, need + 1):
-                if tokens < need and not self.split:
-                    continue
+            for tokens in range(1, need + 1) if self.split else [need]:
                 if tokens == need:
                     after = (produced + 1, have + tokens, True)
                 else:

@@ -514,7 +514,7 @@ def test_whatever_is_no_certificate_is_rejected(value: Any) -> None:
 def test_the_command_refuses_forgeries_and_large_files_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optsched.files import strict_json
+    from optsched.problem import text_files
 
     path = tmp_path / "six.json"
     write_instance(SIX, path)
@@ -526,12 +526,12 @@ def test_the_command_refuses_forgeries_and_large_files_in_one_line(
     blanks = gzip.compress(b" " * 2**20)  # a kilobyte each
     (tmp_path / "blanks.json.gz").write_bytes(blanks * 4)
     (tmp_path / "plain.json").write_bytes(b" " * 2**22)
-    monkeypatch.setattr(strict_json, "MAX_BYTES", 2**21)
+    monkeypatch.setattr(text_files, "MAX_BYTES", 2**21)
     for name, code, words in (
         ("forged.json", 5, "is proved"),
         ("slow.json", 5, "clock: found 1000000 rounds"),
         ("blanks.json.gz", 2, "found too much JSON; expected at most 2 MiB"),
-        ("plain.json", 2, "found too much JSON; expected at most 2 MiB"),
+        ("plain.json", 2, "found more than 2 MiB; expected a file"),
     ):
         result = CliRunner().invoke(app, ["verify", str(path), str(tmp_path / name)])
         assert result.exit_code == code, result

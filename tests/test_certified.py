@@ -74,11 +74,13 @@ def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -
 @pytest.mark.parametrize("name", sorted(OTHER))
 def test_an_instance_with_any_field_is_certified(name: str, unit: str) -> None:
     instance, cost = an_instance(unit, name), None if unit == "round" else PLAIN
-    found = bound(instance, cost_model=cost, time_limit_s=0.2)
+    found = bound(instance, cost_model=cost, time_limit_s=1)
     assert found.certificate_missing is None
     assert found.certificate is not None
     proved = verify_certificate(instance, found.certificate, cost)
-    assert proved == pytest.approx(found.certified) == pytest.approx(found.value, rel=1e-5)
+    # A certificate holds for every schedule, also where the bound leaves some out.
+    value = found.value if found.general is None else found.general[0]
+    assert proved == pytest.approx(found.certified) == pytest.approx(value, rel=1e-5)
 
 
 def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:

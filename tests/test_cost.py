@@ -265,7 +265,7 @@ def test_unknown_models_and_missing_files_say_what_there_is(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         load_cost_model(tmp_path / "nope.toml")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(InputError, match="not a readable TOML file"):
+    with pytest.raises(InputError, match="found a directory; expected a cost model in TOML"):
         load_cost_model(tmp_path / "folder.toml")
 
 

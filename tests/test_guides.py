@@ -1,4 +1,4 @@
-"""The guides of docs/develop are followed word by word, each in a copy of the checkout."""
+"""The guides of docs/develop are followed word by word, in one copy of the checkout."""
 
 from __future__ import annotations
 
@@ -65,35 +65,40 @@ def write(block: Block, folder: Path) -> None:
         file.write_text(block.text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_can_be_followed(page: Path, tmp_path: Path) -> None:
+@pytest.mark.whole
+def test_all_guides_can_be_followed_one_after_another(tmp_path: Path) -> None:
     copy_of_the_checkout(tmp_path)
     # Compiling takes longer than the guides' few requests: loops run interpreted.
     settings = {"PYTHONPATH": str(tmp_path), "NUMBA_DISABLE_JIT": "1", "COLUMNS": "200"}
     environment = os.environ | settings
-    ran = []
 
     def run(program: str, words: list[str], status: int) -> str:
         result = subprocess.run(
             [sys.executable, *RUN[program], *words],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         output = result.stdout + result.stderr
         assert result.returncode == status, f"{program} {words} printed\n{output}"
         return output
 
-    for block in blocks(page):
-        if block.title is not None:
-            write(block, tmp_path)
-            continue
-        for (program, *words), status, printed in commands(block.text):
-            if program not in RUN:
+    def follow(page: Path) -> set[str]:
+        """Do what a guide says, and return the commands that were run."""
+        ran = set()
+        for block in blocks(page):
+            if block.title is not None:
+                write(block, tmp_path)
                 continue
-            output = run(program, words, status)
-            line = missing_line(printed, output)
-            assert line is None, f"{name(page)} shows {line!r}; {words} printed\n{output}"
-            ran.append(" ".join([program, *words[:2]]))
-    assert "python -m pytest" in ran
+            for (program, *words), status, printed in commands(block.text):
+                if program not in RUN:
+                    continue
+                output = run(program, words, status)
+                line = missing_line(printed, output)
+                assert line is None, f"{name(page)} shows {line!r}; {words} printed\n{output}"
+                ran.add(" ".join([program, *words[:2]]))
+        return ran
+
+    for page in GUIDES:
+        assert "python -m pytest" in follow(page), f"{name(page)} runs no test"
     for command in STYLE:
         program, *words = command.split()
         run(program, words, 0)

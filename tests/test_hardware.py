@@ -121,7 +121,7 @@ def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
         ("memory_gb=4,memory_gib=5,bandwidth_gb_s=8,tflops=1", "memory_gib: found twice"),
         ("memory_gb=48,cores=3", "parameter 'cores' is unknown"),
         ("memory_gb=inf,bandwidth_gb_s=864,bf16_tflops=1", "found 'inf'; expected a number"),
-        ("nowhere.toml", "nowhere.toml: not a readable TOML file"),
+        ("nowhere.toml", "nowhere.toml: no such file"),
     ],
 )
 def test_peaks_that_are_missing_or_wrong_are_named(spec: str, words: str) -> None:

@@ -10,11 +10,13 @@ import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from optsched.files.outputs import check_folder, check_output, make_folder
 from optsched.files.read_write import (
     FORMATS,
     example_instances,
@@ -29,6 +31,7 @@ from optsched.files.read_write import (
     write_json,
     write_schedule,
 )
+from optsched.problem import text_files
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, Limits, canonical_json
 from optsched.problem.schedule import Schedule, from_batches, from_starts
@@ -190,7 +193,7 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
         ('{"a": -Infinity}', "found -Infinity, which is not JSON"),
         ('{"a": 1, "a": 1}', "a: found twice in one object; expected once"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "number of thousands of digits"),
+        ('{"a": ' + "9" * 400 + "}", "number of hundreds of digits"),
         (without("format"), "format: found nothing; expected 'optsched-instance'"),
         ({**GOOD, "format": "instance"}, "format: found 'instance'; expected 'optsched-instance'"),
         ({**GOOD, "format": "optsched-schedule"}, "format: found 'optsched-schedule'; expected"),
@@ -280,7 +283,7 @@ def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monke
         (with_request(id=5), "requests.id: found 5; expected a list"),
         (
             json.dumps(GOOD).replace("[0, 2]", "[0, 1e999]"),
-            "request 1: found inf; expected a finite number",
+            "found 1e999; expected a number below 1e308",
         ),
     ],
 )
@@ -631,3 +634,59 @@ def test_a_schedule_without_a_digest_fits_any_instance():
     schedule = schedule_from_dict(data, TWO)
     assert isinstance(schedule, Schedule)
     assert schedule.instance_sha256 == TWO.sha256
+
+
+LOOP, NUL, LONG = "loop", "a\0b", "y" * 300
+BAD_OUTPUTS = {
+    LOOP: "too many levels of symbolic links",
+    f"{LOOP}/x": "too many levels of symbolic links",
+    NUL: "embedded null byte",
+    LONG: "file name too long",
+    "file/x": "not a directory",
+    "none/x": "its folder does not exist",
+    ".": "found a directory; expected a file",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX links")
+@pytest.mark.parametrize("name", BAD_OUTPUTS)
+def test_an_output_that_cannot_be_written_is_the_same_before_and_at_the_end(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    Path(LOOP).symlink_to(LOOP)
+    Path("file").touch()
+    for act in (check_output, lambda path: write_bytes(b"x", path)):
+        refused(name, BAD_OUTPUTS[name], read=act)
+    assert sorted(os.listdir()) == ["file", LOOP]
+    assert Path(LOOP).is_symlink()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX links")
+def test_a_folder_that_cannot_be_made_is_named_before_and_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(LOOP).symlink_to(LOOP)
+    Path("dangling").symlink_to("none/none")
+    Path("file").touch()
+    for name, words in {
+        LOOP: "cannot be written: too many levels of symbolic links",
+        NUL: "cannot be written: embedded null byte",
+        LONG: "cannot be written: file name too long",
+        "file": "found a file; expected a folder",
+        "file/x": "cannot be written: not a directory",
+        "dangling": "found a link to nothing; expected a folder",
+    }.items():
+        for act in (check_folder, make_folder):
+            with pytest.raises(InputError, match=re.escape(words)):
+                act(name)
+    assert sorted(os.listdir()) == ["dangling", "file", LOOP]
+    check_folder("a/b")
+    assert not Path("a").exists()
+    assert make_folder("a/b").is_dir()
+
+
+def test_a_file_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "MAX_BYTES", 10_000)
+    link = tmp_path / "x.json"
+    link.symlink_to("/dev/zero")
+    refused(link, "found more than 0 MiB", read=read_schedule)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import optsched.problem.kernel as kernel
 from optsched.problem.kernel import njit, prefetch
@@ -48,7 +49,8 @@ def package(folder: Path) -> Path:
         path = folder / "optsched" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shutil.copy(kernel.__file__, folder / "optsched/problem/kernel.py")
+    for name in ("kernel.py", "budget.py", "errors.py"):  # the clock of limits is in budget
+        shutil.copy(Path(kernel.__file__).with_name(name), folder / "optsched/problem" / name)
     return folder
 
 
@@ -63,6 +65,7 @@ def outcome(folder: Path, program: str = PRINT) -> str:
     return result.stdout.strip()
 
 
+@pytest.mark.whole  # nine processes, most of which compile
 def test_a_change_in_another_file_is_noticed_and_nothing_else_compiles_again(
     tmp_path: Path,
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_change_in_another_file_is_noticed_and_nothing_else_compiles_again(
     assert outcome(folder) == "-50 1"
 
 
+@pytest.mark.whole
 def test_what_is_compiled_after_an_edit_in_a_running_process_is_not_kept(tmp_path: Path) -> None:
     # The process has `unit` in memory as it was, with 1, and imports `outer` after the edit.
     folder = package(tmp_path)

@@ -38,6 +38,19 @@ def bench(folder, **changes):
     return read_trace_report("vllm", put(folder, data))
 
 
+def test_a_name_that_a_terminal_would_obey_is_refused() -> None:
+    with pytest.raises(InputError, match=r"name: found .*x1b.*; expected printable"):
+        optsched.Measured([1.0], name="x\x1b[2J")
+
+
+@pytest.mark.parametrize("column", [3, None, True, 1e308, {"a": 1}, "x"])
+def test_a_column_that_is_no_list_is_named(column: Any) -> None:
+    with pytest.raises(InputError, match=r"latency: found .*; expected a list of numbers"):
+        optsched.Measured(column)
+    with pytest.raises(InputError, match=r"latency: .*found .*; expected a"):
+        optsched.Measured(column, errors={0: "late"})
+
+
 def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
     instance, report = bench(tmp_path)
     assert instance.arrival.tolist() == [0.0, 0.25, 0.5]  # sorted: the third came second

@@ -112,6 +112,7 @@ def test_a_page_has_the_texts_the_code_and_what_it_shows(pages: ModuleType) -> N
     assert not re.search("Figure|<Markdown", page)
 
 
+@pytest.mark.whole
 def test_a_notebook_runs_once_and_without_the_readers_data(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_notebook_runs_once_and_without_the_readers_data(
     assert (tmp_path / "runs").read_text() == "x"
 
 
+@pytest.mark.whole
 def test_a_notebook_that_fails_ends_the_build_with_its_name(
     pages: ModuleType, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 import zipfile
@@ -144,7 +145,7 @@ def test_type_checkers_see_the_public_names_where_they_are() -> None:
     seen = {
         alias.name: import_module(str(node.module))
         for node in guarded.body
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("optsched.")
         for alias in node.names
     }
     assert set(seen) == set(optsched.__all__)
@@ -157,6 +158,7 @@ def test_solvers_can_be_loaded_in_either_order() -> None:
     loaded_after("from ortools.sat.python import cp_model; import highspy")
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").is_file(), reason="not a checkout")
 def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) -> None:
     result = subprocess.run(
@@ -180,3 +182,12 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     metadata = next(n for n in names if n.endswith("entry_points.txt"))
     assert "optsched = optsched.cli:main" in zipfile.ZipFile(wheel).read(metadata).decode()
+
+
+@pytest.mark.skipif(not (ROOT.parent / "Makefile").is_file(), reason="not a checkout")
+def test_the_demo_shows_a_table_without_gaps() -> None:
+    makefile = (ROOT.parent / "Makefile").read_text(encoding="utf-8")
+    (demo,) = re.findall(r"^DEMO := (.+)$", makefile, re.MULTILINE)
+    found = optsched.compare(optsched.read_instance("tiny"), demo.split())
+    assert len(found.rows) == 7
+    assert all(row.ratio_to_bound is not None for row in found.rows)

@@ -123,7 +123,7 @@ def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
     file.write_text("guess\n1\n")
     with pytest.raises(InputError, match="no column of predictions; expected predicted,"):
         predict(instance, f"column:file={file}")
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file; expected a table"):
         predict(instance, "column:file=nowhere.csv")
 
 

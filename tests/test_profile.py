@@ -102,7 +102,7 @@ def test_bad_profiles_are_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "p", shapes(64, 4, 256))
     with pytest.raises(InputError, match=r"repeats: found 0; expected an integer >= 1"):
         profile("nowhere", folder, repeats=0)
-    with pytest.raises(InputError, match=r"nowhere/config\.json: found no model's config"):
+    with pytest.raises(InputError, match=r"nowhere/config\.json: no such file; expected a model"):
         profile("nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (folder / "config.json").write_text("{}", encoding="utf-8")

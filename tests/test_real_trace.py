@@ -14,9 +14,12 @@ import optsched
 
 FOLDER = os.environ.get("OPTSCHED_DATA")
 TRACE = Path(FOLDER or "") / "azure" / "AzureLLMInferenceTrace_conv.csv"
-pytestmark = pytest.mark.skipif(
-    FOLDER is None or not TRACE.is_file(), reason="OPTSCHED_DATA does not name the Azure trace"
-)
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(
+        FOLDER is None or not TRACE.is_file(), reason="OPTSCHED_DATA does not name the Azure trace"
+    ),
+]
 MODEL = "llama2-7b-a100-infermax"
 WITH_PEAK = """
 import atexit, pathlib, sys

@@ -252,7 +252,7 @@ def test_ctrl_c_before_the_engine_is_ready_ends_the_command_at_once(tmp_path: Pa
         ("ftp://x", "engine: found 'ftp://x'; expected http://HOST:PORT"),
         ("http://[", "engine: found 'http://['; expected http://HOST:PORT"),
         ("http://127.0.0.1:1", "http://127.0.0.1:1: found no answer (.*); expected an OpenAI"),
-        ("vllm:nowhere", r"nowhere/config.json: found no model's configuration"),
+        ("vllm:nowhere", r"nowhere/config.json: no such file; expected a model's configuration"),
     ],
 )
 def test_an_engine_that_is_not_there_is_named_in_one_line(

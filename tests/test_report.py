@@ -203,7 +203,7 @@ def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
     answers: Path, tmp_path: Path
 ) -> None:
     data = json.loads((answers / "bound.json").read_text())
-    data.update(bound=34, objective=34, seed=10**400, certificate=str(answers / "certificate.json"))
+    data.update(bound=34, objective=34, seed=10**300, certificate=str(answers / "certificate.json"))
     (tmp_path / "bound.json").write_text(json.dumps(data))
     found = gather.gather([tmp_path / "bound.json"])
     assert found.sections[0].results[0]["verdicts"]["bound"].state == "unchecked"
@@ -366,16 +366,18 @@ def test_a_report_executes_nobody_s_file(answers: Path, tmp_path: Path, spec: st
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("seed", [None, -1, True, 2**70, "0", 1.5])
+@pytest.mark.parametrize("seed", [None, -1, True, 2**70, "0", 1.5, {}, [1]])
 def test_without_a_seed_nothing_is_simulated_again(
     answers: Path, tmp_path: Path, seed: object
 ) -> None:
     file = without_schedules(answers, tmp_path)
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"seed": seed}))
-    (section,) = gather.gather([file]).sections
+    report = gather.gather([file])
+    (section,) = report.sections
     assert not section.schedules
     assert any("records no seed" in note for note in section.notes)
+    assert str(seed or "") in page.render(report)
 
 
 def test_in_seconds_the_cost_model_must_be_the_recorded_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,16 +147,37 @@ def test_cpsat_without_time_has_no_incumbent():
     assert outcome.objective is None
 
 
-def test_cpsat_scales_objective_and_bound():
+def test_cpsat_says_objective_and_bound_in_exact_integers():
     from ortools.sat.python import cp_model
 
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model = cp_model.CpModel()
-    x = model.new_int_var(25, 90, "x")
+    x, y = model.new_int_var(0, 2**40, "x"), model.new_int_var(0, 2**40, "y")
+    model.add(6 * x + 4 * y >= 10**12 + 1)
+    model.minimize(6 * x + 4 * y + 2**51)
+    outcome = solve_cp_model(model, TWO, read=[x])
+    # 6 x + 4 y is even, so 10^12 + 2 is the least.
+    best = 10**12 + 2 + 2**51
+    assert (outcome.status, outcome.objective, outcome.bound) == (Status.OPTIMAL, best, best)
+
+
+def test_a_proof_of_cpsat_that_contradicts_a_known_solution_is_tried_again(tmp_path):
+    from ortools.sat.python import cp_model
+
+    from optsched.optimize.solvers.cpsat import solve_cp_model
+
+    model = cp_model.CpModel()
+    x = model.new_int_var(0, 9, "x")
+    model.add(x >= 5)
     model.minimize(x)
-    outcome = solve_cp_model(model, TWO, read=[x], scale=10.0, integral_objective=False)
-    assert (outcome.status, outcome.objective, outcome.bound) == (Status.OPTIMAL, 2.5, 2.5)
+    # That 4 is reached is false. It stands for a proof of 5 that is wrong.
+    for known, runs in ((5, 1), (4, 2)):
+        log = tmp_path / f"{known}.log"
+        outcome = solve_cp_model(model, replace(TWO, log_path=log), read=[x], known=known)
+        assert log.read_text().count("Starting CP-SAT solver") == runs
+        assert (outcome.status, outcome.bound) == (Status.OPTIMAL, 5)
+    assert "cp_model_presolve: false" in log.read_text()
 
 
 @pytest.mark.parametrize("method", ["highs", "cpsat", "pulp"])

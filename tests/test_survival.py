@@ -508,7 +508,7 @@ def test_folders_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with refused("file: found a file; expected a folder"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file")
-    with refused("file/below: cannot be made"):
+    with refused("file/below: cannot be written: not a directory"):
         run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "file" / "below")
     with refused("expected the folder of an experiment"):
         load(tmp_path)

@@ -526,6 +526,8 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         "warning: chat.json: the trace has no arrivals: all requests arrive at 0; rate=R (--rate "
         "R) draws Poisson arrivals of R requests a second, or inf says so",
         "warning: chat.json: tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",
+        "note: no KV capacity is given, so it is 100000 tokens, whatever machine a cost model "
+        "describes; --cost-model NAME takes the machine's",
     ]
     for words, error in (
         (("--rate", "0"), "--rate: found 0.0; expected a number > 0"),

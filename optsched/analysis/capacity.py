@@ -60,14 +60,14 @@ def capacity(
         The search for a rate ends when the largest that is attained and the smallest that is not
         differ by this much, relative to the former.
     time_limit_s : float, optional
-        Seconds after which no further simulation starts. Each policy has an equal share of what
-        those before it have left.
+        Seconds for the bound and the simulations. Each policy has an equal share of what those
+        before it have left.
     seed : int
         Seed of everything that is random, the same at every rate.
     progress : callable, optional
         Called as ``progress(policy, value, attainment)`` after every simulation.
     stop : threading.Event, optional
-        When it is set, no further simulation starts. Ctrl-C has the same effect. What was found
+        When it is set, the simulations end. Ctrl-C has the same effect. What was found
         until then is kept.
     search_s : float
         Seconds for the offline search, which knows true lengths and what arrives when

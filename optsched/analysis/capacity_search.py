@@ -16,7 +16,7 @@ from optsched.policies import is_clairvoyant, make_policy, on_workers
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import MAX_WORKERS
 from optsched.problem.budget import Budget
-from optsched.problem.errors import LoopError, PolicyError, UsageError
+from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
 
@@ -26,6 +26,8 @@ OFFLINE = "offline search"
 """The name of the offline search among the rows."""
 _FINE = 0.002
 """The search for the smallest impossible rate ends within this, relative to it."""
+_BOUND = 0.5
+"""The share of the time for the smallest impossible rate. The best one so far counts."""
 _TRY = 0.3
 """The share of the time left that the offline search spends on one rate. A number of workers has
 all of it, since the first that is missed ends the search."""
@@ -89,15 +91,16 @@ class CapacitySearch:
 
         When the work is stopped, it is the best one found until then.
         """
-        return self._too_few() if self.asked.auto else self._too_fast()
+        part = self.budget.part(_BOUND)
+        return self._too_few(part) if self.asked.auto else self._too_fast(part)
 
-    def _too_fast(self) -> float | None:
+    def _too_fast(self, budget: Budget) -> float | None:
         low, high = None, 1.0
         while self.possible(high):
             low, high = high, 2 * high
-            if high > MAX_SCALE or self.budget.stopped:
+            if high > MAX_SCALE or budget.over:
                 return None
-        while not self.budget.stopped and (low is None or high > low * (1 + _FINE)):
+        while not budget.over and (low is None or high > low * (1 + _FINE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
                 break
@@ -107,13 +110,13 @@ class CapacitySearch:
                 high = middle
         return high
 
-    def _too_few(self) -> int | None:
+    def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
             return None
         low, high = 1, 2
-        while not self.budget.stopped and not self.possible(high):
+        while not budget.over and not self.possible(high):
             low, high = high, 2 * high
-        while not self.budget.stopped and high > low + 1:
+        while not budget.over and high > low + 1:
             middle = (low + high) // 2
             if self.possible(middle):
                 high = middle
@@ -172,9 +175,16 @@ class CapacitySearch:
             raise _StoppedError
         instance, workers = self.asked.at(self.instance, value)
         model = None if instance.in_rounds else self.cost
-        schedule = simulate(
-            instance, on_workers(spec, workers, self.asked.router), model, seed=self.asked.seed
-        )
+        try:
+            schedule = simulate(
+                instance,
+                on_workers(spec, workers, self.asked.router),
+                model,
+                seed=self.asked.seed,
+                budget=budget,
+            )
+        except OutOfTimeError:
+            raise _StoppedError from None
         good = served_well(evaluate(instance, schedule, model))
         found[value] = 0 if good is None else int(good.sum())
         self._tell(spec, value, found[value])

@@ -18,17 +18,25 @@ from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import (
+    POLICY_SHARE,
     allowed_policies,
     outside_reason,
     prove,
     run_policies,
     run_policy,
     search_offline,
+    warn_if_short,
     with_limits,
 )
 from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InfeasibleError, LoopError, PolicyError, UsageError
+from optsched.problem.errors import (
+    InfeasibleError,
+    LoopError,
+    OutOfTimeError,
+    PolicyError,
+    UsageError,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times, derive
 from optsched.problem.objective import TOTAL_LATENCY
@@ -41,6 +49,8 @@ SOLVER_STARTS = 200_000
 Beyond it the program is too large to be worth its time.
 """
 
+_MIN_SHARE = 0.5
+"""The share of the time limit that bounds and searches have at least, after the policies."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""
 
@@ -78,8 +88,9 @@ def compare(
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
         the hindsight program, and instances in seconds get an offline search.
     time_limit_s : float
-        Seconds for the bounds that search, the solver (in rounds) and the offline search (in
-        seconds), all together. The policies' own time is not limited.
+        Seconds for all of the work. A policy may take half of the time left, the last one all of
+        it. The rest is for the bounds that search, the solver (in rounds) and the offline search
+        (in seconds), which have at least half of the limit, beyond it if need be.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         SLOs of every request, as for `optsched.evaluate`. Policies see them too.
     seed : int
@@ -131,14 +142,16 @@ def compare(
     specs = _specs(with_limits(instance, limits), policies)
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
+    budget = Budget(time_limit_s, stop=stop)
     try:
-        for spec in specs:
-            if stop is not None and stop.is_set() and rows:
+        for place, spec in enumerate(specs):
+            if budget.stopped and rows:
                 interrupted = True
                 break
             if progress is not None:
                 progress("policy", spec)
-            row = _run(interval, spec, seed, limits)
+            part = budget.part(POLICY_SHARE if place + 1 < len(specs) else 1.0)
+            row = _run(interval, spec, seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
         interrupted = True
@@ -151,7 +164,8 @@ def compare(
     notes: tuple[str, ...] = ()
     if bound and not interrupted:
         told = None if progress is None else lambda state: progress("solve", state)
-        interval.begin(Budget(time_limit_s, stop=stop, progress=told))
+        left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
+        interval.begin(Budget(left_s, stop=stop, progress=told))
         notes = _narrow(interval, seed)
     interval.reconcile()
     best = interval.incumbent
@@ -179,7 +193,8 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
         prove(interval, budget.part(_BOUND_SHARE), seed=seed)
-        if not interval.closed:
+        if not interval.closed and not budget.stopped:
+            warn_if_short("the offline search", budget.left_s, budget.limit_s)
             search_offline(interval, budget, seed=seed)
         return ()
     prove(interval, Budget(0.0, stop=budget.stop))
@@ -233,7 +248,9 @@ def _load_engine(specs: Iterable[str]) -> None:
         runner_of(make_policy(spec)[0]).warm_up()
 
 
-def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | None]) -> PolicyRow:
+def _run(
+    interval: Interval, spec: str, seed: int, budget: Budget, limits: dict[str, float | None]
+) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
     instance, cost = interval.task.instance, interval.task.cost_model
     made, info = make_policy(spec)
@@ -244,8 +261,10 @@ def _run(interval: Interval, spec: str, seed: int, limits: dict[str, float | Non
         notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
     try:
-        schedule, evaluation, wall_s = run_policy(instance, spec, cost, seed=seed, **limits)
-    except (LoopError, PolicyError) as error:
+        schedule, evaluation, wall_s = run_policy(
+            instance, spec, cost, seed=seed, budget=budget, **limits
+        )
+    except (LoopError, OutOfTimeError, PolicyError) as error:
         return replace(row, error=str(error))
     outside = outside_reason(evaluation)
     if outside is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import REGISTRY, Bound, BoundTask, Proof, features_of
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
@@ -127,7 +127,13 @@ def raise_bound(
         if bound.searches and method == "auto" and budget.over:
             break
         share = 1.0 / (len(runs) - place) if bound.searches else 1.0
-        take(bound.name, bound.function(question, budget.part(share)))
+        try:
+            proof = bound.function(question, budget.part(share))
+        except TooLargeError:
+            if method != "auto":
+                raise
+            continue  # others may need less memory
+        take(bound.name, proof)
 
 
 def _on_one(task: BoundTask) -> BoundTask:

@@ -43,11 +43,14 @@ from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 from optsched.problem.objective import TOTAL_LATENCY
 
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
+_TOKEN_BYTES = 40
+"""The bytes of an output token in all columns of `later_tokens`."""
 
 PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
 """Features that the bounds in seconds are proved for."""
@@ -190,7 +193,18 @@ def later_tokens(
         The request of each token.
     after, decode, refill : ndarray of float64
         The tokens cached after it, and the own work of a decode step and of a refill.
+
+    Raises
+    ------
+    TooLargeError
+        There are too many tokens.
     """
+    check_size(
+        float(instance.output_tokens.sum()),
+        _TOKEN_BYTES,
+        "output tokens, each with its own work",
+        "fewer requests or shorter outputs",
+    )
     steps = instance.output_tokens - 1
     owner = np.repeat(np.arange(instance.n), steps)
     ends = np.cumsum(steps)

@@ -56,7 +56,6 @@ that over f. Shares are divided by 1 + 1e-9 times their sum.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +69,7 @@ from optsched.bounds.certificate import shares_leaf, work_leaf
 from optsched.bounds.paths import finish_online, in_system, value_at
 from optsched.bounds.paths_kernel import Shared, Use
 from optsched.bounds.shares_kernel import improve_shares, scale_to_one
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, work_time
 from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
@@ -263,7 +262,7 @@ def ascend(
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
     while stale < _STALE and (step == 0 or budget.left_s > 1.2 * spent):
-        before, tried = time.perf_counter(), centre.copy()
+        before, tried = work_time(), centre.copy()
         for one in use:
             one[:] = 0.0
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
@@ -287,7 +286,7 @@ def ascend(
         fixed = _KEPT_LONG * fixed + (1 - _KEPT_LONG) * use.fixed
         improve_shares(shared, fixed, cell, len(price), share_step * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
-        spent = time.perf_counter() - before
+        spent = work_time() - before
     leaf = shares_leaf(width, best[0], _LEVELS, (best[1], shared.begin, best[2]), multipliers, cell)
     return reached, leaf
 

@@ -3,6 +3,32 @@
 Modules of this package import nothing heavy at the top, so that ``optsched --help`` is instant.
 """
 
-from optsched.cli.application import app, main
+import os
+import signal
 
 __all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``optsched`` script.
+
+    Ctrl-C before the command begins, and after it, ends the process at once and without a
+    traceback.
+    """
+    signal.signal(signal.SIGINT, _end)
+    from optsched.cli.application import main as run
+
+    run()
+
+
+def _end(number: int, frame: object) -> None:
+    os.write(2, b"error: interrupted\n")
+    os._exit(130)
+
+
+def __getattr__(name: str) -> object:
+    if name != "app":
+        raise AttributeError(name)
+    from optsched.cli.application import app
+
+    return app

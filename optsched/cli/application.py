@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ from optsched.cli import (
     solving,
 )
 from optsched.cli.output import only_json
+from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError
 
 
@@ -50,7 +53,9 @@ class Commands(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
+        before = signal.getsignal(signal.SIGINT)
         try:
+            _at_ctrl_c(signal.default_int_handler)
             # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
             with (
                 only_json() if _json_alone(words) else nullcontext(),
@@ -65,6 +70,7 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
         except (KeyboardInterrupt, typer.Abort):
+            _at_ctrl_c(signal.SIG_IGN)
             _fail("interrupted", 130, debug)
         except OptschedError as error:
             _fail(str(error), error.exit_code, debug)
@@ -82,7 +88,15 @@ class Commands(TyperGroup):
             if debug:
                 _fail(f"internal error: {text}", 1, debug, prefix="")
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
+        finally:
+            _at_ctrl_c(before or signal.SIG_DFL)
         sys.exit(0)
+
+
+def _at_ctrl_c(handler: Any) -> None:
+    """Set what Ctrl-C does, where that is possible."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 def _json_alone(words: Sequence[str]) -> bool:
@@ -189,6 +203,10 @@ app.command("schema")(listing.schema)
 
 
 def main() -> None:
-    """Run the command line; the entry point of the ``optsched`` script."""
+    """Run the command line."""
     _warn_once()
+    work_time.tell = lambda: print(
+        "note: compiling loops, once per installation; time limits count without it",
+        file=sys.stderr,
+    )
     app()

@@ -51,7 +51,9 @@ def capacity(
     cost_model: CostModelName = None,
     time_limit: Annotated[
         float | None,
-        option("--time-limit", "S", "Start no simulation after so many seconds.", callback=above_0),
+        option(
+            "--time-limit", "S", "The time limit in seconds, without the search.", callback=above_0
+        ),
     ] = None,
     search: Annotated[
         float,

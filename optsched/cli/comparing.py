@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,8 +103,9 @@ def compare(
         )
     data = comparison.to_dict()
     if schedules_out is not None:
-        folder = Path(schedules_out)
-        folder.mkdir(parents=True, exist_ok=True)
+        from optsched.files.outputs import make_folder
+
+        folder = make_folder(schedules_out)
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:
                 name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +15,7 @@ import typer
 
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.specs import read_pairs
+from optsched.problem.text_files import parse_json
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
@@ -157,45 +155,23 @@ def read_checked(
 
 def check_outputs(*paths: str | None) -> None:
     """Check that every output can be written, before work is done whose result would be lost."""
-    from optsched.files.strict_json import descriptor
+    from optsched.files.outputs import check_output
 
     seen: set[Path] = set()
     for text in paths:
-        if text is None or text == "-" or descriptor(text) is not None:
-            continue
-        path = Path(text)
-        if not text or path.is_dir():
-            raise InputError(f"{text!r}: found a folder; expected a file")
-        if path.is_file() or not path.exists():  # a device or a pipe is written in place
-            _check_folder(path, path.parent)
-        if path.exists() and not os.access(path, os.W_OK):
-            raise InputError(f"{path}: cannot be written (permission denied)")
-        if path.resolve() in seen:
-            raise InputError(f"{path}: found for two outputs; expected two files")
-        seen.add(path.resolve())
+        target = None if text is None or text == "-" else check_output(text)
+        if target in seen:
+            raise InputError(f"{text}: found for two outputs; expected two files")
+        if target is not None:
+            seen.add(target)
 
 
 def check_folder(text: str | None) -> None:
     """Check that a folder exists or can be made, and that files can be written there."""
-    if text is None:
-        return
-    path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: found a file; expected a folder")
-    nearest = path.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
-    _check_folder(path, nearest)
+    from optsched.files import outputs
 
-
-def _check_folder(path: Path, folder: Path) -> None:
-    if not folder.is_dir():
-        raise InputError(f"{path}: cannot be written ({folder} is not a folder)")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    if text is not None:
+        outputs.check_folder(text)
 
 
 def check_requests_out(text: str | None) -> None:
@@ -236,7 +212,7 @@ def engine_settings(pairs: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, text in key_values(pairs).items():
         try:
-            found[key] = json.loads(text)
-        except ValueError:
+            found[key] = parse_json(text)
+        except InputError:
             found[key] = text
     return found

@@ -8,10 +8,13 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from optsched.problem.budget import work_time
+from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from optsched.problem.schedule import Schedule
 
 _PIPE_WIDTH = 160
+_PATIENCE_S = 5.0
+"""The seconds after a Ctrl-C in which another one is not taken as impatience."""
 _answers: list[TextIO] = []
 """The streams for JSON while standard output is reserved for it; see `only_json`."""
 
@@ -83,7 +88,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     from importlib.util import find_spec
 
     from optsched.files import read_write as io
-    from optsched.files.strict_json import descriptor
+    from optsched.files.outputs import descriptor
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
@@ -108,7 +113,8 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet. The suffix of the file says which."""
     if target is None:
         return
-    from optsched.files.strict_json import csv_text, write_bytes
+    from optsched.files.outputs import write_bytes
+    from optsched.files.strict_json import csv_text
 
     table = evaluation.table()
     if target.endswith(".parquet"):
@@ -235,19 +241,29 @@ def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
 
 @contextmanager
 def stop_at_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets. A second Ctrl-C interrupts as usual."""
+    """Yield an event that Ctrl-C sets, so that the work ends and what was found is kept.
+
+    A second Ctrl-C is the same wish, unless the work does not end within some seconds. After the
+    work Ctrl-C changes nothing, since what was found is being written. While a loop is compiled
+    nothing can look at the event, so the work is interrupted there.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    first: list[float] = []
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+        first.append(time.monotonic())
         stop.set()
+        if work_time.stands or first[-1] - first[0] > _PATIENCE_S:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handle)
     try:
         yield stop
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise NoIncumbentError("interrupted before there was a first result") from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if stop.is_set() else before)

@@ -33,6 +33,7 @@ from optsched.cli.output import (
     show_table,
     stop_at_ctrl_c,
 )
+from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InfeasibleError,
     InputError,
@@ -145,39 +146,48 @@ def solve(
         _check_eviction_free(instance, formulation, options)
     if pulp_solver is not None:
         options["solver"] = pulp_solver
-    start = None if warm_start is None else _warm_start(instance, warm_start, cost, seed, slos)
+    start = (
+        None
+        if warm_start is None
+        else _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
+    )
     asked = question = None
     if below is not None and than is not None:
         from optsched.optimize.question import below as ask
 
-        asked = ask(instance, below, than, objective=goals, cost_model=cost, seed=seed)
+        asked = ask(
+            instance,
+            below,
+            than,
+            objective=goals,
+            cost_model=cost,
+            seed=seed,
+            budget=Budget(time_limit),
+        )
         question = asked.to_dict()
         if not instance.in_rounds:
             options["below"] = asked.value
 
     from optsched.optimize.solve import solve as run
 
-    try:
-        with LiveLine() as line, stop_at_ctrl_c() as stop:
-            result = run(
-                instance,
-                formulation=formulation,
-                method=method,
-                cost_model=cost,
-                objective=goals,
-                workers=workers,
-                time_limit_s=time_limit,
-                mip_rel_gap=mip_rel_gap,
-                threads=threads,
-                seed=seed,
-                warm_start=start,
-                log=log,
-                progress=line.solving,
-                stop=stop,
-                **options,
-            )
-    except KeyboardInterrupt:
-        raise NoIncumbentError("interrupted before a first schedule was found") from None
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        result = run(
+            instance,
+            formulation=formulation,
+            method=method,
+            cost_model=cost,
+            objective=goals,
+            workers=workers,
+            time_limit_s=time_limit,
+            mip_rel_gap=mip_rel_gap,
+            threads=threads,
+            seed=seed,
+            warm_start=start,
+            log=log,
+            progress=line.solving,
+            stop=stop,
+            **options,
+        )
     data = result.to_dict()
     if question is not None and asked is not None:
         question["answer"] = asked.answer(result)
@@ -393,7 +403,12 @@ def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ..
 
 
 def _warm_start(
-    instance: Instance, text: str, cost: CostModel | None, seed: int, slos: Slos
+    instance: Instance,
+    text: str,
+    cost: CostModel | None,
+    seed: int,
+    slos: Slos,
+    budget: Budget,
 ) -> Schedule:
     from optsched.files.read_write import read_schedule
     from optsched.judge.evaluate import evaluate
@@ -404,7 +419,7 @@ def _warm_start(
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(instance, text, cost, seed=seed, slos=slos)
+        schedule = simulate(instance, text, cost, seed=seed, slos=slos, budget=budget)
     evaluate(instance, schedule, cost)
     return schedule
 

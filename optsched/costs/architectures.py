@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object
 
 BYTES = 2
 """Bytes of a number in weights and KV, which are 16-bit floats."""
@@ -206,12 +206,7 @@ def read_config(file: Path) -> dict[str, Any]:
     InputError
         The file cannot be read.
     """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: expected a model's configuration; found {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file}: expected a model's configuration; found no JSON object")
+    found = read_object(file, "a model's configuration")
     inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
     kept = ("quantization_config", "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}

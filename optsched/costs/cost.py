@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
+from optsched.problem.text_files import read_toml
 
 MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
 """Maximum number of layers, maximum coefficient in ms per layer, and minimum seconds of a batch.
@@ -235,12 +235,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
                 f"cost model: {text!r} is unknown; shipped are {', '.join(shipped_models())}, "
                 "or give a .toml file or roofline:MODEL"
             )
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a cost model in TOML") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a readable TOML file ({error})") from None
+    data = read_toml(path, "a cost model in TOML", parse_float=str)
     try:
         return cost_model_from_dict(data, default_name=path.stem)
     except InputError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from optsched.problem.errors import InputError
 from optsched.problem.specs import Parameter, convert_all, read_pairs
+from optsched.problem.text_files import read_toml
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,7 @@ def device(name: str) -> Device:
     if "=" in name:
         return own_device(read_pairs(name.split(","), f"device {name!r}"), f"device {name!r}")
     if name.endswith(".toml"):
-        try:
-            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"device: {name}: not a readable TOML file ({error})") from None
+        data = read_toml(name, "the peaks of a device in TOML")
         texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
         return own_device(texts, name)
     found = devices_named(name)

@@ -7,7 +7,6 @@ of vLLM holds; where it says nothing, the engine's core runs in this process
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from optsched.engines.recorder import Recorder
 from optsched.engines.sending import Progress, Sending
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 DEFAULTS = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
@@ -42,16 +42,7 @@ def configuration(folder: str | Path) -> dict[str, Any]:
     InputError
         The folder has none.
     """
-    file = Path(folder) / "config.json"
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"{type(found).__name__} instead of an object")
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file}: found no model's configuration ({error}); expected one"
-        ) from None
-    return found
+    return read_object(Path(folder) / "config.json", "a model's configuration")
 
 
 def start(folder: str, options: Mapping[str, Any]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 import threading
@@ -26,8 +25,10 @@ import numpy as np
 
 from optsched.engines.in_process import configuration, start
 from optsched.engines.sending import FIRST_ID
+from optsched.files.outputs import check_folder, make_folder
 from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object
 
 COLUMNS = (
     "n_prefill",
@@ -186,6 +187,7 @@ def profile(
         if value < 1:
             raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
     wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
+    check_folder(table.parent)
     about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
     done = _measured(table)
     if done:
@@ -196,7 +198,7 @@ def profile(
     sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests,
              "max_model_len": max_kv}  # fmt: skip
     engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
-    table.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(table.parent)
     device = _device(engine)
     if device is not None:
         if done and (table.parent / "device.json").is_file():
@@ -247,11 +249,11 @@ def _measured(table: Path) -> set[Shape]:
     whole = text[: text.rfind(b"\n") + 1]
     if whole != text:
         table.write_bytes(whole)
-    rows = list(csv.DictReader(io.StringIO(whole.decode(errors="replace"))))
     try:
+        rows = list(csv.DictReader(io.StringIO(whole.decode(errors="replace"))))
         parts = [map(int, re.split(r"[*/+x]", row["shape"])) for row in rows]
         return {Shape(c, m, n, k, p) for p, c, m, n, k in parts}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise InputError(f"{table}: shape: found another table; expected a profile") from None
 
 
@@ -259,12 +261,7 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
     """Check that a profile that goes on is one of the same model and options."""
     for name, mine in about.items():
         file = folder / name
-        try:
-            theirs = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{file}: found none that can be read ({error}); expected that of the profile"
-            ) from None
+        theirs = read_object(file, "that of the profile")
         differ = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
         if differ:
             key = differ[0]

@@ -79,7 +79,9 @@ class Recorder:
                 return
             self._ended.add(request)
             if error is not None:
-                self.errors[request] = " ".join(error.split())
+                # A server's words may hold sequences that a terminal obeys.
+                words = " ".join(error.split())
+                self.errors[request] = "".join(c if c.isprintable() else "?" for c in words)
             ended, failed = len(self._ended), len(self.errors)
         if self.progress is not None:
             self.progress(ended, failed)

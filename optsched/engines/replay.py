@@ -11,19 +11,24 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from optsched.engines.recorder import Recorder
 from optsched.engines.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
+from optsched.files.exchange import LINE_BYTES, Exchange, lines, whole
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.text_files import parse_json
 
-_LIST_S = 10.0
-"""The max seconds for a server's list of models."""
+_LIST_S, _GRACE_S = 10.0, 1.0
+"""The max seconds for a server's list of models, and those after which nobody waits any more."""
+_TOKEN_BYTES = 1 << 16
+"""The max size of what a server sends for each token that was asked for."""
+_NAME = 200
+"""The max length of a model's name."""
 
 
 class Engine(Protocol):
@@ -167,20 +172,26 @@ class _Server:
     def serve(self, sending: Sending, progress: Progress | None, stop: threading.Event) -> Measured:
         """See `Engine.serve`. Each request has a thread."""
         recorder = Recorder(sending.instance, progress)
-        threads = []
+        sent: list[tuple[int, float, threading.Thread]] = []
         for request in sending.order:
             if stop.wait(max(0.0, recorder.due[request] - recorder.now())):
                 break
             body = self._body(sending, request)
-            recorder.late_s = max(recorder.late_s, recorder.now() - recorder.due[request])
+            now = recorder.now()
+            recorder.late_s = max(recorder.late_s, now - recorder.due[request])
             work = threading.Thread(
                 target=_ask, args=(self, request, body, sending.timeout_s, recorder), daemon=True
             )
             work.start()
-            threads.append(work)
-        for work in threads:
-            while work.is_alive() and not stop.is_set():
+            sent.append((request, now + sending.timeout_s + _GRACE_S, work))
+
+        # Names of hosts may be looked up and several addresses tried for longer than the timeout,
+        # where nobody can break off, so that the wait has an end of its own.
+        for request, until, work in sent:
+            while work.is_alive() and not stop.is_set() and recorder.now() < until:
                 work.join(0.1)
+            if not stop.is_set():
+                recorder.end(request, error=_too_late(sending.timeout_s))
         return recorder.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
@@ -196,64 +207,50 @@ class _Server:
             body["vllm_xargs"] = told
         return body
 
-    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+    def open(self, timeout_s: float, max_bytes: int) -> Exchange:
+        """Connect for one request."""
         assert self.host is not None
-        return kind(self.host, self.port, timeout=timeout_s)
+        return Exchange(self.secure, self.host, self.port, timeout_s=timeout_s, max_bytes=max_bytes)
 
     def first_model(self) -> str:
         """Return the name of the first model that the server lists."""
-        connection = self.connect(_LIST_S)
+        expected = "expected an OpenAI-compatible server"
         try:
-            connection.request("GET", f"{self.path}/models")
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise InputError(
-                    f"{self.address}: found status {answer.status} for {self.path}/models; "
-                    "expected an OpenAI-compatible server"
-                )
-            return str(json.loads(answer.read())["data"][0]["id"])
-        except (OSError, http.client.HTTPException) as error:
+            with self.open(_LIST_S, 2 * LINE_BYTES) as exchange:
+                answer = exchange.answer("GET", f"{self.path}/models")
+                status, body = answer.status, whole(answer)
+        except (InputError, OSError, http.client.HTTPException, UnicodeError) as error:
+            words = str(error) or type(error).__name__
+            raise InputError(f"{self.address}: found no answer ({words}); {expected}") from None
+        if status != 200:
             raise InputError(
-                f"{self.address}: found no answer ({error or type(error).__name__}); expected an "
-                "OpenAI-compatible server"
-            ) from None
-        except (ValueError, LookupError, TypeError):
+                f"{self.address}: found status {status} for {self.path}/models; {expected}"
+            )
+        try:
+            name = parse_json(body.decode())["data"][0]["id"]
+            if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME:
+                raise ValueError
+        except (InputError, ValueError, LookupError, TypeError):
             raise InputError(
-                f"{self.address}: found no list of models; expected an OpenAI-compatible server, "
-                "or the name of its model"
+                f"{self.address}: found no list of models; {expected}, or the name of its model"
             ) from None
-        finally:
-            connection.close()
+        return name
 
     def stream(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion, until its end or the timeout."""
-        end = time.perf_counter() + timeout_s
-        connection = self.connect(timeout_s)
-        try:
-            connection.connect()
-            socket = connection.sock  # the connection forgets it once the answer has begun
+        allowed = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
+        with self.open(timeout_s, allowed) as exchange:
             head = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-            connection.request("POST", f"{self.path}/completions", json.dumps(body), head)
-            answer = connection.getresponse()
+            answer = exchange.answer("POST", f"{self.path}/completions", json.dumps(body), head)
             if answer.status != 200:
                 text = answer.read(300).decode(errors="replace")
                 raise InputError(f"refused with status {answer.status}: {text}")
-            while line := answer.readline():
-                left = end - time.perf_counter()
-                if left <= 0:
-                    raise TimeoutError
-                socket.settimeout(left)
+            for line in lines(answer):
                 if line.startswith(b"data:"):
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         return
-                    event = json.loads(data)
-                    if not isinstance(event, dict):
-                        raise InputError("broke off: found no event; expected a JSON object")
-                    yield event
-        finally:
-            connection.close()
+                    yield _event(data)
 
 
 def _ask(
@@ -269,11 +266,34 @@ def _ask(
                 recorder.token(request)
                 tokens += 1
             if event.get("usage"):
-                tokens = int(event["usage"]["completion_tokens"])
+                tokens = _count(event["usage"])
         recorder.end(request, tokens)
     except TimeoutError:
-        recorder.end(request, error=f"no end within {timeout_s:g} s")
+        recorder.end(request, error=_too_late(timeout_s))
     except InputError as error:
         recorder.end(request, error=str(error))
     except Exception as error:  # whatever a server answers ends one request only
         recorder.end(request, error=f"broke off: {error or type(error).__name__}")
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    try:
+        event = parse_json(data.decode())
+    except InputError as error:
+        raise InputError(f"broke off: {error}") from None
+    if not isinstance(event, dict):
+        raise InputError("broke off: found no event; expected a JSON object")
+    return event
+
+
+def _count(usage: Any) -> int:
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else usage
+    if type(found) is not int or found < 0:
+        raise InputError(
+            f"broke off: completion_tokens: found {str(found)[:40]}; expected an integer >= 0"
+        )
+    return found
+
+
+def _too_late(timeout_s: float) -> str:
+    return f"no end within {timeout_s:g} s"

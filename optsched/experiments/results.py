@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from optsched import __version__
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.store import Record, read
-from optsched.files.strict_json import csv_text, json_text, write_bytes
+from optsched.files.outputs import write_bytes
+from optsched.files.strict_json import csv_text, json_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -17,7 +17,7 @@ from optsched.experiments.figures import write_figures
 from optsched.experiments.registry import get_experiment
 from optsched.experiments.results import Outcome, row_of
 from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
-from optsched.files.strict_json import reason
+from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_TRIALS = 1_000_000
@@ -163,7 +163,7 @@ def run_experiment(
     how = Options(**options)
     _check_importable(experiment, how)
     wanted = _drawn(experiment, parameters, settings or {}, how)
-    folder = None if how.out is None else _made(Path(how.out))
+    folder = None if how.out is None else make_folder(Path(how.out))
     identity = Identity(experiment.name, parameters, how.seed, code_version(), libraries())
     path = None if folder is None else folder / FILE
     with Store(path, identity, fresh=not how.resume) as store:
@@ -227,16 +227,6 @@ def _drawn(
             "one"
         )
     return wanted
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise InputError(f"{folder}: found a file; expected a folder") from None
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({reason(error)})") from None
-    return folder
 
 
 def _finished(

@@ -53,6 +53,8 @@ class Measured:
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
+        if not self.name.isprintable():  # tables show it in a terminal
+            raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
         put("latency", self._column("latency"))
         if (self.latency == 0).any():
             i = int(np.argmax(self.latency == 0))
@@ -75,8 +77,11 @@ class Measured:
 
     def _column(self, name: str) -> NDArray[np.float64]:
         """Return a column, checked but for the times that are missing because of an error."""
-        values = list(getattr(self, name))
-        missing = [i for i in self.errors if i < len(values) and _missing(values[i])]
+        values = getattr(self, name)
+        missing: list[int] = []
+        if self.errors and hasattr(values, "__iter__"):
+            values = list(values)
+            missing = [i for i in self.errors if 0 <= i < len(values) and _missing(values[i])]
         for i in missing:
             values[i] = 1.0
         column = real_column(values, name, 0.0, DAY_S)

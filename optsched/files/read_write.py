@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from optsched.files.outputs import write_bytes
 from optsched.files.strict_json import (
     FORMATS,
     VERSION,
@@ -24,9 +25,7 @@ from optsched.files.strict_json import (
     check_format,
     json_text,
     read_json,
-    reason,
     stem,
-    write_bytes,
     write_json,
 )
 from optsched.problem.columns import real_column, whole_column
@@ -34,6 +33,7 @@ from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
+from optsched.problem.text_files import reason
 
 __all__ = [
     "FORMATS", "INLINE_ENTRIES", "VERSION", "check_format", "columns_file", "example_instances",
@@ -348,9 +348,8 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
     try:
         content = file.read_bytes()
     except (OSError, ValueError) as error:  # a name with a NUL character is a ValueError
-        words = reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"columns: expected {file.name!r} beside this file; it cannot be read ({words})"
+            f"columns: expected {file.name!r} beside this file; it cannot be read ({reason(error)})"
         ) from None
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise InputError(

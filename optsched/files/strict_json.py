@@ -1,4 +1,4 @@
-"""Strict reading of JSON and atomic writing of files, for all of optsched's file formats."""
+"""Strict reading and plain writing of JSON, for all of optsched's file formats."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import gzip
 import hashlib
 import io
 import json
-import os
-import re
-import stat
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from optsched.files.outputs import write_bytes
+from optsched.problem import text_files
 from optsched.problem.columns import plain_numbers
 from optsched.problem.errors import InputError
 
@@ -32,12 +29,8 @@ FORMATS = (
 VERSION = 1
 """Version of every format."""
 
-MAX_BYTES = 1 << 29
-"""Maximum size in bytes of a decompressed file; parsing takes many times as much memory."""
-
 _MESSAGE_CHARS = 600
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})", re.ASCII)
 
 
 def read_json(
@@ -95,9 +88,9 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
         The file cannot be read or does not hold a JSON object.
     """
     file = Path(path)
+    content = text_files.read_bytes(file)
     with Place(file):
-        content = _read_bytes(file)
-        data = _parse(_decoded(file, content))
+        data = text_files.parse_json(_decoded(file, content))
         if not isinstance(data, dict):
             raise InputError(f"found a JSON {type(data).__name__}; expected an object")
     return data, hashlib.sha256(content).hexdigest()
@@ -181,65 +174,6 @@ def json_text(data: dict[str, Any]) -> str:
     return _layout(data, 0) + "\n"
 
 
-def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file atomically: it is either the old one or the new one, never half of it.
-
-    The content goes to a temporary file in the same folder, which then replaces the file. Devices,
-    pipes and open descriptors (``/dev/stdout``) are written to directly.
-
-    Parameters
-    ----------
-    content : bytes
-    path : str or Path
-        If the name ends in ``.gz``, the content is compressed. The same content always gives the
-        same bytes.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
-    file = Path(path)
-    if file.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    temporary: Path | None = None
-    try:
-        number = descriptor(file)
-        if number is not None:
-            sys.stdout.flush()
-            with os.fdopen(os.dup(number), "wb") as stream:
-                stream.write(content)
-            return
-        target = Path(os.path.realpath(file))
-        mode = target.stat().st_mode if target.exists() else None
-        if mode is not None and stat.S_ISDIR(mode):
-            raise InputError(f"{file}: found a directory; expected a file")
-        if mode is not None and not stat.S_ISREG(mode):
-            target.write_bytes(content)  # a device or pipe cannot be replaced
-            return
-        if mode is not None and not os.access(target, os.W_OK):
-            raise InputError(f"{file}: cannot be written: it is read-only")
-        temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
-        with open(temporary, "xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if mode is not None:
-            os.chmod(temporary, stat.S_IMODE(mode))
-        os.replace(temporary, target)
-    except BrokenPipeError:
-        raise  # the reader of the pipe has closed it, which is no error of the file
-    except FileNotFoundError:
-        raise InputError(f"{file}: cannot be written: its folder does not exist") from None
-    except (OSError, ValueError) as error:
-        words = reason(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"{file}: cannot be written: {words}") from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):  # after a success it is gone, and it may never have been made
-                temporary.unlink()
-
-
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table as CSV text that no spreadsheet runs as a formula.
 
@@ -270,24 +204,6 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _harmless(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
-
-
-def descriptor(path: str | Path) -> int | None:
-    """Return the open descriptor that a path like ``/dev/stdout`` names.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    int or None
-        None for any other path.
-    """
-    found = _DESCRIPTOR.fullmatch(str(path))
-    if found is None:
-        return None
-    return {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
 
 
 class Place:
@@ -326,75 +242,23 @@ def stem(file: Path) -> str:
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
-def reason(error: OSError) -> str:
-    """Return the operating system's reason for an error, in lower case.
-
-    Parameters
-    ----------
-    error : OSError
-
-    Returns
-    -------
-    str
-    """
-    return (error.strerror or str(error)).lower()
-
-
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise InputError("no such file") from None
-    except IsADirectoryError:
-        raise InputError("found a directory; expected a file") from None
-    except (OSError, ValueError) as error:
-        words = reason(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot be read: {words}") from None
-
-
 def _decoded(file: Path, content: bytes) -> str:
     if file.suffix == ".gz":
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
-                content = unpacked.read(MAX_BYTES + 1)
+                content = unpacked.read(text_files.MAX_BYTES + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise InputError(f"found a broken or truncated gzip file: {error}") from None
     elif content[:2] == b"\x1f\x8b":
         raise InputError("found gzip compression; expected a name that ends in .json.gz")
-    if len(content) > MAX_BYTES:
-        raise InputError(f"found too much JSON; expected at most {MAX_BYTES >> 20} MiB")
+    if len(content) > text_files.MAX_BYTES:
+        raise InputError(f"found too much JSON; expected at most {text_files.MAX_BYTES >> 20} MiB")
     if not content or content.isspace():
         raise InputError("found an empty file; expected a JSON object")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"expected UTF-8 text; byte {error.start}: {error.reason}") from None
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}"
-        ) from None
-    except RecursionError:
-        raise InputError("found JSON that is nested too deeply; expected optsched's") from None
-    except ValueError:
-        raise InputError("found a number of thousands of digits; expected fewer") from None
-
-
-def _no_constant(word: str) -> None:
-    raise InputError(f"found {word}, which is not JSON; expected a finite number or null")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"{twice}: found twice in one object; expected once")
-    return data
 
 
 def _layout(value: Any, depth: int) -> str:

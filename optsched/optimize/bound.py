@@ -19,7 +19,7 @@ from optsched.optimize.exact import accept, attempt, choose, in_terms_of
 from optsched.optimize.formulations.base import Task, demands
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions
-from optsched.optimize.strategies import offer, prove, run_policies, search_offline
+from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
@@ -337,6 +337,7 @@ def _look_for_a_schedule(interval: Interval, seed: int) -> None:
     share = Budget(min(budget.left_s, (1 - _BOUND_SHARE) * budget.limit_s), stop=budget.stop)
     run_policies(interval, share.part(0.5), seed=seed)
     if not share.over:
+        warn_if_short("the offline search", share.left_s, budget.limit_s)
         search_offline(interval, share, seed=seed)
 
 

@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import numpy as np
 
+from optsched.judge.evaluate import Evaluation
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective
 
 AGREEMENT = 1e-6
-"""Relative difference allowed between two computations of one value in seconds."""
+"""The relative difference allowed between two computations of one value in seconds."""
+
+
+def rounding(evaluation: Evaluation, value: float) -> float:
+    """Return by how much the rounding of floats may change a value of a schedule in seconds.
+
+    The judge's clock counts from the first arrival, and is rounded at every batch. The value of all
+    requests is rounded once each.
+    """
+    instance = evaluation.instance
+    end = float(evaluation.finish.max() - instance.first_arrival)
+    steps = instance.n + int(instance.output_tokens.sum())
+    return steps * float(np.spacing(end) + np.spacing(abs(value)))
 
 
 def float_noise(instance: Instance, name: str, value: float) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
-    The difference has two parts. The first is `AGREEMENT` times the value, or times one second if
-    the value is smaller. The second is the rounding of a float64 clock at the last arrival, once
-    per token: the clock counts from the first arrival and loses 3e-14 s after an hour of arrivals
-    and 4e-9 s after a year. A makespan is a time of day and is rounded once more.
+    The difference has two parts. The first is `AGREEMENT` times the value. The second is the
+    rounding of a float64 clock at the last arrival, once per token: the clock counts from the first
+    arrival and loses 3e-14 s after an hour of arrivals and 4e-9 s after a year. A makespan is a
+    time of day and is rounded once more.
 
     Parameters
     ----------
@@ -42,7 +55,7 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     if name == "makespan":
         noise += float(np.spacing(abs(value)))
         value -= instance.first_arrival
-    return noise + AGREEMENT * max(1.0, abs(value))
+    return noise + AGREEMENT * abs(value)
 
 
 def reconcile(

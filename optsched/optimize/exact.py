@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.consistency import float_noise
+from optsched.optimize.consistency import float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
     Formulation,
@@ -21,17 +22,27 @@ from optsched.optimize.formulations import (
 )
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
+from optsched.optimize.strategies import POLICY_SHARE
 from optsched.policies import behind_routers
 from optsched.problem.budget import Budget
-from optsched.problem.errors import OptschedError, SolverError, UsageError, ViolationError
+from optsched.problem.errors import (
+    OptschedError,
+    OutOfTimeError,
+    SolverError,
+    TooLargeError,
+    UsageError,
+    ViolationError,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 """Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
-_ROUTED = 0.3
-"""The share of the time for policies behind routers, where there are several workers."""
+_STARTS = 0.3
+"""The share of the time for policies to start from."""
+_MIN_S = 1.0
+"""The seconds for a policy as long as there is no schedule."""
 _POLICY_REQUESTS = 20_000
 
 
@@ -48,12 +59,15 @@ class Exact:
         The method itself.
     task : Task
         What is to be solved.
+    asked : bool
+        Whether the user named the method. One that is too large is an error then.
     """
 
     model: Formulation
     name: str
     way: Method
     task: Task
+    asked: bool = True
 
 
 class Start(NamedTuple):
@@ -108,7 +122,7 @@ def choose(
     objectives = parse_objectives(goals, known, f"formulation {model.name}")
     task = Task(instance, cost, objectives, extras or {}, workers)
     name = automatic(model, task) if method == "auto" else method
-    return Exact(model, name, check_method(model, name, task), task)
+    return Exact(model, name, check_method(model, name, task), task, asked=method != "auto")
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:
@@ -175,7 +189,7 @@ def starting_point(
             )
         return start
     if given is not None:
-        schedule = simulate(task.instance, given, task.cost_model, seed=seed)
+        schedule = simulate(task.instance, given, task.cost_model, seed=seed, budget=budget)
         start = in_terms_of(exact, schedule)
         if start is None:
             raise UsageError(
@@ -187,12 +201,16 @@ def starting_point(
         return None
     goal = task.objective[0]
     best: Start | None = None
-    part = budget.part(1.0 if task.workers == 1 else _ROUTED)
+    part = budget.part(_STARTS)
     for make in _makers(task, seed):
         if best is not None and part.over:
             break
+        # Even where no time is left, one of these quick policies gets a second.
+        own = Budget(
+            max(_MIN_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
+        )
         try:
-            start = in_terms_of(exact, make())
+            start = in_terms_of(exact, make(own))
         except OptschedError:
             continue  # the policy loops, or the instance rules it out
         if start is not None and (
@@ -202,18 +220,17 @@ def starting_point(
     return best
 
 
-def _makers(task: Task, seed: int) -> list[Callable[[], Schedule]]:
+def _makers(task: Task, seed: int) -> list[Callable[[Budget], Schedule]]:
     from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import quick_to_simulate, simulate
+    from optsched.policies.engine.simulate import simulate
 
-    makers: list[Callable[[], Schedule]] = []
-    if quick_to_simulate(task.instance):
-        makers += [
-            lambda spec=spec: simulate(task.instance, spec, task.cost_model, seed=seed)  # type: ignore[misc]
-            for spec in behind_routers(_STARTERS, min(task.workers, task.instance.n))
-        ]
+    def by_policy(spec: str) -> Callable[[Budget], Schedule]:
+        return lambda own: simulate(task.instance, spec, task.cost_model, seed=seed, budget=own)
+
+    routed = behind_routers(_STARTERS, min(task.workers, task.instance.n))
+    makers = [by_policy(spec) for spec in routed]
     if task.instance.in_rounds and task.workers == 1:
-        makers.append(lambda: serial_schedule(task.instance))
+        makers.append(lambda own: serial_schedule(task.instance))
     return makers
 
 
@@ -267,8 +284,9 @@ def _judge(task: Task, schedule: Schedule) -> Evaluation:
 def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
     """Run the method, and report its progress merged with what the interval knows.
 
-    The method handles Ctrl-C itself once it runs. A Ctrl-C before that ends it without an answer if
-    there is a start to keep, and is raised if there is none.
+    The method handles Ctrl-C itself once it runs. A Ctrl-C before that ends it with the start as
+    its answer, and is raised if there is none. The start is the answer, too, with a warning, if the
+    time was up before the model was built, or if ``auto`` chose a method whose model is too large.
 
     Parameters
     ----------
@@ -291,7 +309,24 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     except KeyboardInterrupt:
         if start is None:
             raise
-        return Answer(Status.NO_INCUMBENT, native_status="interrupted")
+        why = "interrupted"
+    except OutOfTimeError as late:
+        why = str(late)
+    except TooLargeError as large:
+        if exact.asked:
+            raise
+        why = str(large)
+    if why != "interrupted":
+        warnings.warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
+    if start is None:
+        return Answer(Status.NO_INCUMBENT, native_status=why)
+    return Answer(
+        Status.FEASIBLE,
+        start.schedule,
+        objective=interval.goal.of(start.evaluation),
+        native_status=why,
+        build_s=interval.budget.spent_s - interval.clock_s,
+    )
 
 
 def accept(
@@ -318,7 +353,8 @@ def accept(
     Returns
     -------
     Status
-        The status that objective and bound prove.
+        The status that objective and bound prove, whatever the method calls it. ``OPTIMAL`` says
+        that the two are equal: as integers, or in seconds but for the rounding of floats.
 
     Raises
     ------
@@ -347,12 +383,14 @@ def accept(
         left_out = exact.model.leaves_out(task)
         interval.prove(bound, origin or method, certificate, leaves_out=left_out)
     interval.reconcile()
+    best = interval.incumbent
     if status is not Status.ERROR:
         status = settle_status(
             status,
             None if interval.value is None else goal.signed(interval.value),
             None if interval.bound is None else goal.signed(interval.bound),
             integral_objective=integral,
+            slack=0.0 if best is None else rounding(best.evaluation, best.value),
         )
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
         # Objective and bound are those of the first objective only.

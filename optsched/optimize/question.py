@@ -11,6 +11,7 @@ from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import Result
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives, service_limits
@@ -72,6 +73,7 @@ def below(
     objective: str | Objective | Sequence[str | Objective] | None = None,
     cost_model: CostModel | str | Path | None = None,
     seed: int = 0,
+    budget: Budget = NO_LIMIT,
 ) -> Question:
     """Return the question whether a schedule takes less than ``phi`` times what a policy takes.
 
@@ -88,6 +90,8 @@ def below(
         Required for an instance in seconds.
     seed : int
         The seed of policies that draw at random.
+    budget : Budget
+        Time for the policy.
 
     Returns
     -------
@@ -107,7 +111,7 @@ def below(
             f"--below: found the objective {goal.name!r}, which is maximized; expected a minimized "
             "one (for 'tps', makespan asks the same)"
         )
-    schedule = simulate(instance, policy, cost_model, seed=seed)
+    schedule = simulate(instance, policy, cost_model, seed=seed, budget=budget)
     value = goal.of(evaluate(instance, schedule, cost_model, **service_limits(goals)))
     if value is None:
         raise UsageError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from optsched.optimize.exact import Exact, accept, attempt, choose, restricted, 
 from optsched.optimize.formulations import Answer
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.optimize.strategies import prove
+from optsched.optimize.strategies import prove, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError
 from optsched.problem.instance import Instance
@@ -263,10 +262,18 @@ def solve(
     counts = not restricted(exact.task) and len(exact.task.objective) == 1
     if start is not None and counts:
         interval.take(start.schedule, start.evaluation, "the warm start")
-    with suppress(InfeasibleError):  # the method says why
+    try:
         prove(interval, Budget(0.0, stop=stop))
+    except InfeasibleError:
+        pass  # the method says why
+    except KeyboardInterrupt:
+        if start is None or stop is None:
+            raise
+        stop.set()  # the method ends at once, and the start is kept
     interval.begin(budget.part(1.0, progress))
     interval.heard(Progress(0.0, None, None))
+    if not budget.stopped:
+        warn_if_short(exact.name, budget.left_s, time_limit_s)
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
     return _result(exact, interval, answer, status, options)

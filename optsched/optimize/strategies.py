@@ -5,7 +5,7 @@ Exact methods are in `optsched.optimize.exact`.
 
 from __future__ import annotations
 
-import time
+import warnings
 from collections.abc import Callable, Mapping
 
 from optsched.bounds import bounds, raise_bound
@@ -14,14 +14,25 @@ from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
 from optsched.policies import allows, policies as registry
-from optsched.policies.engine.simulate import quick_to_simulate, simulate
-from optsched.problem.budget import Budget
-from optsched.problem.errors import LoopError, NoIncumbentError, PolicyError, ViolationError
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import NO_LIMIT, Budget, work_time
+from optsched.problem.errors import (
+    LoopError,
+    NoIncumbentError,
+    OutOfTimeError,
+    PolicyError,
+    ViolationError,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.service import SLOS
+
+_USEFUL = 0.1
+"""The share of a time limit below which a search is said to have had none."""
+POLICY_SHARE = 0.5
+"""The share of the time left for one policy of many, so that a slow one leaves time for others."""
 
 
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:
@@ -106,13 +117,39 @@ def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Insta
     return with_slos(instance, given) if given else instance
 
 
+def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
+    """Warn if almost nothing of a time limit is left for what is about to begin.
+
+    Parameters
+    ----------
+    name : str
+        What begins, in words.
+    left_s : float
+        The seconds left for it.
+    limit_s : float or None
+        The time limit of all of the work.
+    """
+    if limit_s and left_s < _USEFUL * limit_s:
+        warnings.warn(
+            f"{name} had {left_s:.1f} s of the {limit_s:g} s, since what came before took the "
+            "rest; a larger time limit may improve the answer",
+            stacklevel=2,
+        )
+
+
 def allowed_policies(instance: Instance) -> list[str]:
     """Return the names of the policies that the instance allows."""
     return [name for name in registry() if allows(name, instance) is None]
 
 
 def run_policy(
-    instance: Instance, spec: str, cost: CostModel, *, seed: int = 0, **limits: float | None
+    instance: Instance,
+    spec: str,
+    cost: CostModel,
+    *,
+    seed: int = 0,
+    budget: Budget = NO_LIMIT,
+    **limits: float | None,
 ) -> tuple[Schedule, Evaluation, float]:
     """Run a policy and have its schedule judged.
 
@@ -124,6 +161,8 @@ def run_policy(
     cost : CostModel
     seed : int
         The seed of policies that draw at random.
+    budget : Budget
+        Time for the decisions.
     **limits
         Limits of service in seconds or rounds, as `optsched.evaluate` takes them. The policy sees
         the SLOs among them.
@@ -139,12 +178,14 @@ def run_policy(
     ------
     LoopError, PolicyError
         The policy finds no schedule.
+    OutOfTimeError
+        The budget is over.
     ViolationError
         The judge rejects its schedule.
     """
-    begin = time.perf_counter()
-    schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits))
-    wall_s = time.perf_counter() - begin
+    begin = work_time()
+    schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits), budget=budget)
+    wall_s = work_time() - begin
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
@@ -177,9 +218,8 @@ def run_policies(
 ) -> None:
     """Improve the incumbent by every policy that the instance allows.
 
-    No policy starts once the budget is over. No policy runs at all on an instance where one could
-    take very long (`optsched.policies.engine.simulate.quick_to_simulate`). Ctrl-C ends the work
-    and keeps the best schedule so far.
+    No policy starts once the budget is over, and one that uses up half of the time left is stopped.
+    Ctrl-C ends the work and keeps the best schedule so far.
 
     Parameters
     ----------
@@ -191,8 +231,6 @@ def run_policies(
         Called with each policy's specification before the policy runs.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
-    if not quick_to_simulate(instance):
-        return
     limits = service_limits(interval.task.objective)
     try:
         for spec in allowed_policies(with_limits(instance, limits)):
@@ -201,8 +239,10 @@ def run_policies(
             if tell is not None:
                 tell(spec)
             try:
-                schedule, evaluation, _ = run_policy(instance, spec, cost, seed=seed, **limits)
-            except (LoopError, PolicyError):
+                schedule, evaluation, _ = run_policy(
+                    instance, spec, cost, seed=seed, budget=budget.part(POLICY_SHARE), **limits
+                )
+            except (LoopError, OutOfTimeError, PolicyError):
                 continue
             if outside_reason(evaluation) is None:
                 interval.take(schedule, evaluation, spec)

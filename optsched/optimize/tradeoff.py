@@ -23,13 +23,13 @@ from optsched.costs.cost import CostModel, cost_for
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import reconcile
-from optsched.optimize.strategies import allowed_policies, outside_reason, run_policy
-from optsched.policies.engine.simulate import quick_to_simulate
+from optsched.optimize.strategies import POLICY_SHARE, allowed_policies, outside_reason, run_policy
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InputError,
     LoopError,
     NoIncumbentError,
+    OutOfTimeError,
     PolicyError,
     UsageError,
 )
@@ -227,8 +227,8 @@ def tradeoff(
     instance : Instance
         In seconds.
     policies : iterable of str, optional
-        Specifications of policies. By default all run that the instance allows, unless it is so
-        large that one could take very long, and the search for a small total latency.
+        Specifications of policies. By default all run that the instance allows, a slow one for a
+        part of the time, and the search for a small total latency.
     cost_model : BatchCost, str or path
     weights : sequence of float
         The weights of TTFT that are tried, from 0 to 1.
@@ -319,15 +319,16 @@ def _run(
     """Return what policies reach. Those that are not named may be left out."""
     named = policies is not None
     if policies is None:
-        policies = allowed_policies(instance) if quick_to_simulate(instance) else []
+        policies = allowed_policies(instance)
     points = []
     for spec in policies:
         if budget.stopped or (not named and budget.spent_s >= _POLICY_SHARE * budget.limit_s):
             break
         tell(f"policy {spec}")
         try:
-            _, evaluation, _ = run_policy(instance, spec, cost, seed=seed)
-        except (LoopError, PolicyError):
+            part = budget if named else budget.part(_POLICY_SHARE * POLICY_SHARE)
+            _, evaluation, _ = run_policy(instance, spec, cost, seed=seed, budget=part)
+        except (LoopError, OutOfTimeError, PolicyError):
             if named:
                 raise
             continue

@@ -157,7 +157,7 @@ class Geometric:
         low, high = 1, max(1, view.kv_capacity // view.kv_of(mean))
         while low < high:
             wide = (low + high + 1) // 2
-            held = sum(view.kv_of(mean + -(-length * m // wide) - 1) for m in range(1, wide + 1))
+            held = _held(view, mean, length, wide)
             low, high = (wide, high) if held <= view.kv_capacity else (low, wide - 1)
         self._wide = low
 
@@ -201,3 +201,37 @@ class Geometric:
             <= view.kv_capacity
             for ahead in {length - tokens for tokens in made.values()}
         )
+
+
+def _held(view: View, prompt: int, length: int, wide: int) -> int:
+    """Return the KV of ``wide`` requests, the m-th of which has produced ceil(length m / wide).
+
+    It is the sum over m = 1 .. wide of B ceil((a + ceil(length m / wide)) / B) with blocks of B
+    tokens and a = prompt - 1 + offset. The inner rounding changes nothing, since a is an integer,
+    so each term is B floor((length m + (a + B) wide - 1) / (B wide)).
+    """
+    block = view.kv_block_tokens
+    before = prompt - 1 + view.kv_offset
+    return block * _sum_of_floors(wide, length, length + (before + block) * wide - 1, block * wide)
+
+
+def _sum_of_floors(count: int, step: int, first: int, divisor: int) -> int:
+    """Return the sum over i = 0 .. count - 1 of (first + step i) // divisor, for integers >= 0.
+
+    The number of its turns is that of Euclid's algorithm: whole multiples of the divisor are
+    summed directly. What is left counts lattice points below a line, and is the same count with
+    the axes exchanged.
+    """
+    total, sign = 0, 1
+    while count > 0:
+        total += sign * (step // divisor * (count * (count - 1) // 2) + first // divisor * count)
+        step, first = step % divisor, first % divisor
+        highest = (step * (count - 1) + first) // divisor
+        # Points (i, j), 1 <= j <= highest, j <= (first + step i) / divisor: for each j all i but
+        # the first ceil((j divisor - first) / step) of them.
+        if highest == 0:
+            break
+        total += sign * count * highest
+        sign = -sign
+        count, step, first, divisor = highest, divisor, divisor - first + step - 1, step
+    return total

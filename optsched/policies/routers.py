@@ -11,7 +11,7 @@ request stays on its worker.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from zlib import crc32
 
@@ -291,7 +291,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
         if not mine.size:
             parts.append(part_of(None, mine, job))
             continue
-        own = Job(job.instance.subset(mine), job.problem.subset(mine), job.cost, job.seed, job.name)
+        own = replace(job, instance=job.instance.subset(mine), problem=job.problem.subset(mine))
         schedule = inner.run(own)
         if schedule.worker is not None:
             raise UsageError(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
@@ -43,6 +44,8 @@ class Job:
         Seed of random decisions.
     name : str
         The scheduler's name in error messages.
+    budget : Budget
+        Once it is over, the run ends with an `OutOfTimeError`.
     """
 
     instance: Instance
@@ -50,6 +53,7 @@ class Job:
     cost: CostModel
     seed: int = 0
     name: str = "policy"
+    budget: Budget = NO_LIMIT
 
 
 class Fleet(Protocol):

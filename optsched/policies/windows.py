@@ -109,10 +109,22 @@ class Windows(Runner):
             float(self.aging),
             min(instance.n, self.batch_size, limits.max_batch_tokens, limits.max_running),
         )
-        columns = loop.run(
-            requests, machines, state, settings, job.cost.array,
-            forecast.offsets, forecast.remaining, common.new_columns(instance),
-        )  # fmt: skip
+        columns = common.new_columns(instance)
+
+        def run() -> None:
+            nonlocal columns
+            columns = loop.run(
+                requests,
+                machines,
+                state,
+                settings,
+                job.cost.array,
+                forecast.offsets,
+                forecast.remaining,
+                columns,
+            )
+
+        common.in_turns(job, state, run)
         return common.schedule_of(
             job, mode, requests, state, columns, split=False, workers=self.workers
         )

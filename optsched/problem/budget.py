@@ -8,6 +8,55 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optsched.problem.errors import OutOfTimeError
+
+
+class Clock:
+    """The clock of all limits: seconds since some time, without those in which loops are compiled.
+
+    numba compiles a loop at its first call, once per installation. That takes longer than many a
+    time limit, so the clock stands still meanwhile (`optsched.problem.kernel` stops it).
+
+    Attributes
+    ----------
+    tell : callable
+        Called when the clock is stopped for the first time.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], None] = lambda: None
+        self._depth = 0
+        self._stood: tuple[float, float | None] = 0.0, None  # seconds before, since when
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        stood_s, since = self._stood
+        return (time.perf_counter() if since is None else since) - stood_s
+
+    @property
+    def stands(self) -> bool:
+        """Whether a loop is being compiled."""
+        return self._depth > 0
+
+    def stop(self) -> None:
+        """Stop the clock until `go` was called as often."""
+        if self._depth == 0:
+            tell, self.tell = self.tell, lambda: None
+            tell()
+            self._stood = self._stood[0], time.perf_counter()
+        self._depth += 1
+
+    def go(self) -> None:
+        """Let the clock go on. Only the thread that holds numba's lock calls this and `stop`."""
+        self._depth -= 1
+        stood_s, since = self._stood
+        if self._depth == 0 and since is not None:
+            self._stood = stood_s + time.perf_counter() - since, None
+
+
+work_time = Clock()
+"""The one clock."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -121,7 +170,7 @@ class Budget:
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.begin = time.perf_counter()
+        self.begin = work_time()
         self.limit_s = math.inf if time_limit_s is None else float(time_limit_s)
         self.stop = stop
         self.progress = progress
@@ -129,7 +178,7 @@ class Budget:
     @property
     def spent_s(self) -> float:
         """Seconds since the budget was made."""
-        return time.perf_counter() - self.begin
+        return work_time() - self.begin
 
     @property
     def left_s(self) -> float:
@@ -145,6 +194,21 @@ class Budget:
     def over(self) -> bool:
         """Whether the work should end, because it was stopped or its time is up."""
         return self.stopped or self.spent_s >= self.limit_s
+
+    def check(self, doing: str) -> None:
+        """Raise `OutOfTimeError` if the work should end.
+
+        Loops call it whose results are of no use in part, such as those that build a model or run
+        a policy.
+
+        Parameters
+        ----------
+        doing : str
+            What is being done, for the message: "the model was built".
+        """
+        if self.over:
+            why = "interrupted" if self.stopped else "time limit"
+            raise OutOfTimeError(f"{why} while {doing}")
 
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
         """Return a budget of a share of the time left, which stops when this one is stopped.
@@ -172,3 +236,7 @@ class Budget:
         """
         if self.progress is not None:
             self.progress(Progress(self.spent_s, incumbent, bound))
+
+
+NO_LIMIT = Budget()
+"""A budget that is never over."""

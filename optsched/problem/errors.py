@@ -39,6 +39,14 @@ class PolicyError(OptschedError):
     """A policy cannot run here, named an unknown request, stood still or raised an exception."""
 
 
+class OutOfTimeError(NoIncumbentError):
+    """The time limit or an interruption came while something was made that is of no use in part."""
+
+
+class TooLargeError(UsageError):
+    """A model would need more memory than is allowed, so it is not built."""
+
+
 class LoopError(NoIncumbentError):
     """A policy repeated the same states for ever and was stopped."""
 

@@ -17,11 +17,31 @@ from typing import Any
 
 import numba
 from llvmlite import ir
+from numba.core.event import Listener, register
 from numba.extending import intrinsic, overload
 
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+class _Compiling(Listener):
+    """Stops the clock of all limits while numba compiles."""
+
+    def __init__(self) -> None:
+        # Not at the top, where it would be a source that every compiled loop depends on.
+        from optsched.problem.budget import work_time
+
+        self.clock = work_time
+
+    def on_start(self, event: Any) -> None:
+        self.clock.stop()
+
+    def on_end(self, event: Any) -> None:
+        self.clock.go()
+
+
+register("numba:compile", _Compiling())
 
 
 def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> Any:

@@ -40,7 +40,7 @@ class LiveLine:
     def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:
         self._wanted, self._on = wanted, wanted and sys.stderr.isatty()
         self._every_s = every_s
-        self._last = -math.inf
+        self._last = -math.inf if self._on else time.monotonic()
         self.done = self.of = 0
         self._first, self._began = 0, 0.0
 
@@ -75,7 +75,6 @@ class LiveLine:
         if begins:
             self._first, self._began = done, now
             if not self._on:
-                self._last = now  # the first line comes after `every_s`
                 return
 
         pace, elapsed = "", now - self._began

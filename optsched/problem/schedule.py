@@ -267,6 +267,17 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
     one may be split. What is held and processed after the last part is what it was after the whole
     batch, and until then it is less, so every other limit still holds. Starts are left out.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Of batches.
+    instance : Instance
+        Its digest is that of the result.
+
+    Returns
+    -------
+    Schedule
     """
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)

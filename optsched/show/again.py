@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from optsched.judge.evaluate import Evaluation
     from optsched.problem.schedule import Schedule
 
+_AGAIN_S = 20.0
+"""The seconds after which a policy is not simulated again for a report."""
 _NAMES_FILES = (".py", "file")
 """Texts in specifications that run a user's code or read a file. Such policies never run here."""
 
@@ -103,21 +106,19 @@ def simulate_again(
     Raises
     ------
     NotAgainError
-        The specification names a file, policies would run for minutes on the instance, the policy
-        fails, or its metrics differ from the recorded ones.
+        The specification names a file, the policy takes longer than `_AGAIN_S`, the policy fails,
+         or its metrics differ from the recorded ones.
     """
     from optsched.judge.evaluate import evaluate
-    from optsched.policies.engine.simulate import quick_to_simulate, simulate
+    from optsched.policies.engine.simulate import simulate
 
     spec = str(row.get("policy"))
     if any(word in spec.casefold() for word in _NAMES_FILES):
         raise NotAgainError("names a user file, which is never executed from here")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise NotAgainError(f"the file records no seed (found {seed!r:.40})")
-    if not quick_to_simulate(instance):
-        raise NotAgainError("outputs are so long that simulating would take minutes")
     try:
-        schedule = simulate(instance, spec, cost, seed=seed)
+        schedule = simulate(instance, spec, cost, seed=seed, budget=Budget(_AGAIN_S))
         evaluation = evaluate(instance, schedule, cost)
     except OptschedError as error:
         raise NotAgainError(f"simulated again, it fails: {error}") from None

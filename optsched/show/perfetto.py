@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.files.strict_json import write_bytes
+from optsched.files.outputs import write_bytes
 from optsched.judge.timeline import PHASES, Timeline
 from optsched.problem.version import __version__
 

@@ -8,17 +8,20 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import IO, Any
 
 try:
     import fcntl
 except ImportError:  # without such locks, every download begins anew
     fcntl = None  # type: ignore[assignment]
 
+from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError
 
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
@@ -27,8 +30,11 @@ BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 _STALE_S = 3600.0
 _STAGE, _PART = ".optsched-fetch-", ".optsched-part-"
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
-_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
+_SIZE = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK = 1 << 14
+_MAX_BYTES = 1 << 31
+"""Maximum size of a file; no dataset is as large."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,8 @@ def fetch_dataset(
     retries : int
         How often a failed download is tried again, after 1 s, 2 s and so on.
     timeout_s : float
-        Maximum silence of the server, in seconds.
+        Maximum silence of the server, in seconds. A server that sends bytes one by one is given up,
+        too.
     progress : callable, optional
         Called with the number of bytes received so far, including those of an earlier download,
         and with the size of the file, or 0 if the server does not say.
@@ -196,8 +203,8 @@ def fetch_dataset(
     url = dataset.url if not base else f"{base.rstrip('/')}/{dataset.file_name}"
     if not url.startswith(("http://", "https://")):
         raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=_STAGE, dir=folder) as stage:
             part = _Part(
@@ -317,26 +324,33 @@ class _Part:
 
     def _transfer(self, url: str, stream: IO[bytes], have: int = 0) -> bool:
         """Append the rest of the file or write all of it; return whether the rest was appended."""
-        import requests
+        from requests.exceptions import RequestException
 
         wanted = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
-        with requests.get(url, timeout=self.timeout_s, stream=True, headers=wanted) as response:
+        with closing(_received(url, wanted, self.timeout_s)) as parts:
+            response: Any = next(parts)
             if have and response.status_code == _NO_SUCH_RANGE:
                 return self._transfer(url, stream)
             response.raise_for_status()
-            total = int(response.headers.get("Content-Length", 0))
+            size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
             encoded = response.headers.get("Content-Encoding", "identity") != "identity"
             part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             went_on = part is not None and int(part[1]) == have > 0 and not encoded
             if have and response.status_code == _PARTIAL and not went_on:
                 return self._transfer(url, stream)  # not the part that was asked for
+
             done = have if went_on else 0
             stream.seek(done)
             stream.truncate()
-            total = 0 if encoded or not total else done + total
-            for chunk in response.iter_content(_CHUNK):
-                stream.write(chunk)
+            total = 0 if encoded or not size else done + int(size[0])
+            for chunk in parts:
                 done += len(chunk)
+                if done > _MAX_BYTES:
+                    stream.truncate(0)
+                    raise RequestException(
+                        f"found more than {_MAX_BYTES} bytes; expected a smaller file"
+                    )
+                stream.write(chunk)
                 self._report(done, total)
         return went_on
 
@@ -360,6 +374,48 @@ class _Part:
                     stream.flush()
                     if not os.fstat(stream.fileno()).st_size:
                         self.path.unlink(missing_ok=True)
+
+
+def _received(
+    url: str, head: dict[str, str] | None, timeout_s: float
+) -> Generator[Any, None, None]:
+    """Yield the answer of a server, and then what it sends.
+
+    The timeout of `requests` begins anew with each byte. Here another thread receives, and this
+    one waits for whole parts, which have to come within twice the time.
+    """
+    import requests
+
+    ready: Queue[Any] = Queue(maxsize=8)
+    ended = Event()
+
+    def receive() -> None:
+        try:
+            with requests.get(url, timeout=timeout_s, stream=True, headers=head) as response:
+                ready.put(response)
+                for chunk in response.iter_content(_CHUNK):
+                    ready.put(chunk)
+                    if ended.is_set():
+                        return
+            ready.put(None)
+        except Exception as error:
+            ready.put(error)
+
+    Thread(target=receive, daemon=True).start()
+    try:
+        while (part := ready.get(timeout=2 * timeout_s)) is not None:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+    except Empty:
+        raise requests.exceptions.RequestException(
+            f"the server sends fewer than {_CHUNK} bytes in {2 * timeout_s:g} s"
+        ) from None
+    finally:
+        ended.set()
+        with suppress(Empty):
+            while True:  # who waits for room goes on, and sees that nobody listens
+                ready.get_nowait()
 
 
 def _dataset(name: str) -> Dataset:

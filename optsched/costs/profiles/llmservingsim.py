@@ -13,7 +13,6 @@ itself takes the same, and all-reduces go at the peak of the link.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
 from optsched.costs.table import Grid, no_skew
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_object, read_text
 
 FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
 ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
@@ -118,14 +118,14 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
 def _run(path: Path) -> dict[str, Any]:
     """Return what meta.json says of the run that lies beside a profile, if one does."""
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = read_object(path / "meta.json", "a measured run")
         engine = meta["engine_kwargs"]
         names = ("model", "dtype", "kv_cache_dtype")
         facts = {name: engine[name] for name in names if engine.get(name)}
         if "device_name" in meta.get("hardware", {}):
             facts["device_name"] = meta["hardware"]["device_name"]
         return facts | {"tensor_parallel_size": int(engine["tensor_parallel_size"])}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (InputError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
@@ -145,7 +145,7 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts")
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_text(file, "a description of a profile")
             found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in names}
             # What the engine was given stands one level deeper.
             found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}

@@ -17,7 +17,6 @@ preempted request is not free here: a schedule that evicts must recompute the wh
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +41,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, in_parts
+from optsched.problem.text_files import read_object
 from optsched.workloads.traces import read_trace_report
 
 METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "makespan", "evictions")
@@ -83,7 +83,7 @@ def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Me
     if link_gb_s:
         peak = replace(peak, link_gb_s=link_gb_s)
     cost = fit(path, hardware=peak).cost_model
-    meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    meta = read_object(path / "meta.json", "a measured run")
     engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
     block = cache.get("block_size", 16)
     tokens = cache.get("num_kv_tokens", cost.kv_capacity_tokens)

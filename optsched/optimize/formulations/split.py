@@ -10,7 +10,6 @@ into k - 1. Objectives are sums over requests, or a maximum of them.
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
 from optsched.policies.engine.parts import joined
 from optsched.policies.routers import part_of
+from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule, runs_on
@@ -54,7 +54,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
     InfeasibleError, SolverError
         See the methods for one worker.
     """
-    begin, n, name = time.perf_counter(), task.instance.n, task.names[0]
+    begin, n, name = work_time(), task.instance.n, task.names[0]
     if n > MAX_REQUESTS:
         raise UsageError(
             f"method: found split for {n} requests; expected at most {MAX_REQUESTS}, or another "
@@ -62,7 +62,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         )
     answers: dict[int, Answer] = {}
     for members in range(1, 2**n):
-        left = options.after(time.perf_counter() - begin)
+        left = options.after(work_time() - begin)
         stopped = options.stop is not None and options.stop.is_set()
         if stopped or left.time_limit <= 0:
             return Answer(Status.NO_INCUMBENT, native_status="time limit")
@@ -107,7 +107,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         objective=level,
         bound=bound,
         native_status=f"{len(answers)} sets of requests solved on one worker",
-        solve_s=time.perf_counter() - begin,
+        solve_s=work_time() - begin,
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +28,7 @@ from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refi
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
+from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 
 _MAX_ROUNDS = 10**7
@@ -68,7 +68,7 @@ def prove(
     jobs : Jobs
     rng : numpy.random.Generator
     deadline : float
-        A time of `time.perf_counter`.
+        A time of `optsched.problem.budget.work_time`.
     stop : ndarray of int8, shape (1,)
         Another thread sets it to 1 to interrupt the work.
     report : callable, optional
@@ -140,7 +140,7 @@ def _prove(
     def over() -> bool:
         return bool(
             stop[0]
-            or time.perf_counter() >= deadline
+            or work_time() >= deadline
             or proof.value - proof.bound <= gap * proof.value
             or (helper is not None and helper.error is not None)
         )
@@ -165,7 +165,7 @@ def _prove(
     update()
     if over() or jobs.n == 1:
         return
-    begin = time.perf_counter()
+    begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     update()
     proof.note = unsupported(jobs)
@@ -174,7 +174,7 @@ def _prove(
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
         return
-    room = min(MAX_NODES, RATE * (deadline - time.perf_counter()))
+    room = min(MAX_NODES, RATE * (deadline - work_time()))
     try:
         clock, needed = _clock(jobs, room, annealing.value, stop, over), needed_clock(jobs)
     except Interrupted:
@@ -273,7 +273,7 @@ def prove_all(
         One per busy period, in order of time.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
-    deadline = time.perf_counter() + time_limit_s
+    deadline = work_time() + time_limit_s
     parts = periods(instance)
     rng = np.random.default_rng(seed)
     proofs: list[Proof] = []
@@ -284,7 +284,7 @@ def prove_all(
         line = in_line(jobs) if given is None else given
         proofs.append(Proof(jobs, line, jobs.total(line), int(jobs.output.sum())))
     for k, jobs in enumerate(parts):
-        now = time.perf_counter()
+        now = work_time()
         if now >= deadline or flag[0]:
             break
         bounds = sum(p.bound for p in proofs) - proofs[k].bound

@@ -7,7 +7,6 @@ are kept. Each target that is proved is a bound. Import this module lazily: it l
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
 from optsched.optimize.search.orders import Annealing
+from optsched.problem.budget import work_time
 
 _LARGE = 4_000_000
 """A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
@@ -120,7 +120,7 @@ class Refinement:
     search : callable
         ``search(orders, until)`` anneals.
     deadline : float
-        A time of `time.perf_counter`.
+        A time of `optsched.problem.budget.work_time`.
     """
 
     first: Relaxation
@@ -142,12 +142,12 @@ class Refinement:
     def __post_init__(self) -> None:
         self.base = self.climb = Climb(self.first, Ladder(self.first))
         self.budget = float(min(_BUDGET, MAX_NODES))
-        self.start = self.begin = time.perf_counter()
+        self.start = self.begin = work_time()
 
     @property
     def _left(self) -> float:
         """The seconds that are left."""
-        return self.deadline - time.perf_counter()
+        return self.deadline - work_time()
 
     @property
     def _whole(self) -> bool:
@@ -169,7 +169,7 @@ class Refinement:
                     return TOO_LONG
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
-            factor = _CAREFUL * self._left / (time.perf_counter() - self.begin)
+            factor = _CAREFUL * self._left / (work_time() - self.begin)
             if factor < _WORTH:
                 self._use_up()
                 return TOO_LONG
@@ -184,7 +184,7 @@ class Refinement:
 
     def _climb_on(self) -> None:
         """Make finer and finer graphs for the target, which may become lower on the way."""
-        self.begin = time.perf_counter()
+        self.begin = work_time()
         while not self.over() and not self.climb.ended:
             timely = max(0.0, _NEXT * self.rate * self._left)
             self.hurried = timely < _SOON * self.budget
@@ -194,7 +194,7 @@ class Refinement:
                 if not self._lower(room, growth):
                     break
                 continue
-            self.start = time.perf_counter()
+            self.start = work_time()
             try:
                 most = int(2 * room) if growth.factor else MAX_NODES
                 self.climb.take(to, most, self.annealing.value)
@@ -223,7 +223,7 @@ class Refinement:
             return False
         if self._whole:
             self.base, self.climb = self.climb, self.climb.fork()
-            self.begin = time.perf_counter()  # the next target begins here, too
+            self.begin = work_time()  # the next target begins here, too
         self.climb.relaxation.cut(target)
         self.update(self.climb.relaxation)
         return True
@@ -258,11 +258,11 @@ class Refinement:
             if not large or relaxation.graph_bound < middle:
                 break
         if nodes >= _LARGE:
-            self.rate = nodes / (time.perf_counter() - self.start)
+            self.rate = nodes / (work_time() - self.start)
         if self._whole and _close(relaxation):
-            self._follow_some(relaxation, _FOLLOWED * (time.perf_counter() - self.start))
+            self._follow_some(relaxation, _FOLLOWED * (work_time() - self.start))
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
-        now = time.perf_counter()
+        now = work_time()
         self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))
         self.update(relaxation)
         relaxation.prune()
@@ -277,12 +277,12 @@ class Refinement:
             return
         found = samples(relaxation, self.over)
         next(found)
-        begin = before = time.perf_counter()
+        begin = before = work_time()
         for starts in found:
             if starts is not None:
                 self.annealing.offer(starts)
                 self.update(relaxation)
-            now = time.perf_counter()
+            now = work_time()
             if self.over() or now + WIDER * (now - before) > begin + seconds:
                 break
             before = now

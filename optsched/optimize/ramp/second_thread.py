@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from itertools import islice
 from types import TracebackType
@@ -22,6 +21,7 @@ from optsched.optimize.ramp.finish import LABELS_PER_S, finish, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing, anneal
+from optsched.problem.budget import work_time
 
 MOST_ORDERS = 600_000
 """The number of orders that the first thread tries at a time."""
@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
     """Look for better schedules by annealing for some seconds."""
-    part = min(deadline, time.perf_counter() + _ORDERS_S)
+    part = min(deadline, work_time() + _ORDERS_S)
     anneal(annealing, sys.maxsize, part, stop)
 
 
@@ -47,7 +47,7 @@ class Helper:
     main : Annealing
         The annealing of the first thread. Its best schedule is taken over now and then.
     deadline : float
-        A time of `time.perf_counter`.
+        A time of `optsched.problem.budget.work_time`.
     stop : ndarray of int8, shape (1,)
         Another thread sets it to 1 to end the work.
     found : callable
@@ -109,7 +109,7 @@ class Helper:
                 r.offer(min(self._main.value, self.annealing.value))
             if (
                 self._stop[0]
-                or time.perf_counter() >= self._deadline
+                or work_time() >= self._deadline
                 or (r is not None and r.closed and r.upper >= self.annealing.value)
             ):
                 self.halt[0] = 1
@@ -150,7 +150,7 @@ class Helper:
                 r.offer(self.annealing.value)
         self._tell()
         r.prune()
-        finish(r, LABELS_PER_S * (self._deadline - time.perf_counter()), self._over)
+        finish(r, LABELS_PER_S * (self._deadline - work_time()), self._over)
 
     def __enter__(self) -> Helper:
         for thread in self._threads:

@@ -15,7 +15,7 @@ import numpy as np
 from optsched.bounds.tail import TAIL
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.search.on_time import serve_in_time
+from optsched.optimize.search.on_time import quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
 from optsched.policies import behind_routers, on_workers
@@ -28,6 +28,10 @@ from optsched.problem.schedule import Schedule
 
 _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
+_POLICY_SHARE = 0.5
+"""The share of the time left for one policy, so that a slow one leaves time for others."""
+_MIN_S = 1.0
+"""The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
@@ -55,8 +59,8 @@ def improve(
         In seconds.
     cost_model : BatchCost, str or path
     budget : Budget, optional
-        Default: 60 s. Once it is over, no further candidate starts. The policies and the first
-        candidate always run. Its callback receives every improvement.
+        Default: 60 s. Once it is over, no further candidate starts. The policies begin and the
+        first candidate runs whatever it is. Its callback receives every improvement.
     seed : int
     known : sequence of Schedule
         Schedules to start from.
@@ -95,7 +99,9 @@ def improve(
     for schedule in known:
         best.offer(schedule, "known")
     _start_from(best, behind_routers(policies, workers), budget, seed, workers)
-    if goal.name == "slo_attainment":
+    if not quick_to_search(instance):
+        pass  # the policies are all that there is
+    elif goal.name == "slo_attainment":
         serve_in_time(
             instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
             tell=lambda found: best.offer(found.schedule, "search"), workers=workers,
@@ -108,7 +114,8 @@ def improve(
         RuleSearch(best, seed).run(budget)
     if best.schedule is None:
         raise NoIncumbentError(
-            "search: found no schedule by any policy; expected one (chunked prefill may be needed)"
+            "search: found no schedule by any policy in time; expected one (chunked prefill or "
+            "more time may be needed)"
         )
     return best.schedule, best.origin
 
@@ -121,8 +128,10 @@ def _start_from(
     for policy in policies:
         if workers > 1 and best.schedule is not None and part.over:
             return
+        min_s = _MIN_S if best.schedule is None else 0.0
+        own = Budget(max(min_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
-            best.offer(simulate(best.instance, policy, best.cost, seed=seed), policy)
+            best.offer(simulate(best.instance, policy, best.cost, seed=seed, budget=own), policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
 

@@ -63,6 +63,8 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "arrival", "hold": 4.0},
     {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
+_MAX_TOKENS = 10_000_000
+"""The max output tokens for a search."""
 _ROUTER = "least-work"
 """Who sends requests to workers at first."""
 _WITHOUT_PACE = 4
@@ -114,6 +116,18 @@ class Served(NamedTuple):
         return int(self.good.sum())
 
 
+def quick_to_search(instance: Instance) -> bool:
+    """Whether the output tokens are so few that one candidate of a search takes some seconds.
+
+    A candidate cannot be interrupted.
+
+    Parameters
+    ----------
+    instance : Instance
+    """
+    return int(instance.output_tokens.sum()) <= _MAX_TOKENS
+
+
 def serve_in_time(
     instance: Instance,
     cost: CostModel,
@@ -151,8 +165,10 @@ def serve_in_time(
     Returns
     -------
     Served or None
-        None if the scheduler finds no schedule.
+        None if the scheduler finds no schedule, or if there are too many tokens for a search.
     """
+    if not quick_to_search(instance):
+        return None
     search = _Search(instance, cost, slos or {}, seed, budget, tell, workers)
     search.enough = instance.n if enough is None else enough
     nobody = np.zeros(instance.n, dtype=bool)

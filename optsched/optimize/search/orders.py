@@ -8,7 +8,6 @@ Import this module lazily: it loads numba.
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import put
+from optsched.problem.budget import work_time
 from optsched.problem.kernel import njit
 
 CHUNK = 2000
@@ -377,7 +377,7 @@ class Annealing:
         self, steps: int, *, deadline: float = math.inf, hot: float = 0.0, stop: Any = None,
         fresh: bool = False,
     ) -> None:  # fmt: skip
-        """Anneal once from the best schedule, until ``deadline`` (of `time.perf_counter`).
+        """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ class Annealing:
         placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
         run, reached = _Run(hot, 0.4, steps), _Reached(placed, placed, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
-        while reached.steps < steps and time.perf_counter() < deadline and not (
+        while reached.steps < steps and work_time() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
             more = min(chunk, steps - reached.steps)
@@ -421,7 +421,7 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
     Several runs of moderate length find more than one long run.
     """
     steps, turn, most = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
-    while orders > 0 and time.perf_counter() < deadline and not stop[0]:
+    while orders > 0 and work_time() < deadline and not stop[0]:
         for _ in range(2):
             annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
         orders -= 2 * steps

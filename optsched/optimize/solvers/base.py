@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,10 @@ class SolveOptions:
         """The time limit in seconds, infinite without a limit."""
         return math.inf if self.time_limit_s is None else float(self.time_limit_s)
 
+    def budget(self) -> Budget:
+        """Return a budget of the time limit that begins now, with the progress and the stop."""
+        return Budget(self.time_limit_s, stop=self.stop, progress=self.progress)
+
     def after(self, seconds: float) -> SolveOptions:
         """Return the options with less time.
 
@@ -182,11 +186,11 @@ class RawOutcome:
     Parameters
     ----------
     status : Status
-    objective : float or None
+    objective : float, int or None
         The incumbent's objective. None without an incumbent.
-    bound : float or None
-        The bound on the objective. None without a bound.
-    values : ndarray of float64, shape (columns,), or None
+    bound : float, int or None
+        The bound on the objective. None without a bound. An integer is exact.
+    values : ndarray of float64 or int64, shape (columns,), or None
         The incumbent. None without one.
     native_status : str
         The status in the solver's own words.
@@ -197,7 +201,7 @@ class RawOutcome:
     status: Status
     objective: float | None
     bound: float | None
-    values: NDArray[np.float64] | None
+    values: NDArray[Any] | None
     native_status: str
     build_s: float = 0.0
     solve_s: float = 0.0
@@ -290,13 +294,16 @@ def round_up_bound(bound: float) -> int:
 
     Parameters
     ----------
-    bound : float
-        The solver's bound. It may exceed the true bound by `BOUND_TOLERANCE`.
+    bound : float or int
+        The solver's bound. A float may exceed the true bound by `BOUND_TOLERANCE`, relative to
+        max(1, |bound|). An integer is exact.
 
     Returns
     -------
     int
     """
+    if isinstance(bound, (int, np.integer)):
+        return int(bound)
     return math.ceil(bound - BOUND_TOLERANCE * max(1.0, abs(bound)))
 
 
@@ -306,6 +313,7 @@ def settle_status(
     bound: float | None,
     *,
     integral_objective: bool,
+    slack: float | None = None,
 ) -> Status:
     """Return the status that objective and bound prove, whatever the solver calls it.
 
@@ -320,6 +328,9 @@ def settle_status(
         The incumbent's objective and the bound of a minimization.
     integral_objective : bool
         Whether the bound may be rounded up.
+    slack : float, optional
+        By how much an objective that is not integral may exceed the bound. Default:
+        `BOUND_TOLERANCE` of it, which is what a solver in floats can tell.
 
     Returns
     -------
@@ -333,7 +344,7 @@ def settle_status(
         return Status.FEASIBLE
     if integral_objective:
         return Status.OPTIMAL if round_up_bound(bound) >= objective - 0.5 else Status.FEASIBLE
-    slack = BOUND_TOLERANCE * abs(objective)
+    slack = BOUND_TOLERANCE * abs(objective) if slack is None else slack
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 
 

@@ -1,10 +1,28 @@
-"""CP-SAT: solve a model with limits, progress and interruption."""
+"""CP-SAT: solve a model with limits, progress and interruption, and doubt its proofs.
+
+CP-SAT counts in 64-bit integers. Two of its rules are wrong in OR-Tools 9.15, and are switched off
+(`_WITHOUT_WRONG_RULES`):
+
+- Presolve sums up the Boolean terms of a row in a 32-bit integer, to see whether an enforcement
+  literal is needed. Above 2^31 the sum wraps around, the literal is removed, and a row that held
+  under a condition holds always. Only the search for at-most-ones in rows does so.
+- The detection of "greater than at least one of" reads the rows that a clause enforces, and adds a
+  propagator that excludes solutions.
+
+Both ruled out optimal schedules of two and three requests. A proof that contradicts a known
+solution is not believed either: the model is then solved once more without presolve.
+
+**Sizes.** CP-SAT refuses a model in which the sum of a row may leave 64 bits. infermax keeps levels
+below 2^52 (`Problem.shrink`). Bounds are read as integers, since their floats are rounded.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +36,12 @@ from optsched.optimize.solvers.base import (
     run_interruptibly,
     settle_status,
 )
+from optsched.problem.errors import UsageError
+
+_WITHOUT_WRONG_RULES = {
+    "presolve_inclusion_work_limit": 0,
+    "auto_detect_greater_than_at_least_one_of": False,
+}
 
 
 def cpsat_version() -> str:
@@ -32,11 +56,10 @@ def solve_cp_model(
     options: SolveOptions,
     *,
     read: list[Any],
-    scale: float = 1.0,
-    integral_objective: bool = True,
+    known: int | None = None,
     build_s: float = 0.0,
 ) -> RawOutcome:
-    """Minimize a CP-SAT model.
+    """Minimize a CP-SAT model, whose objective is an integer.
 
     Parameters
     ----------
@@ -46,19 +69,42 @@ def solve_cp_model(
         ``warm_start`` is ignored; give hints to the model instead.
     read : list of variables or expressions
         Their values are the ``values`` of the outcome, in this order.
-    scale : float
-        Objective and bound are divided by it.
-    integral_objective : bool
-        Whether the scaled objective of every solution is an integer.
+    known : int, optional
+        The model has a solution of at most this objective. After a proof that contradicts it the
+        model is solved once more, without presolve.
     build_s : float
         The seconds spent on building the model, for the outcome.
 
     Returns
     -------
     RawOutcome
-        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit, it holds what was
-        found until then.
+        Objective and bound are integers. After Ctrl-C (in the main thread), a set ``options.stop``
+        or a limit, it holds what was found until then.
+
+    Raises
+    ------
+    UsageError
+        CP-SAT refuses the model, since its numbers may overflow.
     """
+    first = _run(model, options, read, {})
+    if not _contradicts(first, known):
+        return replace(first, build_s=build_s)
+    second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
+    return replace(second, build_s=build_s, solve_s=first.solve_s + second.solve_s)
+
+
+def _contradicts(found: RawOutcome, known: int | None) -> bool:
+    """Whether a proof excludes a solution that exists: the known one, or the outcome's own."""
+    values = [value for value in (known, found.objective) if value is not None]
+    if not values:
+        return False
+    low = min(values)
+    return found.status is Status.INFEASIBLE or (found.bound is not None and found.bound > low)
+
+
+def _run(
+    model: Any, options: SolveOptions, read: list[Any], settings: Mapping[str, object]
+) -> RawOutcome:
     from ortools.sat.python import cp_model
 
     solver: Any = cp_model.CpSolver()
@@ -70,9 +116,11 @@ def solve_cp_model(
     parameters.relative_gap_limit = float(options.mip_rel_gap)
     parameters.absolute_gap_limit = 0.0
     parameters.catch_sigint_signal = False
+    for name, value in {**_WITHOUT_WRONG_RULES, **settings}.items():
+        setattr(parameters, name, value)
 
     begin = time.perf_counter()
-    callback = _reporting(solver, options, begin, scale) if options.progress else None
+    callback = _reporting(solver, options, begin) if options.progress else None
     statuses: list[Any] = []
     with ExitStack() as stack:
         if options.log_path is not None:
@@ -89,21 +137,34 @@ def solve_cp_model(
     solve_s = time.perf_counter() - begin
 
     native = solver.status_name(statuses[0])
+    if native == "MODEL_INVALID":
+        raise UsageError(
+            "method: found numbers of which CP-SAT says that they may overflow 64-bit integers; "
+            f"expected smaller ones, or another method ({' '.join(model.validate().split())[:200]})"
+        )
     mapped = CPSAT_STATUS.get(native, Status.ERROR)
     objective = bound = values = None
     if mapped in (Status.OPTIMAL, Status.FEASIBLE):
-        objective = solver.objective_value / scale
-        values = np.array([solver.value(x) for x in read], dtype=np.float64)
+        objective = round(solver.objective_value)
+        values = np.array([solver.value(x) for x in read], dtype=np.int64)
     if mapped in (Status.OPTIMAL, Status.FEASIBLE, Status.NO_INCUMBENT):
-        bound = solver.best_objective_bound / scale
+        bound = _exact_bound(model, solver)
         # Before the end of the presolve there is no bound, and the field holds its default.
-        if not math.isfinite(bound) or (mapped is Status.NO_INCUMBENT and bound == 0.0):
+        if mapped is Status.NO_INCUMBENT and solver.best_objective_bound == 0.0:
             bound = None
-    status = settle_status(mapped, objective, bound, integral_objective=integral_objective)
-    return RawOutcome(status, objective, bound, values, native, build_s, solve_s)
+    status = settle_status(mapped, objective, bound, integral_objective=True)
+    return RawOutcome(status, objective, bound, values, native, 0.0, solve_s)
 
 
-def _reporting(solver: Any, options: SolveOptions, begin: float, scale: float) -> Any:
+def _exact_bound(model: Any, solver: Any) -> int | None:
+    """Return CP-SAT's bound from its integers. Its float is rounded where presolve scaled."""
+    if not math.isfinite(solver.best_objective_bound):
+        return None
+    offset = round(model.proto.objective.offset)
+    return int(solver.response_proto.inner_objective_lower_bound) + offset
+
+
+def _reporting(solver: Any, options: SolveOptions, begin: float) -> Any:
     """Make a solver report every change of its bound. Return the callback for its solutions."""
     from ortools.sat.python import cp_model
 
@@ -111,12 +172,12 @@ def _reporting(solver: Any, options: SolveOptions, begin: float, scale: float) -
 
     def report(bound: float) -> None:
         assert options.progress is not None
-        known = bound / scale if math.isfinite(bound) else None
+        known = bound if math.isfinite(bound) else None
         options.progress(Progress(time.perf_counter() - begin, incumbent[0], known))
 
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            incumbent[0] = self.objective_value / scale
+            incumbent[0] = self.objective_value
             report(self.best_objective_bound)
 
     solver.best_bound_callback = report

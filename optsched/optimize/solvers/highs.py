@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,10 +34,12 @@ from optsched.optimize.solvers.base import (
     RawOutcome,
     SolveOptions,
     Status,
+    round_up_bound,
     run_interruptibly,
     settle_status,
 )
 from optsched.optimize.solvers.highs_worker import Job, Message
+from optsched.optimize.solvers.large_rows import cuts_of, easier, large_rows, with_cuts
 from optsched.problem.errors import SolverError
 
 _INTEGRAL_ABS_GAP = 0.999
@@ -64,7 +66,7 @@ def solve_linear_model(
     *,
     start_values: NDArray[np.float64] | None = None,
 ) -> RawOutcome:
-    """Minimize a model by HiGHS.
+    """Minimize a model by HiGHS, with rows that are safe for its tolerances (`large_rows`).
 
     Parameters
     ----------
@@ -78,7 +80,8 @@ def solve_linear_model(
     Returns
     -------
     RawOutcome
-        After Ctrl-C (in the main thread), a set ``options.stop`` or a limit, it holds what was
+        If every objective is an integer, objective and bound are. After Ctrl-C (in the main
+        thread), a set ``options.stop`` or a limit, it holds what was
         found until then. If HiGHS crashes or runs out of memory, the status is ``error`` as well.
 
     Raises
@@ -86,6 +89,34 @@ def solve_linear_model(
     SolverError
         HiGHS refuses the model, or its process cannot be started.
     """
+    begin = time.perf_counter()
+    rows = large_rows(model)
+    if not rows:
+        return _solve(model, options, start_values)
+    safe, told = easier(model, rows), options
+    if options.progress is not None:
+        hear = options.progress  # a solution of the easier model may be none of the model
+        told = replace(options, progress=lambda state: hear(replace(state, incumbent=None)))
+    bound: float | None = None
+    while True:
+        raw = _solve(safe, told.after(time.perf_counter() - begin), start_values)
+        bounds = [b for b in (bound, raw.bound) if b is not None]
+        bound, solve_s = max(bounds, default=None), time.perf_counter() - begin
+        cuts = [] if raw.values is None else cuts_of(model, rows, raw.values)
+        if cuts == []:
+            return replace(raw, bound=bound, solve_s=solve_s)
+        if cuts is None or raw.status is not Status.OPTIMAL:
+            break
+        safe = with_cuts(safe, cuts)
+    native = f"{raw.native_status}, for rows with rounded tokens"
+    status = Status.NO_INCUMBENT if start_values is None else Status.FEASIBLE
+    objective = None if start_values is None else _value(model, start_values)
+    return RawOutcome(status, objective, bound, start_values, native, raw.build_s, solve_s)
+
+
+def _solve(
+    model: LinearModel, options: SolveOptions, start_values: NDArray[np.float64] | None
+) -> RawOutcome:
     begin = time.perf_counter()
     job = Job(
         model=arguments(model),
@@ -279,9 +310,20 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
     elif objective is None and job.start is not None and _feasible(model, job.start):
         # HiGHS had no time to accept the start, but the start is an incumbent.
         values = job.start
-        objective = float(model.cost @ values)
+    objective = None if values is None else _value(model, values)
+    if bound is not None and model.integral_objective:
+        bound = round_up_bound(bound)
     status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
     return RawOutcome(status, objective, bound, values, native, 0.0, seconds)
+
+
+def _value(model: LinearModel, values: NDArray[np.float64]) -> float:
+    """Return the objective of a solution, in integers if it is one."""
+    if not model.integral_objective:
+        return float(model.cost @ values)
+    used = np.flatnonzero(values > 0.5)
+    whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
+    return int(whole.sum())
 
 
 def _feasible(model: LinearModel, values: NDArray[np.float64]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,29 +12,6 @@ import numpy as np
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions
 from optsched.optimize.solvers.highs import solve_linear_model
 from optsched.optimize.solvers.rows import Rows
-
-
-class OutOfTime(Exception):
-    """The time limit or an interruption came while a model was built."""
-
-
-def watch(options: SolveOptions, begin: float) -> Callable[[], None]:
-    """Return a function that raises `OutOfTime` once the time is over or a stop is asked for.
-
-    Parameters
-    ----------
-    options : SolveOptions
-    begin : float
-        The begin of the time limit, as a time of `time.perf_counter`.
-    """
-
-    def check() -> None:
-        if options.stop is not None and options.stop.is_set():
-            raise OutOfTime("interrupted while the model was built")
-        if time.perf_counter() - begin > options.time_limit:
-            raise OutOfTime("time limit while the model was built")
-
-    return check
 
 
 def solve_pulp_problem(
@@ -70,19 +46,18 @@ def solve_pulp_problem(
 
     Raises
     ------
-    OutOfTime
+    OutOfTimeError
         The time is over, or a stop was asked for, before HiGHS has the model.
     SolverError
         See `optsched.optimize.solvers.highs.solve_linear_model`.
     """
-    begin = time.perf_counter()
-    check = watch(options, begin)
+    budget = options.budget()
     variables = problem.variables()
     column = {id(variable): k for k, variable in enumerate(variables)}
     rows = Rows()
     held = problem.constraints  # a mapping, in later versions a method
     for row in held() if callable(held) else held.values():
-        check()
+        budget.check("the model was handed over")
         rows.add(
             ((column[id(variable)], value) for variable, value in row.items()),
             lower=_or(row.getLb(), -math.inf),
@@ -104,7 +79,7 @@ def solve_pulp_problem(
         for variable, value in start:
             if id(variable) in column:
                 start_values[column[id(variable)]] = value
-    build_s = time.perf_counter() - begin
+    build_s = budget.spent_s
     outcome = solve_linear_model(model, options.after(build_s), start_values=start_values)
     if outcome.values is not None:
         for variable, value in zip(variables, outcome.values.tolist(), strict=True):

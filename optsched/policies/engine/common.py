@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from optsched.judge.replay import read_start
 from optsched.policies.engine.parts import Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
 from optsched.problem import forecast
+from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode, Schedule
@@ -31,6 +33,8 @@ STALLED = 3  # too many batches or clearings without a completion
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
+_FIRST_TURNS, _TURNS_S = 1000, 0.05
+"""The turns of a loop before the first look at the clock, and about how long turns last later."""
 
 REQUEST, TOKENS = 0, 1
 """Rows of `Columns.entries`."""
@@ -60,6 +64,7 @@ STATE = (
     ("evicted", np.int64),
     ("since", np.int64),  # batches since the last completion
     ("longest", np.int64),  # output
+    ("turns", np.int64),  # turns of the loop until it returns to look at the clock
     ("outcome", np.int64),
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
@@ -160,6 +165,36 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
     )
 
 
+def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
+    """Run a compiled loop to its end, and look at the job's budget now and then.
+
+    A compiled loop can be interrupted only by itself. It counts its turns down, returns after the
+    last one, and goes on from its state when it is called again.
+
+    Parameters
+    ----------
+    job : Job
+    state : ndarray of one record
+    run : callable
+        Calls the loop.
+
+    Raises
+    ------
+    OutOfTimeError
+        The budget is over.
+    """
+    turns = _FIRST_TURNS
+    while True:
+        state["turns"] = turns
+        begin = work_time()
+        run()
+        if state[0].turns > 0:
+            return
+        job.budget.check(f"policy {job.name!r} ran")
+        slow = work_time() - begin > _TURNS_S
+        turns = max(1, turns // 2) if slow else 2 * turns
+
+
 Step = Callable[[int, Any, Ints, Columns, float], Columns]
 """Runs a worker: its number, its state, the requests assigned to it, columns, until when."""
 
@@ -223,10 +258,13 @@ class Compiled:
         for worker, state in enumerate(self.states):
             count = self.counts[worker]
             if self.done[worker][0] < count and self.now[worker][0] < until:
-                queue = self.queues[worker, :count]
-                self.columns[worker] = self.step(
-                    worker, state, queue, self.columns[worker], until
-                )  # fmt: skip
+                in_turns(self.job, state, partial(self._run, worker, until))
+
+    def _run(self, worker: int, until: float) -> None:
+        queue = self.queues[worker, : self.counts[worker]]
+        self.columns[worker] = self.step(
+            worker, self.states[worker], queue, self.columns[worker], until
+        )
 
     def schedule(self) -> Schedule:
         """See `Fleet.schedule`."""

@@ -145,6 +145,7 @@ class _Loop:
         """Decide about all batches of the assigned requests that begin before a time."""
         longest = int(self.job.instance.output_tokens.max())
         while self.done < len(self.by_arrival) and self.now < until:
+            self.job.budget.check(f"policy {self.job.name!r} ran")
             self.arrive()
             if not self.running and not self.waiting:
                 self.now = float(self.arrival[self.by_arrival[self.arrived]])

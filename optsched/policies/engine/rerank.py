@@ -320,7 +320,8 @@ def run(
     n = by_arrival.shape[0]
     s = state[0]
     heap, running, aside = lines[0], lines[1], lines[2]
-    while s.done < n and s.outcome == DONE and s.now < until:
+    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+        s.turns -= 1
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _rank(requests[i], i, settings, offsets, remaining)

@@ -664,7 +664,8 @@ def run(
     s = state[0]
     heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
-    while s.done < n and s.outcome == DONE and s.now < until:
+    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+        s.turns -= 1
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _queue_drawn(requests, s, heap, i, settings, generator)

@@ -5,40 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from optsched.costs.cost import CostModel, cost_for
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import PolicyError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
 from optsched.workloads.predict import Predictor, predict
 
-_LONG_OUTPUT, _QUICK_STEPS = 1 << 15, 5_000_000_000
-"""Max tokens of an output, and max of batches times the longest output (`quick_to_simulate`)."""
-
-
-def quick_to_simulate(instance: Instance) -> bool:
-    """Return whether every policy can be simulated in a short time.
-
-    A policy cannot be interrupted. Some policies look ahead as far as the longest output in every
-    batch, or start long runs again and again. With outputs of 10^5 tokens they take minutes,
-    whatever the time limit is. Where this function returns False, policies are run only if the
-    user asks for them.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    bool
-    """
-    longest = int(instance.output_tokens.max())
-    batches = instance.volume.sum(dtype=np.float64) / instance.kv_capacity
-    return bool(longest <= _LONG_OUTPUT or batches * longest <= _QUICK_STEPS)
+MAX_ENTRIES = 1 << 28
+"""Max output tokens of an instance that is simulated. Each is an entry of the schedule."""
 
 
 def simulate(
@@ -49,6 +27,7 @@ def simulate(
     seed: int = 0,
     predictor: Predictor | None = None,
     slos: Mapping[str, float | None] | None = None,
+    budget: Budget = NO_LIMIT,
 ) -> Schedule:
     """Run an online policy on an instance.
 
@@ -68,6 +47,8 @@ def simulate(
     slos : mapping of str to float, optional
         SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``),
         which the policy sees in place of the instance's columns.
+    budget : Budget
+        Time for the run. The work of a policy that is stopped is of no use.
 
     Returns
     -------
@@ -79,9 +60,12 @@ def simulate(
     ------
     LoopError
         If the policy would go on for ever, or cannot go on.
+    OutOfTimeError
+        If the budget is over before the last request has finished.
     PolicyError
-        If the policy does not allow the instance (`optsched.policies.allows`), or if a policy
-        object raises, names an unknown request or answers anything but a valid batch.
+        If there are, or are predicted, more than `MAX_ENTRIES` output tokens; if the policy does
+        not allow the instance (`optsched.policies.allows`); or if a policy object raises, names an
+        unknown request or answers anything but a valid batch.
     InputError, UsageError
         If the policy is unknown, or if the cost model does not fit the instance.
     """
@@ -100,5 +84,12 @@ def simulate(
     reason = runner.allows(told)
     if reason is not None:
         raise PolicyError(f"policy {name!r}: {reason}")
+    told_of = (instance.output_tokens, told.predicted, told.predicted_upper)
+    tokens = max(int(column.sum()) for column in told_of if column is not None)
+    if tokens > MAX_ENTRIES:
+        raise PolicyError(
+            f"policy {name!r}: found {tokens:.2g} output tokens, true or predicted, an entry of "
+            f"the schedule each; expected at most {MAX_ENTRIES:.2g}"
+        )
     # The schedule is one of the instance without the predictions and the SLOs that were given.
-    return runner.run(Job(told, instance, cost, seed, name))
+    return runner.run(Job(told, instance, cost, seed, name, budget))

@@ -293,7 +293,8 @@ def run(
     n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
-    while s.done < n and s.outcome == DONE and s.now < until:
+    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+        s.turns -= 1
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
             s.steps = 0
         i = arriving(requests, s, by_arrival)

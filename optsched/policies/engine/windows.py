@@ -381,7 +381,8 @@ def run(
         by_arrival[requests[i].place] = i
     members = np.empty(settings.size, dtype=np.int64)
     step = np.empty(settings.size, dtype=np.int64)
-    while s.done < n:
+    while s.done < n and s.turns > 0:
+        s.turns -= 1
         s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].arrival
         for w in range(machines.shape[0]):
             s.now = min(s.now, machines[w].until)

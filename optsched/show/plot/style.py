@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.files.strict_json import write_bytes
+from optsched.files.outputs import write_bytes
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from optsched.files.strict_json import write_bytes
+from optsched.files.outputs import write_bytes
 from optsched.problem.errors import UsageError
 
 PACKAGES = ("jinja2", "plotly")

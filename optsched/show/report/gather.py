@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ class Section:
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    checked: dict[Path, Verdict] = field(default_factory=dict)
+    checked: dict[str, Verdict] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
 
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
@@ -362,7 +363,7 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
     """Check a certificate, once per file, and return the verdict."""
-    name, place = Path(file).name, Path(file).resolve()
+    name, place = Path(file).name, os.path.realpath(file)
     if place in section.checked:
         return section.checked[place]
     if section.instance is None:

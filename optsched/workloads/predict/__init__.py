@@ -19,7 +19,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import PREDICTIONS, Instance
 from optsched.problem.registry import Registry
@@ -145,7 +145,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         columns = _columns(guess(instance, seed))
         if all(column is None for column in columns.values()):
             raise InputError("found no predictions; expected one per request")
-    except InputError as error:
+    except OptschedError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
         raise InputError(f"predictor {name!r}: raised {error!r}") from error

@@ -8,6 +8,7 @@ from numpy.random import Generator
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 from optsched.workloads.predict import Columns, Guess, predictor
 
 SPREAD = 1.5877
@@ -68,6 +69,13 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     def guess(instance: Instance, generator: Generator) -> Columns:
         counts = (instance.output_tokens - 1) // window + 1
         offsets = np.concatenate([[0], np.cumsum(counts)])
+        check_size(
+            int(offsets[-1]),
+            50,
+            f"predictions, one every {window} tokens",
+            "a larger window",
+            "output_tokens",
+        )
         past = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # windows
         left = np.repeat(instance.output_tokens, counts) - window * past
         spread = error * SPREAD * left**POWER * decay**past

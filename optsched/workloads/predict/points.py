@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
+from optsched.problem.text_files import read_text
 from optsched.workloads.predict import Columns, Guess, predictor
 
 COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
@@ -178,11 +178,11 @@ def column(*, file: str) -> Guess:
     """
 
     def guess(instance: Instance, _: Generator) -> Columns:
+        text = read_text(file, "a table of predictions")
         try:
-            text = Path(file).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: {error}") from None
-        rows = list(csv.DictReader(text.splitlines()))
+            rows = list(csv.DictReader(text.splitlines()))
+        except csv.Error as error:  # a cell of thousands of characters
+            raise InputError(f"{file}: {error}; expected numbers") from None
         names = [key for key in COLUMNS if rows and key in rows[0]]
         if not names:
             raise InputError(

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 from optsched.workloads.predict import Columns, Guess, predictor
 
 BINS, LONGEST = 10, 512
@@ -228,6 +229,8 @@ def trail(
         o = instance.output_tokens
         width = longest / bins
         offsets = np.concatenate([[0], np.cumsum(o)])
+        instead = "elis predicts once in many tokens"
+        check_size(int(offsets[-1]), 50, "predictions, one a token", instead, "output_tokens")
         left = np.repeat(offsets[1:], o) - np.arange(offsets[-1])
         scale = 1 + bias * generator.standard_normal(len(o))
         one_off = o * np.exp(first * generator.standard_normal(len(o)))

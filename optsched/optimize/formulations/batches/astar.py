@@ -43,7 +43,7 @@ A state with fewer tokens produced, or with more, does not dominate.
 from __future__ import annotations
 
 import math
-import time
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -52,9 +52,17 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import Claim, Plan, answer
+from optsched.optimize.formulations.batches.plans import (
+    Claim,
+    Plan,
+    answer,
+    exact_times,
+    unbuilt,
+)
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError, UsageError
 
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
@@ -155,6 +163,7 @@ def _decoding_is_cheaper(net: Network, v: int) -> bool:
 def _least_share(net: Network, v: int) -> int:
     """Return the min that a request in this node adds to a sum of times."""
     prob, node = net.prob, net.nodes[v]
+    prob.budget.check("the network was built")
     s, o = net.sizes[node.cls]
     name = prob.objectives[0]
     spans = [prob.least_span(s, k) for k in range(node.produced, o)]
@@ -182,12 +191,15 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         See `optsched.optimize.formulations.batches.greedy.begun` and
         `optsched.optimize.formulations.batches.network.network`.
     """
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
-    built_s = time.perf_counter() - begin
+    try:
+        search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
+    built_s = work_time() - begin
     native = search.run(options.after(built_s), begin)
-    solve_s = time.perf_counter() - begin - built_s
+    solve_s = work_time() - begin - built_s
     found = search.plan()
     plan = start if found is None else found
     status = Status.FEASIBLE if plan is not None else Status.NO_INCUMBENT
@@ -202,6 +214,37 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         build_s=built_s,
         solve_s=solve_s,
     )
+
+
+def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
+    """Return what of a claim from floats holds in integers, by A*.
+
+    HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
+    sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
+    does not end, the claim is a schedule and a bound.
+
+    Parameters
+    ----------
+    prob : Problem
+        Its requests arrive together.
+    claim : Claim
+    options : SolveOptions
+    """
+    none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
+    if claim.status is not Status.OPTIMAL and not none_below:
+        return claim
+    times = None if claim.plan is None else exact_times(prob, claim.plan)
+    unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
+    claim = claim._replace(status=unproved, level=None)
+    try:
+        search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
+    except UsageError:  # too many states
+        return claim
+    ended = search.run(replace(options, progress=None), work_time())
+    if ended != "solved":
+        return claim
+    plan = search.plan() or claim.plan
+    return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
 class _Search:
@@ -265,22 +308,22 @@ class _Search:
 
     def run(self, options: SolveOptions, begin: float) -> str:
         """Search until the end or a limit. Return why the search ended."""
-        end = time.perf_counter() + options.time_limit
+        end = work_time() + options.time_limit
         limit, name = 1, self.prob.objectives[0]
         try:
             while True:
                 if options.stop is not None and options.stop.is_set():
                     return "interrupted"
-                if time.perf_counter() >= end:
+                if work_time() >= end:
                     return "time limit"
                 if (
                     options.mip_rel_gap
                     and self.best - self.bound <= options.mip_rel_gap * self.best
                 ):
                     return "gap reached"
-                slice_begin = time.perf_counter()
+                slice_begin = work_time()
                 ended = self.core.expand(limit, self.state, self.tables)
-                took = time.perf_counter() - slice_begin
+                took = work_time() - slice_begin
                 limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
                 if ended == self.core.SOLVED:
                     return "solved"
@@ -290,7 +333,7 @@ class _Search:
                     found = self.state.numbers[self.core.GOAL] >= 0
                     value = self.prob.value(name, self.best) if found else None
                     bound = self.prob.value(name, self.bound)
-                    options.progress(Progress(time.perf_counter() - begin, value, bound))
+                    options.progress(Progress(work_time() - begin, value, bound))
         except KeyboardInterrupt:
             return "interrupted"
 

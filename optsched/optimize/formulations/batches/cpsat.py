@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -15,7 +14,9 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     exact_times,
+    known_level,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     COUNTED,
@@ -26,6 +27,8 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError
 
 _MARGIN_S = 1e-12
 """Added to each chosen start, so that rounding does not put it before its predecessor's end."""
@@ -50,13 +53,16 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """
     from optsched.optimize.solvers.cpsat import cpsat_version
 
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    built = Model(prob, max_batches(prob, times), start)
+    try:
+        built = Model(prob, max_batches(prob, times), start)
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
-    build_s = time.perf_counter() - begin
-    outcomes = _in_order(built, options.after(build_s))
+    build_s = work_time() - begin
+    outcomes = _in_order(built, options.after(build_s), known_level(prob, times))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None
     if found:
@@ -78,7 +84,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     )
 
 
-def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
+def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:
     """Solve for one objective after the other, as long as each is proved.
 
     Progress is reported for the first objective only.
@@ -91,9 +97,9 @@ def _in_order(built: Model, left: SolveOptions) -> list[RawOutcome]:
     for name in built.prob.objectives:
         level = built.level(name)
         model.minimize(level)
-        raw = solve_cp_model(model, left, read=read, integral_objective=False)
+        raw = solve_cp_model(model, left, read=read, known=known)
         outcomes.append(raw)
-        left = replace(left.after(raw.solve_s), progress=None)
+        left, known = replace(left.after(raw.solve_s), progress=None), None
         if raw.status is not Status.OPTIMAL or raw.objective is None or raw.values is None:
             break
         model.add(level <= round(raw.objective))

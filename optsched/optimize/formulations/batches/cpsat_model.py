@@ -31,6 +31,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
 from optsched.optimize.formulations.batches.problem import (
@@ -42,8 +44,33 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     Problem,
 )
+from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
 
 _CUTS = 5
+_TERMS = 40
+"""About so many terms has a token of a request in a batch."""
+ENTRY_BYTES = 70
+_DOING = "the model was built"
+
+
+def entries_at_most(instance: Instance, batches: int | None = None) -> float:
+    """Return about how many terms the model has at most.
+
+    Parameters
+    ----------
+    instance : Instance
+    batches : int, optional
+        The number of batches. Default: as many as there can be.
+    """
+    output = instance.output_tokens.astype(np.float64)
+    tokens, chunked = float(output.sum()), instance.chunked_prefill is True
+    if batches is None:
+        chunks = (output * instance.prompt_tokens + output * (output - 1) / 2).sum()
+        batches = int(chunks if chunked else tokens)
+    # Whole prefills: each token comes after the one before it, which is a row for every batch.
+    rows = instance.n / 2 if chunked else tokens + instance.n
+    return rows * float(batches) ** 2 + _TERMS * tokens * batches
 
 
 class Model:
@@ -53,6 +80,12 @@ class Model:
         from ortools.sat.python import cp_model as cp
 
         self.prob, self.batches = prob, batches
+        check_size(
+            entries_at_most(prob.instance, batches),
+            ENTRY_BYTES,
+            f"terms in the CP-SAT model of {batches} batches",
+            "search has no model",
+        )
         self.model: Any = cp.CpModel()
         self.requests, self.steps = range(prob.n), range(batches)
         bools = self.model.new_bool_var
@@ -88,6 +121,7 @@ class Model:
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
         for j in self.steps:
+            self.prob.budget.check(_DOING)
             before = self.produced[i][j - 1] if j else 0
             done = self._done(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
@@ -221,6 +255,7 @@ class Model:
         for members in self.prob.classes:
             for i, other in pairwise(members):
                 for j in self.steps[:-1]:
+                    self.prob.budget.check(_DOING)
                     self.model.add(
                         sum(self.gain[i][0][: j + 1]) >= sum(self.gain[other][0][: j + 1])
                     )
@@ -234,6 +269,7 @@ class Model:
         net = outline(prob)
         needed, prefill_batches = net.batch_bound()
         for j in self.steps:
+            self.prob.budget.check(_DOING)
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             for variables, flag in ((self.decode, decodes), (self.prefill, prefills)):
                 literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
@@ -300,6 +336,7 @@ class Model:
         self.start: list[Any] = []
         self.end: list[Any] = []
         for j in self.steps:
+            self.prob.budget.check(_DOING)
             previous = self.end[j - 1] if j else origin
             if not apart:
                 self.start.append(previous)
@@ -364,6 +401,7 @@ class Model:
         """Return the end of the batch that produces a token."""
         out = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
         for j in self.steps:
+            self.prob.budget.check(_DOING)
             self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
         return out
 
@@ -397,6 +435,7 @@ class Model:
         """Give the decisions of a list of batches as hints."""
         prob, hint, now = self.prob, self.model.add_hint, Requests(self.prob)
         for j in self.steps:
+            self.prob.budget.check(_DOING)
             batch = start[j] if j < len(start) else Batch(())
             now.evict(batch.evicted)
             phase = {i: now.ready[i] for i, _ in batch.entries}

@@ -26,7 +26,6 @@ strongest of the models here. Both check A*.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import (
     DECODE,
@@ -52,7 +52,9 @@ from optsched.optimize.formulations.batches.plans import (
     Requests,
     Scale,
     answer,
+    known_level,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
@@ -64,7 +66,8 @@ from optsched.optimize.formulations.batches.problem import (
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.rows import Rows
-from optsched.problem.errors import UsageError
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError, UsageError
 
 MAX_ENTRIES = 20_000_000
 _CUTS = 5
@@ -142,6 +145,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
         amount = net.counts[v] if v < len(net.counts) else 0
         rows.add(((a, 1) for a in out[v]), lower=amount, upper=amount)
     for j in range(batches):
+        prob.budget.check("the model was built")
         at = j * width
         for v in range(len(net.nodes)):
             entries = [(at + a, 1) for a in into[v]]
@@ -254,7 +258,7 @@ def _by_highs(flow: Flow, options: SolveOptions, unit: float) -> RawOutcome:
     return solve_linear_model(model, options, start_values=flow.start)
 
 
-def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
+def _by_cpsat(flow: Flow, options: SolveOptions, known: int | None) -> RawOutcome:
     """Solve in exact integers."""
     from ortools.sat.python import cp_model as cp
 
@@ -280,22 +284,26 @@ def _by_cpsat(flow: Flow, options: SolveOptions) -> RawOutcome:
         for variable, value in zip(variables, flow.start.tolist(), strict=True):
             model.add_hint(variable, int(value))
     model.minimize(total)
-    return solve_cp_model(model, options, read=variables, integral_objective=False)
+    return solve_cp_model(model, options, read=variables, known=known)
 
 
 def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
     """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    flow = flow_model(network(prob), start, max_batches(prob, times))
+    try:
+        flow = flow_model(network(prob), start, max_batches(prob, times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     scale = Scale.units() if exact else Scale.milliseconds(prob)
-    spent = time.perf_counter() - begin
+    spent = work_time() - begin
     left = scale.told(options.after(spent), prob)
     versions: dict[str, Any]
     if exact:
         from optsched.optimize.solvers.cpsat import cpsat_version
 
-        raw, versions = _by_cpsat(flow, left), {"ortools": cpsat_version()}
+        raw = _by_cpsat(flow, left, known_level(prob, times))
+        versions = {"ortools": cpsat_version()}
     else:
         from optsched.optimize.solvers.highs import highs_version
 
@@ -307,9 +315,12 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         if raw.status is Status.OPTIMAL:
             counts = np.rint(raw.values).astype(np.int64).tolist()
             claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
+    claim = Claim(raw.status, plan, scale.level(raw.bound), level=claimed)
+    if not exact:
+        claim = confirmed(prob, claim, left.after(raw.solve_s))
     return answer(
         prob,
-        Claim(raw.status, plan, scale.level(raw.bound), level=claimed),
+        claim,
         fallback=start,
         room=flow.batches,
         native_status=raw.native_status,

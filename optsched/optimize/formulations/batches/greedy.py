@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import NamedTuple
 
 from optsched.judge.evaluate import evaluate
@@ -12,10 +12,13 @@ from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
 from optsched.optimize.formulations.batches.problem import Batch, Problem, Times, problem
 from optsched.optimize.solvers.base import SolveOptions
-from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.budget import Budget
+from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.schedule import Schedule
 
 _LARGE = 2000
+_FIRST_S = 2.0
+"""The seconds for the first plan, where no time is left."""
 _STEPS = 10_000_000
 """The max number of requests looked at for all plans. A million takes about a second."""
 
@@ -23,6 +26,7 @@ _STEPS = 10_000_000
 def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:
     """Return a task's problem, and the best of the greedy plans and a given one with its times.
 
+    The problem's budget begins now. Once it is over, the best plan so far counts.
     A given schedule that the problem rules out (evictions, chunks) is ignored.
 
     Parameters
@@ -46,18 +50,29 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
         `optsched.optimize.formulations.batches.problem.problem`.
     InfeasibleError, InputError
         See `optsched.optimize.formulations.batches.problem.problem`.
+    OutOfTimeError
+        The time was up before there was any plan.
     """
-    prob, given = problem(task), options.warm_start
+    prob, given = problem(task, options.budget()), options.warm_start
     per_plan = prob.n * sum(prob.output)
     if per_plan > _STEPS:
         raise UsageError(
             f"formulation infermax: found {prob.n} requests with {sum(prob.output)} output tokens, "
             "beyond the exact methods; expected the method search"
         )
-    candidates = list(islice(_greedy_plans(prob), _STEPS // per_plan))
+    plans: Iterator[Plan] = islice(_greedy_plans(prob), _STEPS // per_plan)
     if given is not None and _admitted(prob, given):
-        candidates.insert(0, plan_of(given))
-    times = [exact_times(prob, plan) for plan in candidates]
+        plans = chain([plan_of(given)], plans)
+    candidates: list[Plan] = []
+    times: list[Times] = []
+    try:
+        for plan in plans:
+            times.append(exact_times(prob, plan))
+            candidates.append(plan)
+            prob.budget.check("plans to start from were made")
+    except OutOfTimeError:
+        if not candidates:
+            raise
     levels = [prob.levels(t) for t in times]
     best = min(range(len(levels)), key=levels.__getitem__, default=None)
     if best is None or (prob.cutoff is not None and levels[best][0] / prob.shrink >= prob.cutoff):
@@ -101,6 +116,7 @@ class _Rule(NamedTuple):
 
 
 def _greedy_plans(prob: Problem) -> Iterator[Plan]:
+    budget = Budget(max(_FIRST_S, prob.budget.left_s))  # the first one is the least that is known
     requests = range(prob.n)
     orders = [
         sorted(requests, key=lambda i: (prob.instance.arrival[i], i)),
@@ -117,10 +133,11 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
         rule = _Rule(*chosen)
         evicts = refill and not prob.eviction_free
         if (rule.reserve or evicts) and (prob.hybrid or not rule.mixed):
-            yield _greedy(prob, order, rule)
+            yield _greedy(prob, order, rule, budget)
+            budget = prob.budget
 
 
-def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
+def _greedy(prob: Problem, order: list[int], rule: _Rule, budget: Budget) -> Plan:
     """Prefill what fits, else decode. If decoding does not fit, evict the last in order."""
     off, room = prob.offset, prob.capacity
     now = Requests(prob)
@@ -128,6 +145,7 @@ def _greedy(prob: Problem, order: list[int], rule: _Rule) -> Plan:
     clock, plan = Fraction(0), []
     queue = order
     while queue:
+        budget.check("plans to start from were made")
         if not any(now.cached[i] or prob.exact_arrival[i] <= clock for i in queue):
             clock = min(prob.exact_arrival[i] for i in queue)
         running = [i for i in queue if now.cached[i]]

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from optsched.optimize.formulations.batches.problem import Batch, Problem
@@ -23,6 +24,8 @@ STAY, EVICT, DECODE, PREFILL, REFILL = range(5)
 free the KV and prefill."""
 DONE = -1
 MAX_ARCS = 200_000
+_STEPS, _FEW = 10_000_000, 8
+"""The max number of sizes looked at for all dual feasible functions, and how many there are."""
 
 
 class Node(NamedTuple):
@@ -101,10 +104,10 @@ class Network:
     def least_work(self, node: int) -> int:
         """Return the min own work that a request in this node still needs."""
         v, c = self.nodes[node], self.prob.costs
-        s, o = self.sizes[v.cls]
-        work = sum(self.prob.own_work(s, k) for k in range(v.produced + 1, o))
+        s, _ = self.sizes[v.cls]
         if v.ready:
-            return work + self.prob.own_work(s, v.produced)
+            return self._work_from[v.cls][v.produced]
+        work = self._work_from[v.cls][v.produced + 1]
         rest = s + v.produced - v.cached
         # A refill from nothing costs no less.
         return work + (c.prefill_in_chunks(rest) if self.prob.chunked else c.prefill(rest))
@@ -121,6 +124,10 @@ class Network:
         items = sorted({z for v in range(len(self.sizes)) for z in self.productions(v)})
         thresholds = {z for z in items if 2 * z <= room}
         thresholds |= {room - z + 1 for z in items if 2 * z > room}
+        # Each is valid alone, so of too many some are enough.
+        many = max(_FEW, _STEPS // (len(items) + sum(prob.output)))
+        if len(thresholds) > many:
+            thresholds = set(sorted(thresholds)[:: -(-len(thresholds) // many)])
         found: list[tuple[Callable[[int], int], int]] = [(lambda z: z, room)]
         found += [(partial(_keep_or_drop, room, t), room) for t in thresholds if 2 * t <= room + 1]
         found += [(partial(_round_parts, room, k), k * room) for k in range(1, 6)]
@@ -146,10 +153,22 @@ class Network:
         The weight of a node is the sum, over the batches that still produce its tokens, of the
         weights of `functions`.
         """
-        return [
-            ([sum(map(weight, self.productions(v))) for v in range(len(self.nodes))], most)
-            for weight, most in self.functions
-        ]
+        found = []
+        for weight, most in self.functions:
+            later = [_sums_from([weight(z) for z in self.productions(v)]) for v in self._fresh]
+            found.append(([later[node.cls][node.produced] for node in self.nodes], most))
+        return found
+
+    @property
+    def _fresh(self) -> range:
+        """The nodes of requests that have produced nothing: one per class, in order."""
+        return range(len(self.sizes))
+
+    @cached_property
+    def _work_from(self) -> list[list[int]]:
+        """The min own work of all tokens from each one on, by class."""
+        prob = self.prob
+        return [_sums_from([prob.own_work(s, k) for k in range(o)]) for s, o in self.sizes]
 
     @cached_property
     def prefill_weights(self) -> list[tuple[list[int], int]]:
@@ -211,6 +230,11 @@ class Network:
         return batches
 
 
+def _sums_from(values: list[int]) -> list[int]:
+    """Return the sum of the values from each place on, and 0 after the last one."""
+    return [*accumulate(reversed(values), initial=0)][::-1]
+
+
 def _keep_or_drop(room: int, threshold: int, size: int) -> int:
     """Round sizes above room - threshold up to the room, and sizes below the threshold to 0."""
     return room if size > room - threshold else size * (size >= threshold)
@@ -261,6 +285,7 @@ def network(prob: Problem) -> Network:
 
     done = 0
     while done < len(net.nodes):
+        prob.budget.check("the network was built")
         net.arcs += _arcs_of(net, done, number)
         if len(net.arcs) > MAX_ARCS:
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -14,13 +15,10 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
-from optsched.optimize.solvers.base import Progress, SolveOptions, Status
-from optsched.problem.errors import SolverError
+from optsched.optimize.solvers.base import BOUND_TOLERANCE, Progress, SolveOptions, Status
+from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
-
-_TOLERANCE = 1e-6
-"""The relative gap that solvers leave between a proved bound and the incumbent."""
 
 Plan = list[Batch]
 
@@ -168,12 +166,13 @@ class Scale(NamedTuple):
         return cls(Fraction(1), True)
 
     def level(self, number: float | None) -> Fraction | None:
-        """Return the level that a solver's bound proves."""
+        """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
             return None
-        if self.whole:  # in floats it may stand a little above the integer that it is
-            number = math.ceil(number - max(1e-3, 1e-15 * abs(number)))
-        return Fraction(number) / self.unit
+        if self.whole:  # a float may stand a little above the integer that it is
+            exact = isinstance(number, int)
+            return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
+        return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
@@ -198,7 +197,7 @@ class Claim(NamedTuple):
     Attributes
     ----------
     status : Status
-        What the method proved. With ``OPTIMAL`` the bound is the objective.
+        What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
     plan : list of Batch, optional
         The incumbent.
     bound : number, optional
@@ -262,8 +261,8 @@ def answer(
         plan, status = fallback, Status.FEASIBLE
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
-        # The schedule is within the solver's tolerance of the value asked for, but not below it.
-        proved = status is Status.OPTIMAL
+        # In rounded costs the schedule may be below the value asked for. It is not.
+        proved = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
         status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
         bound = prob.cutoff if proved else bound
         level = None
@@ -276,8 +275,23 @@ def answer(
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
-        value = None if bound is None else prob.value(name, Fraction(bound))
+        spare = 0 if name == COUNTED else prob.floored
+        value = None if bound is None else prob.value(name, max(Fraction(0), bound - spare))
+    if status is Status.OPTIMAL and prob.shrink > 1:
+        status = Status.FEASIBLE  # optimal for rounded costs
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+
+
+def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
+    """Return the answer, with a warning, of a method whose model was not built in time."""
+    warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
+    return answer(
+        prob,
+        Claim(Status.NO_INCUMBENT, None, None),
+        fallback=start,
+        native_status=str(why),
+        build_s=prob.budget.spent_s,
+    )
 
 
 def _judged_share(prob: Problem, schedule: Schedule) -> float:
@@ -295,11 +309,10 @@ def _agree(
     """Check the level that a method claims for its schedule against the schedule's own level."""
     name = prob.objectives[0]
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
-    for said, number, slack in (
-        ("claimed to have", claimed, rounding),
-        ("called optimal at", proved, rounding + Fraction(_TOLERANCE) * level),
-    ):
-        if number is not None and not abs(level - number) <= slack:
+    for said, number in (("claimed to have", claimed), ("called optimal at", proved)):
+        # Costs that are rounded down make the level smaller, and never larger.
+        low = 0 if prob.shrink > 1 else level - rounding
+        if number is not None and not low <= number <= level + rounding:
             raise SolverError(
                 f"infermax: found a schedule of {name} {prob.value(name, level):.12g} s that is "
                 f"{said} {prob.value(name, number):.12g}; expected the same value; the model or "
@@ -314,6 +327,16 @@ def _least_level(prob: Problem) -> int:
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
         return max(least_makespan(prob), *ends)
     return sum(prob.least_latency) if name == "tel" else 0
+
+
+def known_level(prob: Problem, times: Times | None) -> int | None:
+    """Return a level that the models' integers reach, from the times of a known schedule.
+
+    Without ``below``, which may exclude that schedule.
+    """
+    if times is None or prob.cutoff is not None:
+        return None
+    return math.ceil(prob.level(prob.objectives[0], times) / prob.shrink) + prob.rounded
 
 
 def max_batches(prob: Problem, best: Times | None) -> int:

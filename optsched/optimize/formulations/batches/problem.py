@@ -39,6 +39,7 @@ from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
@@ -62,6 +63,7 @@ MODELLED = ANY_INSTANCE | {
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
 _LARGEST_UNITS = 2**52
+"""Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
 ARRIVAL_S = Fraction(1, 10**12)
@@ -78,10 +80,14 @@ class Costs:
         The coefficients in the order of `BatchCost.array`, whose first entry is not used.
     unit_s : Fraction
         The length of a unit in seconds.
+    divisor : int
+        What a request or a coefficient costs is divided by it and rounded down, which is a
+        relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
     """
 
     values: tuple[int, ...]
     unit_s: Fraction
+    divisor: int = 1
 
     @classmethod
     def of(cls, model: BatchCost) -> Costs:
@@ -95,17 +101,17 @@ class Costs:
 
     def __getitem__(self, coefficient: str) -> int:
         """Return a coefficient."""
-        return self.values[1 + COEFFICIENTS.index(coefficient)]
+        return self.values[1 + COEFFICIENTS.index(coefficient)] // self.divisor
 
     def decode(self, kv: int) -> int:
         """Return the own work of decoding with ``kv`` tokens cached before."""
         work: int = decode_ms(self.values, kv)
-        return work
+        return work // self.divisor
 
     def prefill(self, tokens: int, kv: int = 0) -> int:
         """Return the own work of prefilling ``tokens`` with ``kv`` tokens cached before."""
         work: int = prefill_ms(self.values, tokens, kv)
-        return work
+        return work // self.divisor
 
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
         """Return a lower bound on the own work of a prefill in at least so many batches.
@@ -123,7 +129,7 @@ class Costs:
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Return the cost of a batch that does not depend on its requests."""
-        cost: int = fixed_ms(self.values, decodes, prefills)
+        cost: int = fixed_ms([v // self.divisor for v in self.values], decodes, prefills)
         return cost
 
     def finer(self, factor: int) -> Costs:
@@ -132,7 +138,7 @@ class Costs:
 
     def coarser(self, factor: int) -> Costs:
         """Return the costs, rounded down, in a unit that is ``factor`` times the present one."""
-        return Costs(tuple(value // factor for value in self.values), self.unit_s * factor)
+        return Costs(self.values, self.unit_s * factor, self.divisor * factor)
 
 
 class Batch(NamedTuple):
@@ -171,6 +177,8 @@ class Problem:
         units of the instance.
     slos : mapping of str to ndarray of float64, shape (n,)
         The SLOs by name, in seconds, where requests within them are counted.
+    budget : Budget
+        The time for plans and models, at which all that builds them looks.
     """
 
     instance: Instance
@@ -179,6 +187,7 @@ class Problem:
     eviction_free: bool = False
     below: Fraction | None = None
     slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    budget: Budget = NO_LIMIT
 
     @cached_property
     def prompt(self) -> list[int]:
@@ -307,6 +316,12 @@ class Problem:
     def rounded(self) -> int:
         """By how many units the models' integers may differ from an exact level: n or 0."""
         return self.n if self.shrink > 1 or any(self.since_first) else 0
+
+    @cached_property
+    def floored(self) -> int:
+        """By how many of the models' units rounded arrivals may lengthen latencies: n or 0."""
+        whole = all((v / self.costs.unit_s).denominator == 1 for v in self.since_first)
+        return 0 if whole else self.n
 
     # Work that no schedule avoids
 
@@ -440,12 +455,13 @@ def _decimal(arrival: float) -> Fraction:
     return Fraction(repr(float(arrival)))
 
 
-def problem(task: Task) -> Problem:
+def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     """Return the problem of a task, after checking it.
 
     Parameters
     ----------
     task : Task
+    budget : Budget
 
     Returns
     -------
@@ -496,4 +512,5 @@ def problem(task: Task) -> Problem:
         eviction_free=bool(task.extras.get("eviction_free")),
         below=None if below is None else Fraction(float(below)),
         slos=slos,
+        budget=budget,
     )

@@ -25,6 +25,8 @@ input. `optsched.optimize.formulations.batches.problem` gives the reason and the
 - (4) decoding: c <= 1, relaxed by K - 1.
 - g = 1: m_j >= I_j, relaxed by S; processed without a token: m_j <= I_j - 1, relaxed by o.
 - w_ij >= m_{j-1} - S (1 - dg) is the KV read by a decode. It is at least s dg.
+  No constant is above `LARGEST`: a binary may be off by 1e-6, and S times that stays below 1/2,
+  so that integers round to what they are.
 - q_ij >= (2 a + 1) c - a (a + 1) on prefills. These are tangents of c^2, exact at every integer c.
   Without chunks c is in s..S there, so a is in s..S - 1 (and q >= s^2).
 
@@ -34,7 +36,6 @@ valid.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import (
@@ -51,6 +53,7 @@ from optsched.optimize.formulations.batches.plans import (
     Scale,
     answer,
     max_batches,
+    unbuilt,
 )
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
@@ -62,9 +65,15 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
-from optsched.problem.errors import UsageError
+from optsched.optimize.solvers.large_rows import LARGEST
+from optsched.optimize.solvers.pulp_files import write_problem
+from optsched.problem.budget import work_time
+from optsched.problem.errors import OutOfTimeError, UsageError
+from optsched.problem.memory import check_size
 
 _MAX_TANGENTS = 256
+_ENTRY_BYTES = 200
+_DOING = "the model was built"
 _INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
@@ -80,11 +89,25 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
+        largest = max(s + o - 1 for s, o in prob.sizes)
+        if largest > LARGEST:
+            raise UsageError(
+                f"method: found a request of {largest} tokens, a Big-M constant that solvers in "
+                f"floats confuse with its neighbours; expected at most {LARGEST} for pulp-bigm "
+                "(or the method cpsat)"
+            )
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "
                 "chunks; expected 0 for pulp-bigm (or the method cpsat)"
             )
+        each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
+        check_size(
+            prob.n * batches * each,
+            _ENTRY_BYTES,
+            f"nonzeros in the program of {batches} batches",
+            "search has no model",
+        )
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
@@ -99,9 +122,11 @@ class Program:
         for i in range(prob.n):
             self._add(self._tokens(i), i)
             for j in self.steps:
+                prob.budget.check(_DOING)
                 for family in of_step:
                     self._add(family(i, j), i, j)
         for j in self.steps:
+            prob.budget.check(_DOING)
             self._add(self._limits(j), j)
             self._add(self._batch(j), j)
         self._add(self._symmetry())
@@ -128,6 +153,7 @@ class Program:
             s, _, top, most = self._sizes(i)
             span = {"I": (s, top), "m": (0, top), "c": (0, most)}
             for j in self.steps:
+                self.prob.budget.check(_DOING)
                 for name in _INTEGERS:
                     low, high = span[name]
                     self.var[name, i, j] = pulp.LpVariable(
@@ -143,9 +169,10 @@ class Program:
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
     def _objective(self, pulp: Any) -> None:
-        c, prob = self.prob.costs, self.prob
+        c, prob = self.prob.exact, self.prob
         terms = []
         for j in self.steps:
+            prob.budget.check(_DOING)
             terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
             terms.append(c["prefill_base"] * self["hp", j])
             for i in range(prob.n):
@@ -160,7 +187,7 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
         if prob.cutoff is not None:
-            below = float((prob.cutoff - Fraction(1, 2)) * c.unit_s * 1000)
+            below = float((prob.cutoff * prob.shrink - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
 
     def _tokens(self, i: int) -> Rows:
@@ -276,7 +303,8 @@ class Program:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
-        yield "kv_capacity", kv <= prob.capacity * self["u", j]
+        capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
+        yield "kv_capacity", kv <= capacity * self["u", j]
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
@@ -388,10 +416,9 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     from optsched.optimize.formulations import check_method, get
 
     check_method(get("infermax"), "pulp-bigm", task)
-    prob, _, times = begun(task, SolveOptions())
+    prob, _, times = begun(task, SolveOptions(time_limit_s=None))
     program = Program(prob, max_batches(prob, times))
-    write = program.problem.writeLP if format_name == "lp" else program.problem.writeMPS
-    write(str(path))
+    write_problem(program.problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -421,11 +448,14 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """
     import pulp
 
-    begin = time.perf_counter()
+    begin = work_time()
     prob, start, times = begun(task, options)
-    program = Program(prob, max_batches(prob, times))
+    try:
+        program = Program(prob, max_batches(prob, times))
+    except OutOfTimeError as late:
+        return unbuilt(prob, start, late)
     scale = Scale.milliseconds(prob)
-    left = scale.told(options.after(time.perf_counter() - begin), prob)
+    left = scale.told(options.after(work_time() - begin), prob)
     versions = {"pulp": pulp.__version__}
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
@@ -434,29 +464,28 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
         versions["highspy"] = highs_version()
         raw = _by_highs(program, left, start)
+    plan = None if raw.objective is None else program.plan()
+    claim = Claim(raw.status, plan, scale.level(raw.bound))
+    claim = confirmed(prob, claim, options.after(work_time() - begin))
     return answer(
         prob,
-        Claim(
-            raw.status,
-            None if raw.objective is None else program.plan(),
-            scale.level(raw.bound),
-        ),
+        claim,
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,
-        build_s=time.perf_counter() - begin - raw.solve_s,
+        build_s=work_time() - begin - raw.solve_s,
         solve_s=raw.solve_s,
         versions=versions,
     )
 
 
 def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
-    from optsched.optimize.solvers.pulp_highs import OutOfTime, solve_pulp_problem
+    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
 
     first = None if start is None else program.start_values(start)
     try:
         return solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
-    except OutOfTime as why:
+    except OutOfTimeError as why:
         return RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
 
@@ -469,7 +498,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
             f"solver: found {name!r}; expected one that PuLP has here: "
             f"{', '.join(sorted(available))}"
         )
-    begin = time.perf_counter()
+    begin = work_time()
     problem = program.problem
     problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
     status = PULP_STATUS[problem.sol_status]
@@ -478,7 +507,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     if status in (Status.OPTIMAL, Status.FEASIBLE):
         value = float(pulp.value(problem.objective))
     bound = value if status is Status.OPTIMAL else None
-    return RawOutcome(status, value, bound, None, native, 0.0, time.perf_counter() - begin)
+    return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
 
 
 METHODS = {

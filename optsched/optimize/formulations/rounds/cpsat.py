@@ -10,21 +10,22 @@ rows about it hold only then.
 
 from __future__ import annotations
 
-import math
-import time
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
 from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.problem.errors import UsageError
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.memory import check_size
 
-MAX_INTERVALS = 2_000_000
-"""The max number of output tokens of a model. Each takes about a kilobyte."""
+_INTERVAL_BYTES, _PAIR_BYTES = 1000, 1000
+"""The bytes of an interval, and of a pair of requests that are kept apart."""
+_DOING = "the model was built"
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
@@ -41,29 +42,22 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
     Raises
     ------
-    UsageError
-        There are more than `MAX_INTERVALS` output tokens; see also `program`.
-    InfeasibleError
+    TooLargeError
+        There are too many output tokens or pairs of requests (`check_size`).
+    UsageError, InfeasibleError
         See `program`.
     """
     from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
 
-    begin = time.perf_counter()
-    tokens = int(task.instance.output_tokens.sum())
-    if tokens > MAX_INTERVALS:
-        raise UsageError(
-            f"method: found {tokens:.2g} output tokens, an interval each in the CP-SAT model; "
-            f"expected at most {MAX_INTERVALS:.2g} (placement has no such limit)"
-        )
+    budget = options.budget()
     prog = program_of(task, options.warm_start)
-    try:
-        model, read = cp_model(prog, deadline=begin + options.time_limit)
-    except TimeoutError as late:
-        build_s = time.perf_counter() - begin
-        return Answer(Status.NO_INCUMBENT, native_status=str(late), build_s=build_s)
-    build_s = time.perf_counter() - begin
+    model, read = cp_model(prog, budget)
+    build_s = budget.spent_s
     told = in_shares(options, task.instance.n) if prog.on_time else options
-    raw = solve_cp_model(model, told.after(build_s), read=read, build_s=build_s)
+    known = prog.data.tel(prog.warm)
+    if prog.on_time:
+        known = -int((prog.warm <= prog.last).sum())
+    raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)
@@ -73,14 +67,24 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
 
 
-def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[Any]]:
+def _check_sizes(data: RoundData) -> None:
+    instance, instead = data.instance, "placement has no such limit"
+    check_size(int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead)
+    pairs = int((np.bincount(data.block) ** 2).sum())
+    if not data.hybrid_off:
+        peak = np.sort(instance.peak_tokens)
+        apart = len(peak) - np.searchsorted(peak, instance.kv_capacity - peak, side="right")
+        pairs = min(pairs, int(apart.sum())) // 2
+    check_size(pairs, _PAIR_BYTES, "pairs of requests that are kept apart", instead)
+
+
+def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
     """Return the CP-SAT model and its start variables. The schedule at hand is the hint.
 
     Parameters
     ----------
     prog : Program
-    deadline : float
-        A time of `time.perf_counter`.
+    budget : Budget
 
     Returns
     -------
@@ -91,12 +95,15 @@ def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[An
 
     Raises
     ------
-    TimeoutError
-        The deadline came before the model was complete.
+    TooLargeError
+        There are too many output tokens or pairs of requests (`check_size`).
+    OutOfTimeError
+        The budget is over.
     """
     from ortools.sat.python import cp_model as cp
 
     data = prog.data
+    _check_sizes(data)
     model = cp.CpModel()
     start = [
         model.new_int_var(int(first), int(max(first, final)), f"start_{i}")
@@ -107,13 +114,13 @@ def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[An
         present = [model.new_bool_var(f"present_{i}") for i in range(len(start))]
         for i in np.flatnonzero(prog.last < data.arrival).tolist():
             model.add(present[i] == 0)
-    _memory(model, prog, start, present, deadline)
-    _separation(model, prog, start, present, deadline)
+    _memory(model, prog, start, present, budget)
+    _separation(model, prog, start, present, budget)
     if not prog.on_time:
         _twins(model, prog, start)
     _limits(model, prog, start, present)
     if data.hybrid_off:
-        _phases(model, prog, start, present)
+        _phases(model, prog, start, present, budget)
     held = (prog.warm <= prog.last).tolist()
     for i, value in enumerate(prog.warm.tolist()):
         if held[i]:
@@ -127,11 +134,6 @@ def cp_model(prog: Program, *, deadline: float = math.inf) -> tuple[Any, list[An
     return model, start
 
 
-def _check(deadline: float) -> None:
-    if time.perf_counter() > deadline:
-        raise TimeoutError("the time limit came while the model was built")
-
-
 def _interval(model: Any, start: Any, size: int, name: str, present: Any) -> Any:
     if present is None:
         return model.new_fixed_size_interval_var(start, size, name)
@@ -139,12 +141,12 @@ def _interval(model: Any, start: Any, size: int, name: str, present: Any) -> Any
 
 
 def _memory(
-    model: Any, prog: Program, start: list[Any], present: list[Any], deadline: float
+    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
 ) -> None:
     data = prog.data
     intervals, heights = [], []
     for i, variable in enumerate(start):
-        _check(deadline)
+        budget.check(_DOING)
         output = int(data.output[i])
         intervals += [
             _interval(model, variable + d, output - d, f"kv_{i}_{d}", present[i])
@@ -155,7 +157,7 @@ def _memory(
 
 
 def _separation(
-    model: Any, prog: Program, start: list[Any], present: list[Any], deadline: float
+    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
 ) -> None:
     """Separate the completions of two requests whose peaks exceed the capacity together.
 
@@ -173,7 +175,7 @@ def _separation(
     capacity = data.instance.kv_capacity
     end = [variable + int(o) for variable, o in zip(start, output, strict=True)]
     for i in range(len(start)):
-        _check(deadline)
+        budget.check(_DOING)
         for j in range(i + 1, len(start)):
             excess = int(peak[i] + peak[j]) - capacity
             if excess <= 0 or data.block[i] != data.block[j]:
@@ -225,10 +227,13 @@ def _limits(model: Any, prog: Program, start: list[Any], present: list[Any]) -> 
         model.add_cumulative(run + prefill, ones + extra, limits.max_batch_tokens)
 
 
-def _phases(model: Any, prog: Program, start: list[Any], present: list[Any]) -> None:
+def _phases(
+    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
+) -> None:
     """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
     data = prog.data
     for i, k in enumerate(start):
+        budget.check(_DOING)
         if data.output[i] == 1:
             continue
         for j, other in enumerate(start):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from optsched.optimize.formulations.rounds.horizon import (
     volume_bound,
 )
 from optsched.optimize.formulations.rounds.integer_program import (
-    MAX_ENTRIES,
+    ENTRY_BYTES,
     answer,
     entries_at_most,
     linear_model,
@@ -28,7 +27,9 @@ from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
+from optsched.problem.memory import MAX_BYTES
 
 SWITCHES = frozenset(
     {"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"}
@@ -54,10 +55,10 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
 
     if task.workers > 1:
         return solve_on_workers(task, options)
-    begin = time.perf_counter()
+    budget = options.budget()
     prog = program_of(task, options.warm_start)
-    model = linear_model(prog)
-    built_s = time.perf_counter() - begin
+    model = linear_model(prog, budget)
+    built_s = budget.spent_s
     told = in_shares(options, task.instance.n) if prog.on_time else options
     raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
     starts = None if raw.values is None else read_starts(prog, raw.values)
@@ -87,7 +88,7 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     UsageError, InfeasibleError
         See `optsched.optimize.formulations.rounds.horizon.round_data`.
     """
-    begin = time.perf_counter()
+    begin = work_time()
     if task.names[:1] == ("slo_attainment",):
         return _placed_in_time(task, options, begin)
     data = round_data(task.instance)
@@ -100,7 +101,7 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
         objective=objective,
         bound=bound,
         native_status="placed",
-        solve_s=time.perf_counter() - begin,
+        solve_s=work_time() - begin,
     )
 
 
@@ -110,7 +111,7 @@ def _placed_in_time(task: Task, options: SolveOptions, begin: float) -> Answer:
     able, served = int((prog.last >= prog.data.arrival).sum()), int((prog.warm <= prog.last).sum())
     raw = RawOutcome(
         Status.OPTIMAL if able == served else Status.FEASIBLE, -served, -able, None, "placed",
-        solve_s=time.perf_counter() - begin,
+        solve_s=work_time() - begin,
     )  # fmt: skip
     return answer(prog, raw, prog.warm)
 
@@ -139,7 +140,7 @@ def _choose(task: Task) -> str:
         return "cpsat"
     return (
         "highs"
-        if entries_at_most(data, data.deadline - data.output) <= MAX_ENTRIES
+        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_BYTES
         else "placement"
     )
 

@@ -44,13 +44,15 @@ from optsched.optimize.formulations.rounds.horizon import (
 )
 from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_time, with_late
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
-from optsched.problem.errors import SolverError, UsageError
+from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
+from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule
 
-MAX_ENTRIES = 40_000_000
-"""The max number of nonzeros. Each takes about 16 bytes here and as many again in HiGHS."""
+ENTRY_BYTES = 50
+"""The bytes of a nonzero: 12 here, 16 while it is made, and the rest in HiGHS."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +161,7 @@ def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int
     return ordered
 
 
-def linear_model(prog: Program) -> LinearModel:
+def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """Return the integer program as arrays.
 
     The columns are x_it by request and start, then y_t by round if hybrid batching is off. The rows
@@ -168,6 +170,7 @@ def linear_model(prog: Program) -> LinearModel:
     Parameters
     ----------
     prog : Program
+    budget : Budget
 
     Returns
     -------
@@ -175,17 +178,20 @@ def linear_model(prog: Program) -> LinearModel:
 
     Raises
     ------
-    UsageError
-        There are more than `MAX_ENTRIES` nonzeros.
+    TooLargeError
+        There are too many nonzeros (`check_size`).
+    OutOfTimeError
+        The budget is over.
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
     entries = entries_at_most(data, last)
-    if entries > MAX_ENTRIES:
-        raise UsageError(
-            f"method: found up to {entries:.2g} nonzeros in the integer program of {n} requests; "
-            f"expected at most {MAX_ENTRIES:.2g} (placement has no such limit)"
-        )
+    check_size(
+        entries,
+        ENTRY_BYTES,
+        f"nonzeros in the integer program of {n} requests",
+        "placement has no such limit",
+    )
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])
@@ -197,6 +203,7 @@ def linear_model(prog: Program) -> LinearModel:
     counts = np.empty(columns, dtype=np.int64)
     filled = 0
     for i in range(n):
+        budget.check("the model was built")
         starts = np.arange(data.arrival[i], last[i] + 1)
         if not len(starts):
             continue
@@ -230,10 +237,11 @@ def linear_model(prog: Program) -> LinearModel:
 
 
 def entries_at_most(data: RoundData, last: NDArray[np.int64]) -> float:
-    """Return an upper bound on the nonzeros of the start columns, given the last starts."""
+    """Return an upper bound on the nonzeros, given the last starts."""
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
-    return float((starts * (data.output * families + 1)).sum())
+    phases = 4.0 * data.instance.n * (last + data.output).max() if data.hybrid_off else 0.0
+    return float((starts * (data.output * families + 1)).sum()) + phases
 
 
 class _Families:
@@ -389,7 +397,8 @@ def answer(
     prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
 ) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
-    schedule, objective, bound = None, raw.objective, raw.bound
+    schedule: Schedule | None = None
+    objective, bound = raw.objective, raw.bound
     if prog.on_time:
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
@@ -398,7 +407,7 @@ def answer(
             raw = replace(raw, objective=-count)
         objective, bound = as_shares(raw, prog.data.instance.n)
     elif starts is not None:
-        schedule = prog.data.schedule(starts)
+        schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
     return Answer(
         status=raw.status,
         schedule=schedule,

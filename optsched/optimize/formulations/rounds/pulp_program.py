@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,26 @@ from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.integer_program import (
     Program,
     answer,
+    entries_at_most,
     program,
     program_of,
     read_starts,
 )
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
+from optsched.optimize.solvers.pulp_files import LONGEST, write_problem
+from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
+from optsched.problem.memory import check_size
+
+_ENTRY_BYTES = 200
+"""The bytes of a nonzero in PuLP, with its share of variables and names."""
+_DOING = "the model was built"
 
 
 def pulp_problem(
-    prog: Program, *, check: Callable[[], None] = lambda: None
+    prog: Program, budget: Budget = NO_LIMIT
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
@@ -38,19 +45,25 @@ def pulp_problem(
     Parameters
     ----------
     prog : Program
-    check : callable
-        Called repeatedly. It raises an exception to end the work.
+    budget : Budget
+
+    Raises
+    ------
+    TooLargeError
+        There are too many nonzeros (`check_size`).
+    OutOfTimeError
+        The budget is over.
     """
     import pulp
 
     with warnings.catch_warnings():
         # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _problem(prog, pulp, check)
+        return _problem(prog, pulp, budget)
 
 
 def _problem(
-    prog: Program, pulp: Any, check: Callable[[], None]
+    prog: Program, pulp: Any, budget: Budget
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
@@ -58,13 +71,17 @@ def _problem(
     requests = range(data.instance.n)
     rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
 
-    x = [
-        {
-            t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary)
-            for t in range(a[i], int(prog.last[i]) + 1)
-        }
-        for i in requests
-    ]
+    check_size(
+        entries_at_most(data, prog.last),
+        _ENTRY_BYTES,
+        f"nonzeros in the readable program of {len(a)} requests",
+        "highs has room for more",
+    )
+    x: list[dict[int, Any]] = []
+    for i in requests:
+        budget.check(_DOING)
+        starts = range(a[i], int(prog.last[i]) + 1)
+        x.append({t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary) for t in starts})
     problem = pulp.LpProblem("hindsight", pulp.LpMinimize)
     if prog.on_time:
         problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
@@ -74,34 +91,34 @@ def _problem(
             "total_latency",
         )
     for i in requests:
-        starts = pulp.lpSum(x[i].values())
-        problem += (starts <= 1 if prog.on_time else starts == 1), f"once_{i}"
+        started = pulp.lpSum(x[i].values())
+        problem += (started <= 1 if prog.on_time else started == 1), f"once_{i}"
 
     def running(i: int, t: int, first: int = 1) -> list[tuple[int, Any]]:
         """Return the starts k, with variables, for which t is i's first-th or a later round."""
         return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
 
     for t in rounds:
-        check()
+        budget.check(_DOING)
         load = pulp.lpSum(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
-        problem += load <= data.instance.kv_capacity, f"memory_{t}"
+        problem += _at_most(load, data.instance.kv_capacity), f"memory_{t}"
         starting = [(i, x[i][t - 1]) for i in requests if t - 1 in x[i]]
         prompts = pulp.lpSum(s[i] * var for i, var in starting)
         if limits.max_running is not None:
             count = pulp.lpSum(var for i in requests for _, var in running(i, t))
-            problem += count <= limits.max_running, f"running_{t}"
+            problem += _at_most(count, limits.max_running), f"running_{t}"
         if limits.max_batch_tokens is not None:
             decodes = pulp.lpSum(var for i in requests for _, var in running(i, t, first=2))
-            problem += prompts + decodes <= limits.max_batch_tokens, f"batch_{t}"
+            problem += _at_most(prompts + decodes, limits.max_batch_tokens), f"batch_{t}"
         if limits.max_prefill_tokens is not None:
-            problem += prompts <= limits.max_prefill_tokens, f"prefill_{t}"
+            problem += _at_most(prompts, limits.max_prefill_tokens), f"prefill_{t}"
 
     y: dict[int, Any] = {}
     if data.hybrid_off:
         for t in rounds:
-            check()
+            budget.check(_DOING)
             y[t] = pulp.LpVariable(f"y_{t}", lowBound=0, upBound=1)
             for i in requests:
                 if t - 1 in x[i]:
@@ -111,6 +128,11 @@ def _problem(
                     both = pulp.lpSum(var for _, var in decodes) + y[t]
                     problem += both <= 1, f"phase_decode_{i}_{t}"
     return problem, x, y
+
+
+def _at_most(load: Any, limit: int) -> Any:
+    """Return the row that limits a load of binaries, in few enough digits for a file."""
+    return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
 
 def write_lp(instance: Instance, path: str | Path) -> None:
@@ -124,16 +146,16 @@ def write_lp(instance: Instance, path: str | Path) -> None:
     Raises
     ------
     UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.integer_program.program`.
+        See `optsched.optimize.formulations.rounds.integer_program.program` and `write_problem`.
     """
     problem, _, _ = pulp_problem(program(instance))
-    problem.writeLP(str(path))
+    write_problem(problem, "lp", path)
 
 
 def write_mps(instance: Instance, path: str | Path) -> None:
     """Write the integer program of an instance as an MPS file; see `write_lp`."""
     problem, _, _ = pulp_problem(program(instance))
-    problem.writeMPS(str(path))
+    write_problem(problem, "mps", path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -156,24 +178,23 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     import pulp
 
     from optsched.optimize.solvers.highs import highs_version
-    from optsched.optimize.solvers.pulp_highs import OutOfTime, solve_pulp_problem, watch
+    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
 
     versions = {"pulp": pulp.__version__, "highspy": highs_version()}
-    begin = time.perf_counter()
+    budget = options.budget()
     prog = program_of(task, options.warm_start)
     told = in_shares(options, task.instance.n) if prog.on_time else options
     try:
-        problem, x, y = pulp_problem(prog, check=watch(told, begin))
-        built_s = time.perf_counter() - begin
+        problem, x, y = pulp_problem(prog, budget)
+        built_s = budget.spent_s
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
         native = solve_pulp_problem(
             problem, told.after(built_s), integral_objective=True, start=start
         )
-    except OutOfTime as why:
+    except OutOfTimeError as why:
         known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
-        spent_s = time.perf_counter() - begin
-        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), spent_s)
+        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), budget.spent_s)
         return answer(prog, raw, prog.warm, versions=versions)
     raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
     starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))

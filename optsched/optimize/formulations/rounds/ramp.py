@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import Any
 
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
+from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
 from optsched.problem.schedule import from_starts
 
@@ -37,7 +37,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
         raise UsageError(
             "formulation: found hindsight for an instance in seconds; expected one in rounds"
         )
-    begin = time.perf_counter()
+    begin = work_time()
     from optsched.optimize.ramp.prove import prove_all
 
     stop = np.zeros(1, dtype=np.int8)
@@ -48,7 +48,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
     def report(bound: int, value: int) -> None:
         if options.progress is not None:
-            elapsed = time.perf_counter() - begin
+            elapsed = work_time() - begin
             options.progress(Progress(elapsed, float(value), float(bound)))
 
     def cancel() -> None:
@@ -58,7 +58,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
         best[:] = prove_all(
             instance,
             seed=options.seed,
-            time_limit_s=options.time_limit - (time.perf_counter() - begin),
+            time_limit_s=options.time_limit - (work_time() - begin),
             stop=stop,
             report=report,
             starts=starts,
@@ -68,7 +68,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
     timer = None
     if math.isfinite(options.time_limit):
-        left = max(0.0, options.time_limit - (time.perf_counter() - begin))
+        left = max(0.0, options.time_limit - (work_time() - begin))
         timer = threading.Timer(min(left, threading.TIMEOUT_MAX), cancel)
         timer.daemon = True
         timer.start()
@@ -77,7 +77,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
     finally:
         if timer is not None:
             timer.cancel()
-    return _answer(task, best, time.perf_counter() - begin)
+    return _answer(task, best, work_time() - begin)
 
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:

@@ -7,7 +7,6 @@ one worker: what runs on a worker takes no more rounds than all requests togethe
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +14,15 @@ from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.integer_program import (
+    ENTRY_BYTES,
+    entries_at_most,
     linear_model,
     program,
     program_of,
 )
 from optsched.optimize.formulations.rounds.on_time import as_shares, in_shares
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
+from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
 
 
@@ -46,7 +48,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     """
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
-    begun = time.perf_counter()
+    budget = options.budget()
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
     workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
@@ -54,8 +56,14 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
-        model = _repeated(linear_model(prog), instance.n, workers)
-        built_s = time.perf_counter() - begun
+        check_size(
+            workers * entries_at_most(prog.data, prog.last),
+            ENTRY_BYTES,
+            f"nonzeros in the integer program of {workers} workers",
+            "lns has no such limit",
+        )
+        model = _repeated(linear_model(prog, budget), instance.n, workers)
+        built_s = budget.spent_s
         told = in_shares(options, instance.n) if counted else options
         raw = solve_linear_model(model, told.after(built_s))
         raw = replace(raw, build_s=built_s + raw.build_s)
