@@ -94,6 +94,7 @@ def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path)
         ({"ttfts": ...}, "expected the list ttfts; found model_id, request_rate"),
         ({"ttfts": [0.1]}, "ttfts: found 1 entries; expected 3, as many as input_lens has"),
         ({"ttfts": "no"}, "ttfts: found 'no'; expected a list"),
+        ({"input_lens": 5}, "input_lens: found '5'; expected a list"),
     ],
 )
 def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
@@ -105,17 +106,14 @@ def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ttfts": [0.1, "x", 0.1]}, "ttfts: request 1: found 'x'; expected a time in seconds"),
-        ({"ttfts": [0.1, None, 0.1]}, "ttfts: request 1: found None; expected a time in seconds"),
-        ({"itls": [[], [-1.0], []]}, "itls: request 1: found -1.0; expected a time in seconds"),
-        (
-            {"itls": [[], [1.0, 1.0, -1.0], []]},
-            "itls: request 1: found -1.0; expected a time in seconds",
-        ),
-        ({"itls": [[], 3, []]}, "itls: request 1: found '3'; expected a list"),
-        ({"input_lens": [1, 2.5, 3]}, "input_lens: request 1: found 2.5; expected an integer"),
-        ({"output_lens": [1, True, 3]}, "output_lens: request 1: found True; expected an integer"),
-        ({"start_times": [0, 1e300, 3]}, "start_times: request 1: found 1e+300; expected a time"),
+        ({"ttfts": [0.1, "x", 0.1]}, "line 2: ttfts: found 'x'; expected a number of seconds"),
+        ({"ttfts": [0.1, None, 0.1]}, "line 2: ttfts: found 'null'; expected a number of seconds"),
+        ({"itls": [[], [-1.0], []]}, "line 2: itls: found [-1.0]; expected a list of times, each"),
+        ({"itls": [[], [1.0, -1.0], []]}, "line 2: itls: found [1.0, -1.0]; expected a list of"),
+        ({"itls": [[], 3, []]}, "line 2: itls: found 3; expected a list of times, each 0 or more"),
+        ({"input_lens": [1, 2.5, 3]}, "line 2: input_lens: found '2.5'; expected an integer"),
+        ({"output_lens": [1, True, 3]}, "line 2: output_lens: found 'true'; expected an integer"),
+        ({"start_times": [0, 1e300, 3]}, "line 2: start_times: found '1e+300'; expected at most"),
         ({"latencies": [0.2, 0.01, 0.4]}, "line 2: ttft: found 0.07 s; expected at most its lat"),
         (
             {"latencies": [0.2, 0.0, 0.4], "ttfts": [0, 0, 0]},

@@ -141,7 +141,7 @@ def test_a_request_beyond_the_kv_capacity_names_its_line(tmp_path):
         (",20,3", ",20,3.5", "line 3: GeneratedTokens: found '3.5'; expected an integer"),
         (",20,3", ",1_0,3", "line 3: ContextTokens: found '1_0'; expected an integer"),
         (",20,3", ",nan,3", "line 3: ContextTokens: found 'nan'; expected an integer"),
-        (",20,3", ",99999999999,3", "line 3: ContextTokens: found 99999999999"),
+        (",20,3", ",99999999999,3", "line 3: ContextTokens: found '99999999999'"),
         (",20,3", f",{'9' * 30},3", "line 3: ContextTokens: found"),
         (
             "2023-11-16 18:16:00.0",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from trace_files import put, read, skipped
+from trace_files import put, read, refused, skipped
 
 FIRST, SECOND = 1_700_000_000_000_000_000, 1_700_000_000_500_000_000  # ns, half a second apart
 
@@ -287,3 +287,36 @@ def test_a_bad_line_of_json_costs_its_row_alone(tmp_path, tail):
     text = "[" + ",\n".join([*good[:2], '{"timestamp": 9000, "inp'])
     skipped("line 3: not JSON: the file is cut short", "mooncake", put(tmp_path, text))
     assert read("mooncake", tmp_path / "trace.csv")[1] == [6, 7]
+
+
+def test_what_no_server_answered_is_left_out(tmp_path):
+    # A warm-up, an answer from a cache, a span around spans, a failure beside the status.
+    warm = aiperf(
+        FIRST,
+        input_sequence_length=metric(550, "tokens"),
+        output_sequence_length=metric(9, "tokens"),
+    )
+    warm["metadata"]["benchmark_phase"] = "warmup"
+    usage = {"gen_ai.usage.input_tokens": {"intValue": 6}}
+    usage["gen_ai.usage.output_tokens"] = {"intValue": 5}
+    spans = [
+        span(FIRST, 1, {**usage, "gen_ai.operation.name": {"stringValue": "chat"}}),
+        span(FIRST, 3, {**usage, "gen_ai.operation.name": {"stringValue": "invoke_agent"}}),
+        span(FIRST, 1, {**usage, "error.type": {"stringValue": "timeout"}}),
+    ]
+    day = "2026-06-01 10:00:0"
+    head = "startTime,endTime,prompt_tokens,completion_tokens,status,cache_hit\n"
+    cached = f"{day}1,{day}2,6,5,success,True\n{day}3,{day}4,7,5,success,False\n"
+    for format, text, failed in (
+        ("aiperf", lines(warm) + AIPERF, 2),
+        ("otel", lines({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}), 2),
+        ("litellm", head + cached, 1),
+    ):
+        assert read(format, put(tmp_path, text, "log"))[3].failed == failed
+
+
+def test_a_benchmark_may_stand_alone_and_another_document_is_named(tmp_path):
+    file = put(tmp_path, json.dumps(GUIDE["benchmarks"][0]), "b.json")
+    assert read("guidellm", file)[1] == [550, 140]
+    file = put(tmp_path, json.dumps({"results": []}), "b.json")
+    refused("line 1: expected the field prompt_tokens; found results", "guidellm", file)

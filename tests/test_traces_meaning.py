@@ -108,7 +108,7 @@ def test_a_name_may_end_in_a_unit(name, unit):
 def test_a_unit_in_the_name_is_read_and_must_agree(tmp_path):
     file = put(tmp_path, table("t_ms,in,out,e2e_us", "0,6,5,900000", "500,6,5,800000"))
     columns = {**NAMES, "arrival": "t_ms", "latency": "e2e_us"}
-    words = "line 2: the column t_ms says ms, and arrival is read in s; --unit ms says so"
+    words = "line 2: the column t_ms says ms, and arrival is read in s; --unit arrival=ms says so"
     refused(words, "csv", file, columns=columns)
     words = "the column e2e_us says us, and latency is read in ms; --unit latency=us says so"
     warned(words, "csv", file, columns=columns, unit="ms")
@@ -123,6 +123,55 @@ def test_a_column_of_units_is_read_and_must_agree(tmp_path):
     assert read("csv", file, columns=NAMES, unit="ms")[0] == [0, 0.5]
 
 
+def test_a_column_of_units_counts_in_every_format(tmp_path):
+    file = put(tmp_path, mooncake(0, 20, 60, time_unit="Seconds"), "m.jsonl")
+    refused("the column time_unit says s, and arrival is read in ms", "mooncake", file)
+    file = put(tmp_path, table("ts,in,out,unit", "0,6,5,ms", "500,6,5,s"))
+    warned("the column unit has several values ('ms', 's')", "csv", file, columns=NAMES)
+
+
+def test_the_option_that_is_offered_changes_no_other_field(tmp_path):
+    file = put(tmp_path, table("ts,in,out,took_ms", "0,6,5,900", "1,6,5,800"))
+    words = "the column took_ms says ms, and latency is read in s; --unit latency=ms says so"
+    refused(words, "csv", file, columns={**NAMES, "latency": "took_ms"})
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [("sec", 900), ("Milliseconds", 0.9), ("\u00b5s", 9e-4), ("us", 9e-4), ("nanos", 9e-7)],
+)
+def test_a_unit_has_many_words(tmp_path, unit, seconds):
+    for value in ({"value": 900, "unit": unit}, f"900 {unit}"):
+        row = {"ts": 0, "in": {"value": 6, "unit": "tokens"}, "out": 1, "latency": value}
+        report = read("jsonl", put(tmp_path, lines(row)), columns=NAMES)[3]
+        assert report.measured.latency.tolist() == [seconds]
+    words = "line 1: latency: found '2 minutes'; expected a number of seconds"
+    row["latency"] = {"value": 2, "unit": "minutes"}
+    refused(words, "jsonl", put(tmp_path, lines(row)), columns=NAMES)
+
+
+@pytest.mark.parametrize("ttft", [100, 0.00002])
+def test_times_to_the_first_token_have_a_size_too(tmp_path, ttft):
+    # Steps of 0.1 s after it show nothing.
+    rows = [f"{k},6,5,{ttft},{ttft + 0.4}" for k in range(3)]
+    file = put(tmp_path, table("ts,in,out,ttft,latency", *rows))
+    warned(f"the first token takes {ttft:.3g} s or more", "csv", file, columns=NAMES)
+
+
+def test_few_requests_may_be_odd_as_well(tmp_path):
+    # 6 requests in 0.2 s, and 3 that are 500 s apart on average.
+    file = put(tmp_path, mooncake(0, 40, 80, 120, 160, 200), "m.jsonl")
+    warned("all 6 requests arrive within 0.2 s, if times are in ms", "mooncake", file)
+    file = put(tmp_path, mooncake(0, 500, 1000), "b.jsonl")
+    warned("requests arrive 500 s apart on average, if times are in s", "bailian", file)
+
+
+def test_a_number_of_tokens_may_be_written_as_a_power(tmp_path):
+    text = '{"ts": 0, "in": 1e3, "out": 5.0}\n{"ts": 1, "in": 1.5e0, "out": 5}\n'
+    *_, prompt, output, report = read("jsonl", put(tmp_path, text), columns=NAMES)
+    assert (prompt, output, report.unreadable) == ([1000], [5], 1)
+
+
 def test_a_value_with_its_own_unit_counts_in_it(tmp_path):
     rows = [
         {"ts": 0, "in": 6, "out": 5, "latency": {"value": 900, "unit": "ms"}},
@@ -134,7 +183,7 @@ def test_a_value_with_its_own_unit_counts_in_it(tmp_path):
 
 def test_latencies_in_another_unit_than_arrivals_are_odd(tmp_path):
     # 900 "s" for 5 tokens are 180 s a token.
-    file = put(tmp_path, table("ts,in,out,latency", "0,6,5,900", "1,6,5,900", "5000,6,5,900"))
+    file = put(tmp_path, table("ts,in,out,latency", "0,6,5,900", "1,6,5,900", "500,6,5,900"))
     warned("an output token takes 180 s in the median", "csv", file, columns=NAMES)
     report = read("csv", file, columns=NAMES, unit={"latency": "ms"})[3]
     assert report.notes == ()
@@ -165,7 +214,7 @@ BLIS_NAMES = {
 def test_points_in_time_are_no_durations(tmp_path):
     file = put(tmp_path, BLIS)
     wrong = {**BLIS_NAMES, "ttft": "first_chunk_time_us", "latency": "last_chunk_time_us"}
-    words = "line 2: ttft: found a TTFT of 1771000000 s; expected more than 0 and at most a day; a"
+    words = "line 2: ttft: found a ttft of 1771000000 s; expected more than 0 and at most a day; a"
     assert "--column first_token_at=NAME" in refused(words, "csv", file, columns=wrong, unit="us")
 
 
@@ -275,6 +324,10 @@ def test_inter_token_times_may_hold_the_first_token(tmp_path, itls, latency, wor
         ("failed", "0", "1"),
         ("succeeded", "True", "no"),
         ("http_status", "204", "429"),
+        ("response_status", "200", "500"),
+        ("level", "DEFAULT", "ERROR"),
+        ("status", "FINISHED_STOPPED", "FINISHED_ABORTED"),
+        ("status", "complete", "TimeoutError"),
     ],
 )
 def test_failed_requests_are_left_out_and_counted(tmp_path, name, good, bad):
@@ -301,6 +354,18 @@ def test_a_failed_request_may_lack_what_others_have(tmp_path):
     assert (prompt, report.failed, report.unreadable) == ([6, 7], 1, 0)
     words = "line 2: expected the field in; found ts, error"
     warned(words, "jsonl", file, columns=NAMES)
+
+
+def test_statuses_and_servers_are_looked_for_in_every_format(tmp_path):
+    rows = ("2024-05-10 00:00:00,6,5,200,a", "2024-05-10 00:00:01,7,5,500,b")
+    file = put(tmp_path, table("TIMESTAMP,ContextTokens,GeneratedTokens,Status Code,Host", *rows))
+    warned("the column Status Code does not say success, as with '500'", "azure", file)
+    notes = read("azure", file)[3].notes
+    assert "the column Host has several values ('a', 'b'), which are all read alike" in notes
+    file = put(tmp_path, lines({"ts": 0, "in": 6, "out": 5, "statusCode": 503}))
+    warned(
+        "the column statusCode does not say success, as with '503'", "jsonl", file, columns=NAMES
+    )
 
 
 def test_several_models_are_several_servers(tmp_path):
@@ -349,6 +414,21 @@ def test_one_of_several_runs_is_picked(tmp_path, text):
     assert read("sglang", put(tmp_path, lines(RUN), "one.jsonl"))[0] == [0, 1]
 
 
+def test_a_run_that_is_cut_short_costs_no_other(tmp_path):
+    file = put(tmp_path, lines(RUN, RUN)[:-20], "runs.jsonl")
+    for options in ({}, {"run": 1}):
+        warned("line 2: not JSON: the file is cut short; it is no run", "vllm", file, **options)
+        assert read("vllm", file, **options)[0] == [0, 1]
+
+
+def test_a_run_with_latencies_needs_no_steps(tmp_path):
+    run = {key: value for key, value in RUN.items() if key not in ("ttfts", "itls")}
+    report = read("vllm", put(tmp_path, lines({**run, "e2els": [0.5, 0.75]})))[3]
+    assert (report.measured.latency.tolist(), report.measured.ttft) == ([0.5, 0.75], None)
+    words = "found no requests in 0 rows"
+    refused(words, "vllm", put(tmp_path, lines({key: [] for key in RUN})))
+
+
 def test_what_keeps_a_run_from_being_compared_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = {key: value for key, value in RUN.items() if key != "start_times"}
@@ -372,8 +452,12 @@ def test_a_reader_of_csv_and_one_of_json_name_each_other(tmp_path):
     refused(
         "found JSON; expected CSV or Parquet (the format jsonl reads", "csv", file, columns=NAMES
     )
+    file = put(tmp_path, "# a comment\n" + lines({"ts": 0, "in": 6, "out": 5}))
+    assert read("jsonl", file, columns=NAMES)[3].unreadable == 1
+    file = put(tmp_path, b"PK\3\4" + b"x" * 60)
+    refused("found a zip archive; expected text, or text in gzip", "jsonl", file)
     file = put(tmp_path, table("ts,in,out", "0,6,5"))
-    refused("found no JSON; expected JSON lines or a JSON list (the format csv", "jsonl", file)
+    refused("not JSON: expected JSON lines or a list (the format csv", "jsonl", file)
 
 
 def test_fields_of_json_may_lie_anywhere(tmp_path):

@@ -223,7 +223,7 @@ def test_a_sample_of_many_rows_keeps_no_more_than_it_needs(tmp_path):
 
 def fields(texts):
     source = Source(Path("x.csv"), Window(0, None))
-    return Fields.from_texts(source, range(2, 2 + len(texts)), {"field": "Field"}, {"field": texts})
+    return Fields(source, range(2, 2 + len(texts)), {"field": "Field"}, {"field": texts})
 
 
 NUMBERS = st.one_of(
@@ -286,7 +286,7 @@ def test_tokens_are_integers(numbers, tail):
 
 def test_huge_tokens_are_out_of_range():
     with pytest.raises(
-        InputError, match=r"line 2: Field: found 2147483648; expected an integer of at most 21474"
+        InputError, match=r"line 2: Field: found '2147483648'; expected an integer of at most 21474"
     ):
         fields(["2147483648"]).whole_numbers("field")
     with pytest.raises(InputError, match=r"line 3: Field: found '9{30}'; expected an integer"):

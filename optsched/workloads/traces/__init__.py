@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
-from optsched.workloads.traces.base import (
-    FORMATS,
-    Block,
-    Findings,
-    Source,
-    TraceFormat,
-    Window,
-)
+from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
 from optsched.workloads.traces.plausible import check_trace
@@ -249,7 +242,7 @@ def read_trace_report(
         run=wanted.run,
         drawn=wanted.rate is not None,
         count=token_counter(wanted.tokenizer),
-        findings=Findings(file, wanted.strict),
+        findings=Findings(wanted.strict),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
@@ -259,7 +252,7 @@ def read_trace_report(
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     notes = rows.notes()
     if "tokenizer" in chosen.options and wanted.tokenizer is None:
-        notes += ("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's",)
+        notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
     if source.drawn or kept.time_ns is None:
         since = _poisson(len(kept.line), wanted.rate, draws[1])
     else:
@@ -267,17 +260,12 @@ def read_trace_report(
         since = time[order] - time.min()
         if rows.backwards:
             kept = kept.pick(order)
-    if not (source.drawn or rows.arrivals):
-        notes += (
-            "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
-            "Poisson arrivals of R requests a second",
-        )
     instance = _instance(file, kept, wanted, since)
     why = wanted.changes
-    if not why and kept.latency_s is None:
-        why = "no latencies (of csv and jsonl, columns latency or finished_at)"
-    elif not why and not rows.arrivals:
-        why = "latencies, but no arrivals (of a benchmark, start_times)"
+    if kept.latency_s is None:
+        why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
+    if not rows.arrivals:
+        why = why or "latencies, but no arrivals (of a benchmark, start_times)"
     report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,
@@ -289,7 +277,7 @@ def read_trace_report(
         arrivals=rows.arrivals,
         measured=None if why else _measured(file, kept, instance),
         unmeasured=why,
-        notes=notes,
+        notes=tuple(notes),
     )
     return instance, report
 
@@ -360,7 +348,7 @@ class _Options:
 def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64]) -> Instance:
     """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
-    in_rounds = length is not None
+    in_rounds, name = length is not None, file.name.removesuffix(".gz").rpartition(".")[0]
     arrival: NDArray[Any] = since / 1e9 / float(scale)
     if length is not None:
         arrival = _rounds(since, scale * _exact(length, "round_seconds"))
@@ -373,9 +361,7 @@ def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64
             time_unit="round" if in_rounds else "second",
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
             kv_block_tokens=wanted.kv_block_tokens,
-            name=wanted.name
-            if wanted.name is not None
-            else file.name.removesuffix(".gz").rpartition(".")[0],
+            name=name if wanted.name is None else wanted.name,
         )
     except InputError as error:
         hint = "; a larger kv_capacity fits" if "kv_capacity" in str(error) else ""

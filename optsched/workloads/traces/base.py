@@ -131,35 +131,49 @@ class Findings:
     With ``strict`` either is refused at once.
     """
 
-    def __init__(self, path: Path, strict: bool) -> None:
-        self.path, self.strict = path, strict
-        self.unreadable = 0
+    def __init__(self, strict: bool) -> None:
+        self.path, self.strict, self.unreadable = Path(), strict, 0
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}
 
-    def skip(self, line: int, error: InputError) -> None:
+    def at(self, line: int, words: str) -> InputError:
+        """Return an error that names the file and the line."""
+        return InputError(f"{self.path}: line {line}: {words}")
+
+    def skip(self, line: int, words: str | InputError) -> None:
         """Count a row that cannot be read, and keep the error of the first."""
+        error = words if isinstance(words, InputError) else self.at(line, words)
         if self.strict:
             raise error
         self.unreadable += 1
         if line < self.first_line:
             self.first_line, self.first = line, error
 
-    def odd(self, words: str, line: int = 0, rows: int = 0, harmless: bool = False) -> None:
-        """Count rows that are odd in one way, from a line on; no line means the whole trace."""
-        if self.strict and not harmless:
-            place = f"line {line}: " if line else ""
-            raise InputError(f"{self.path}: {place}{words}")
+    def odd(
+        self,
+        words: str,
+        line: int = 0,
+        rows: int = 0,
+        *,
+        harmless: bool = False,
+        sure: bool = False,
+    ) -> None:
+        """Count rows that are odd in one way, from a line on; no line means the whole trace.
+
+        What is surely wrong is refused, and with ``strict`` what is not harmless.
+        """
+        if sure or (self.strict and not harmless):
+            raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """Return what was odd in words, without rows that cannot be read."""
-        return tuple(
+        return [
             f"{words} ({rows} row{'s' * (rows > 1)}, the first in line {line})" if line else words
             for words, (line, rows) in self._odd.items()
-        )
+        ]
 
 
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
@@ -174,12 +188,7 @@ def words(text: str) -> int:
 
 def has_word(text: str, length: int) -> bool:
     """Return whether one of the words that `words` counts is longer than this."""
-    return any(
-        len(one) > length
-        for part in text.split()
-        if len(part) > length
-        for one in _WORD.findall(part)
-    )
+    return any(len(word) > length for word in _WORD.findall(text))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,11 +226,15 @@ class Source:
     run: int | None = None
     drawn: bool = False
     count: Callable[[str], int] = words
-    findings: Findings = field(default_factory=lambda: Findings(Path(), strict=True))
+    findings: Findings = field(default_factory=lambda: Findings(strict=True))
+
+    def __post_init__(self) -> None:
+        self.findings.path = self.path
 
     def unit(self, field: str, default: str) -> str:
-        """Return the unit of a field: the user's, or else the format's."""
-        return self.units.get(field) or self.units.get("") or default
+        """Return the unit of a field: the user's, or else the format's. Beside dates it is s."""
+        unit = self.units.get(field) or self.units.get("") or default
+        return "s" if unit == "datetime" and field in ("ttft", "latency") else unit
 
     def says_unit(self, field: str) -> bool:
         """Return whether the user says the unit of a field."""

@@ -88,38 +88,34 @@ class Rows:
         good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
         if not good.all():
             i = int(np.argmin(good))
-            line = int(block.line[i])
-            if self.findings.strict:
-                tokens = (
-                    f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output tokens"
-                )
-                found = "a failed request" if failed[i] else f"{tokens}: zero or negative tokens"
-                raise InputError(
-                    f"{self.source.path}: line {line}: found {found}; expected 1 or more prompt "
-                    "and output tokens"
-                )
+            line, found = int(block.line[i]), "a failed request"
+            if not failed[i]:
+                tokens = (block.prompt_tokens[i], block.output_tokens[i])
+                found = "{} prompt and {} output tokens: zero or negative tokens".format(*tokens)
+            right = "expected 1 or more prompt and output tokens"
+            self._refuse_if_strict(line, f"found {found}; {right}")
             self.first_dropped = min(self.first_dropped, line)
             self.failed += int(failed.sum())
             self.empty += int((~good & ~failed).sum())
             block = block.pick(good)
         contrary = impossible_times(block)
-        for i in contrary:
-            line = int(block.line[i])
-            words = f"{self.source.path}: line {line}: {contrary[i]}"
-            self.findings.skip(line, InputError(words))
+        for i, words in contrary.items():
+            self.findings.skip(int(block.line[i]), words)
         self.contrary += len(contrary)
         self._usable_rows += len(block.line) - len(contrary)
-        if not contrary:
-            return block
-        return block.pick(np.setdiff1d(np.arange(len(block.line)), list(contrary)))
+        return block.pick(~np.isin(np.arange(len(block.line)), list(contrary)))
+
+    def _refuse_if_strict(self, line: int, words: str) -> None:
+        if self.findings.strict:
+            raise self.findings.at(line, words)
 
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
             self.arrivals = False
-            if self.findings.strict and not self.source.drawn:
-                raise InputError(
-                    f"{self.source.path}: found no arrivals; expected rate=R (--rate R) for "
-                    "Poisson arrivals of R requests a second, or inf for all at 0"
+            if not self.source.drawn:
+                self.findings.odd(
+                    "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
+                    "Poisson arrivals of R requests a second, or inf says so"
                 )
             return
         if self.source.drawn or not len(block.time_ns):
@@ -130,11 +126,8 @@ class Rows:
         if not back.any():
             return
         line = int(block.line[np.argmax(back)])
-        if self.findings.strict:
-            raise InputError(
-                f"{self.source.path}: line {line}: found a time before that of the row above; "
-                "expected rows in the order of their arrivals"
-            )
+        words = "found a time before that of the row above; expected rows in the order of arrivals"
+        self._refuse_if_strict(line, words)
         if self.first_backwards is None:
             self.first_backwards = line
         self.backwards += int(back.sum())
@@ -177,27 +170,22 @@ class Rows:
             "with 1 or more prompt and output tokens"
         )
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """Return in words how many rows were dropped or sorted, and what is odd."""
-        notes: tuple[str, ...] = ()
-        unreadable, first = self.findings.unreadable, self.findings.first
+        notes, first = list[str](), self.findings.first
         if self.dropped:
-            kinds = {
-                "failed": self.failed,
-                "with zero or negative tokens": self.empty,
-                "unreadable": unreadable,
-            }
-            words = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-            notes += (
-                f"dropped {self.dropped} of {self.window.taken} rows ({words}), the first in line "
-                f"{self.first_dropped_line}",
+            kinds = (
+                (self.failed, "failed"),
+                (self.empty, "with zero or negative tokens"),
+                (self.findings.unreadable, "unreadable"),
             )
+            words = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+            words = f"dropped {self.dropped} of {self.window.taken} rows ({words})"
+            notes.append(f"{words}, the first in line {self.first_dropped_line}")
         if first is not None:
             shown = str(first).removeprefix(f"{self.source.path}: ")
-            notes += (f"the first unreadable row: {shown}",)
+            notes.append(f"the first unreadable row: {shown}")
         if self.backwards:
-            notes += (
-                f"time goes backwards at {self.backwards} rows, the first in line "
-                f"{self.first_backwards}: sorted by arrival",
-            )
-        return notes + self.findings.notes()
+            words = f"{self.backwards} rows, the first in line {self.first_backwards}"
+            notes.append(f"time goes backwards at {words}: sorted by arrival")
+        return [*notes, *self.findings.notes()]

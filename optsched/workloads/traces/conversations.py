@@ -1,11 +1,14 @@
 """Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
 
 A conversation is one request. Its first question is the prompt, and the answer is the output.
+Turns have ``from`` and ``value`` in ShareGPT, and ``role`` and ``content`` in LMSYS-Chat-1M
+(Zheng et al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,66 +23,18 @@ _USERS = ("human", "user")
 _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
 
-@trace_format("sharegpt", "ShareGPT conversations (JSON or Parquet)", options=("tokenizer",))
-def read_sharegpt(source: Source) -> Iterator[Block]:
-    """Yield conversations from ``conversations``, whose turns have ``from`` and ``value``.
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A malformed conversation, with its line.
-    """
-    return _read(source, ("conversations", "conversation", "items"))
-
-
-@trace_format("lmsys", "LMSYS-Chat-1M conversations (JSON or Parquet)", options=("tokenizer",))
-def read_lmsys(source: Source) -> Iterator[Block]:
-    """Yield conversations from ``conversation``, whose turns have ``role`` and ``content``.
-
-    The format is that of LMSYS-Chat-1M (Zheng et al. 2023).
-
-    Parameters
-    ----------
-    source : Source
-
-    Yields
-    ------
-    Block
-
-    Raises
-    ------
-    InputError
-        A malformed conversation, with its line.
-    """
-    return _read(source, ("conversation", "conversations"))
-
-
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
     """Yield one row per conversation, with 0 tokens for a missing question or answer."""
     for rows in _conversations(source, names):
-        lines, sizes = [], []
+        sizes: list[tuple[int, ...]] = []
         for line, row in rows:
             try:
                 turns = member(source.path, line, row, *names)
-                sizes.append(_sizes(source, line, turns))
+                sizes.append((line, *_sizes(source, line, turns)))
             except UnreadableError as error:
                 source.findings.skip(line, error)
-                continue
-            lines.append(line)
-        if lines:
-            yield Block(
-                line=np.array(lines),
-                prompt_tokens=np.array([prompt for prompt, _ in sizes], dtype=np.int64),
-                output_tokens=np.array([output for _, output in sizes], dtype=np.int64),
-            )
+        if sizes:
+            yield Block(*np.array(sizes, dtype=np.int64).T)
 
 
 def _conversations(
@@ -133,3 +88,11 @@ def _tokens(source: Source, line: int, text: str) -> int:
             rows=1,
         )
     return count
+
+
+for _name, _words, _names in (
+    ("sharegpt", "ShareGPT", ("conversations", "conversation", "items", "messages")),
+    ("lmsys", "LMSYS-Chat-1M", ("conversation", "conversations")),
+):
+    _summary = f"{_words} conversations (JSON or Parquet)"
+    trace_format(_name, _summary, options=("tokenizer",))(partial(_read, names=_names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import re
@@ -12,20 +13,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.fields import Fields
 
 _BLOCK_ROWS = 16_384
-_MAX_ROW_CHARS = 1 << 26
+_MAX_ROW_LINES = 100_000
 _CODES = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+_ARCHIVES = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
 @contextmanager
@@ -79,16 +81,25 @@ def without_mark(path: Path, head: bytes) -> bytes:
     Raises
     ------
     InputError
-        The text is UTF-16 or UTF-32, or has zero bytes.
+        The text is UTF-16 or UTF-32, or has zero bytes, or is an archive.
     """
     for mark, name in _CODES.items():
         if head.startswith(mark):
             raise InputError(
                 f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
             )
+    for mark, name in _ARCHIVES.items():
+        if head.startswith(mark):
+            raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
     if b"\0" in head[:4096]:
         raise InputError(f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)")
     return head.removeprefix(b"\xef\xbb\xbf")
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_name(name: str) -> str:
+    """Return a column's name without case, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_\-]+", "", name).casefold()
 
 
 def find_columns(
@@ -121,17 +132,14 @@ def find_columns(
     InputError
         A column is missing or ambiguous. The error lists the columns of the file.
     """
-
-    def plain(name: str) -> str:
-        return re.sub(r"[\s_\-]+", "", name).casefold()
-
     have = ", ".join(map(repr, found))
     have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
     for field, names in wanted.items():
         for name in names:
             exact = [k for k, had in enumerate(found) if had == name]
-            fits = exact or [k for k, had in enumerate(found) if plain(had) == plain(name)]
+            plain = plain_name(name)
+            fits = exact or [k for k, had in enumerate(found) if plain_name(had) == plain]
             if len(fits) > 1:
                 raise InputError(
                     f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
@@ -176,8 +184,7 @@ def read_delimited(
     path, window = source.path, source.window
     with open_bytes(path) as stream:
         without_mark(path, stream.peek(4096)[:4096])
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
-        lines = _Lines(text)
+        lines = iter(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape"))
         head = next(lines, "").strip("\n")
         _check_utf8(path, head, 1)
         if head.lstrip()[:1] in ("{", "["):
@@ -200,8 +207,7 @@ def read_delimited(
             whole: list[tuple[int, list[str]]] = []
             for line, row in block[window.take(len(block))]:
                 if isinstance(row, str):
-                    words = f"{path}: line {line}: not CSV: {row}"
-                    source.findings.skip(line, InputError(words))
+                    source.findings.skip(line, f"not CSV: {row}")
                     continue
                 joined, width = delimiter.join(row), len(header)
                 _check_utf8(path, joined, line)
@@ -209,62 +215,44 @@ def read_delimited(
                     whole.append((line, row))
                 else:
                     words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
-                    source.findings.skip(line, InputError(f"{path}: line {line}: {words}"))
+                    source.findings.skip(line, words)
             if whole:
                 names = {field: header[k] for field, k in where.items()}
                 columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
-                yield Fields.from_texts(source, [line for line, _ in whole], names, columns)
+                yield Fields(source, [line for line, _ in whole], names, columns)
 
 
-class _Lines:
-    """The lines of a text, which knows those of the row that is being read."""
-
-    def __init__(self, text: IO[str]) -> None:
-        self.number = 0
-        self._text, self._again, self._row = text, deque[str](), list[str]()
-        self._size = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._text)
-        self.number += 1
-        self._row.append(line)
-        self._size += len(line)
-        if self._size > _MAX_ROW_CHARS:
-            raise csv.Error("a row is too long")
-        return line
-
-    def begin_row(self) -> int:
-        """Begin a row, and return the number of its first line."""
-        self._row.clear()
-        self._size = 0
-        return self.number + 1
-
-    def go_behind_first(self) -> None:
-        """Go back to the second line of the row."""
-        self._again.extendleft(reversed(self._row[1:]))
-        self.number -= len(self._row) - 1
-
-
-def _rows(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
     """Yield each row with its first line, and what is wrong with one that is not CSV.
 
     A quote that never ends takes all lines behind it, so reading goes on in the next line.
     """
-    while True:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        try:
-            line = lines.begin_row()
-            for row in reader:
-                if len(row) > 1 or (row and row[0].strip()):
-                    yield line, row
-                line = lines.begin_row()
-            return
-        except csv.Error as error:
-            yield line, "a quote never ends" if "end of data" in str(error) else str(error)
-            lines.go_behind_first()
+    line, again = 2, deque[str]()
+    while text := again.popleft() if again else next(lines, ""):
+        row, more = _row(text, delimiter), list[str]()
+        while row is None and len(more) < _MAX_ROW_LINES:
+            if not (after := again.popleft() if again else next(lines, "")):
+                break
+            more.append(after)
+            if '"' in after:
+                row = _row(text + "".join(more), delimiter)
+        if row is None or isinstance(row, str):
+            yield line, row or "a quote never ends"
+            again.extendleft(reversed(more))
+            more.clear()
+        elif len(row) > 1 or (row and row[0].strip()):
+            yield line, row
+        line += 1 + len(more)
+
+
+def _row(text: str, delimiter: str) -> list[str] | str | None:
+    """Return a row, or what is wrong with it; None if a quote does not end in it."""
+    if '"' not in text:
+        return text.rstrip("\n").split(delimiter)
+    try:
+        return next(csv.reader([text], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return None if "end of data" in str(error) else str(error)
 
 
 def _check_utf8(path: Path, text: str, line: int) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -29,11 +28,20 @@ DURATIONS = {"ttft": "first_token_at", "latency": "finished_at"}
 TIMES = ("arrival", *DURATIONS, *DURATIONS.values())
 """Fields that have a unit."""
 
-_UNIT_WORDS = {"sec": "s", "seconds": "s", "\u00b5s": "us", "\u03bcs": "us"}
+UNIT_WORDS = {
+    word: unit
+    for unit, words in {
+        "s": "s sec secs second seconds",
+        "ms": "ms msec milli millis millisecond milliseconds",
+        "us": "us usec micro micros microsecond microseconds \u03bcs",
+        "ns": "ns nsec nano nanos nanosecond nanoseconds",
+    }.items()
+    for word in words.split()
+}
+"""Units by the words for them, in small letters."""
 
-_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
-_WITH_UNIT = re.compile(rf"(\S+?)\s*({'|'.join([*PLACES, *_UNIT_WORDS])})")
+_WITH_UNIT = re.compile(r"([\d.eE+-]+)\s*([^\W\d_]+)")
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
     r"(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?",
@@ -42,74 +50,49 @@ _STAMP = re.compile(
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
 
 
-@dataclass(frozen=True, eq=False)
 class Fields:
     """Consecutive rows of a file, with the fields that a reader wants as columns.
+
+    Rows with a value that was asked for and cannot be read are ``unreadable``. The value then
+    reads as 0, and the findings of the source are told.
 
     Parameters
     ----------
     source : Source
-        The file. Rows with a value that cannot be read are told to its findings.
-    line : ndarray of int64, shape (n,)
+        The file.
+    line : sequence of int, shape (n,)
         Line of the file that each row comes from, counted from 1.
     names : mapping of str to str
         Name in the file of each field that was found.
-    columns : mapping of str to ndarray of bytes or int64, shape (n,)
-        UTF-8 texts or integers of each field that was found.
+    texts : mapping of str to sequence of str, shape (n,)
+        Texts of each field that was found. ``columns`` has them in UTF-8.
     missing : mapping of (str, int) to InputError
         Errors by field and row, for values that are not there. They count once the value is asked
         for, so that a failed request may lack them.
-    unreadable : ndarray of bool, shape (n,)
-        Rows with a value that was asked for and cannot be read. It then reads as 0.
     """
 
-    source: Source
-    line: NDArray[np.int64]
-    names: Mapping[str, str]
-    columns: Mapping[str, NDArray[Any]]
-    missing: Mapping[tuple[str, int], InputError] = field(default_factory=dict)
-    unreadable: NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unreadable", np.zeros(len(self.line), dtype=bool))
-
-    @classmethod
-    def from_texts(
-        cls,
+    def __init__(
+        self,
         source: Source,
         line: Sequence[int],
         names: Mapping[str, str],
-        columns: Mapping[str, Sequence[str]],
+        texts: Mapping[str, Sequence[str]],
         missing: Mapping[tuple[str, int], InputError] | None = None,
-    ) -> Fields:
-        """Return rows whose fields are texts.
-
-        Parameters
-        ----------
-        source : Source
-        line : sequence of int
-        names : mapping of str to str
-            See `Fields`.
-        columns : mapping of str to sequence of str
-            Texts of each field.
-        missing
-            See `Fields`.
-
-        Returns
-        -------
-        Fields
-        """
-        encoded = {  # zero bytes are written as \0, since numpy drops them at the end of a text
+    ) -> None:
+        self.source, self.names, self.missing = source, names, missing or {}
+        self.line = np.asarray(line, dtype=np.int64)
+        self.unreadable = np.zeros(len(self.line), dtype=bool)
+        # Zero bytes are written as \\0, since numpy drops them at the end of a text.
+        self.columns = {
             field: np.array(
                 [
                     text.strip().replace("\0", r"\0").encode(errors="backslashreplace")
-                    for text in texts
+                    for text in column
                 ],
                 dtype=np.bytes_,
             )
-            for field, texts in columns.items()
+            for field, column in texts.items()
         }
-        return cls(source, np.asarray(line, dtype=np.int64), names, encoded, missing or {})
 
     def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
@@ -127,23 +110,15 @@ class Fields:
         Raises
         ------
         InputError
-            A value is not an integer of at most `MAX_TOKENS` (``3.0`` is one). The error names
+            A value is not an integer of at most `MAX_TOKENS` (``3e0`` is one). The error names
             line, column and value.
         """
+        column = self._read(field, skip)
+        plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
+        value = np.where(plain, column, b"0").astype(np.int64)
+        plain &= value <= MAX_TOKENS
         right = f"an integer of at most {MAX_TOKENS}"
-        value = column = self._read(field, skip)
-        if column.dtype.kind == "S":
-            plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
-            value = np.where(plain, column, b"0").astype(np.int64)
-            for i in np.flatnonzero(~plain).tolist():
-                text = self._text(field, i)
-                if _WHOLE.fullmatch(text) is None:
-                    self.refuse(field, i, right)
-                else:
-                    value[i] = int(text.partition(".")[0])
-        for i in np.flatnonzero(value > MAX_TOKENS).tolist():
-            self.refuse(field, i, right, int(value[i]))
-        return np.where(value > MAX_TOKENS, 0, value)
+        return self._one_by_one(field, value, ~plain, exact_whole, lambda _: right)
 
     def nanoseconds(
         self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
@@ -168,16 +143,14 @@ class Fields:
             A value is not a finite number, or is beyond 64-bit nanoseconds. The error names line,
             column and value.
         """
-        column = self._read(field, skip)
-        value, plain = _decimals(column, PLACES[unit])
-        for i in np.flatnonzero(~plain).tolist():
-            text = self._text(field, i)
-            exact = exact_ns(text, unit)
-            if exact is None:
-                self.refuse(field, i, _right_time(text, field, unit))
-            else:
-                value[i] = exact
-        return value
+        value, plain = _decimals(self._read(field, skip), PLACES[unit])
+        return self._one_by_one(
+            field,
+            value,
+            ~plain,
+            lambda text: exact_ns(text, unit),
+            lambda text: _right_time(text, field, unit),
+        )
 
     def seconds(
         self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
@@ -228,40 +201,49 @@ class Fields:
             A value has another form, names a day that does not exist, or is before 1900 or after
             2189. The error names line, column and value.
         """
-        value = np.zeros(len(self.line), dtype=np.int64)
-        rows = range(len(value)) if skip is None else np.flatnonzero(~skip).tolist()
-        for i in rows:
+        n = len(self.line)
+        asked = np.ones(n, dtype=bool) if skip is None else ~skip
+        none = np.zeros(n, dtype=np.int64)
+        return self._one_by_one(field, none, asked, exact_stamp, _right_stamp)
+
+    def _one_by_one(
+        self,
+        field: str,
+        value: NDArray[np.int64],
+        rows: NDArray[np.bool_],
+        read: Callable[[str], int | None],
+        right: Callable[[str], str],
+    ) -> NDArray[np.int64]:
+        """Return values with those of some rows read from their texts, or refused."""
+        for i in np.flatnonzero(rows).tolist():
             text = self._text(field, i)
-            exact = exact_stamp(text)
+            exact = read(text)
             if exact is None:
-                right = "a date and time like 2023-11-16 18:15:46.6805900"
-                hint = "; the units s, ms, us and ns read numbers"
-                self.refuse(field, i, right + (hint if _NUMBER.fullmatch(text) else ""))
-            else:
-                value[i] = exact
+                self.refuse(field, i, right(text))
+            value[i] = exact or 0
         return value
 
     def _read(self, field: str, skip: NDArray[np.bool_] | None) -> NDArray[Any]:
         column = self.columns[field]
-        if skip is None:
-            return column
-        return np.where(skip, b"0" if column.dtype.kind == "S" else 0, column)
+        return column if skip is None else np.where(skip, b"0", column)
 
     def _text(self, field: str, row: int) -> str:
         return str(self.columns[field][row].decode()).strip()
+
+    def odd(self, words: str, rows: NDArray[np.bool_], *, harmless: bool = False) -> None:
+        """Tell the findings that some rows are odd, if there are any."""
+        if rows.any():
+            line, count = int(self.line[np.argmax(rows)]), int(rows.sum())
+            self.source.findings.odd(words, line, count, harmless=harmless)
 
     def refuse(self, field: str, row: int, right: str, found: object = None) -> None:
         """Tell the findings that a row cannot be read: what was found and what is right."""
         if self.unreadable[row]:
             return
-        shown = repr(self._text(field, row) if found is None else found)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        line = int(self.line[row])
-        place = f"{self.source.path}: line {line}: {self.names[field]}"
-        error = InputError(f"{place}: found {shown}; expected {right}")
-        error = self.missing.get((field, row), error)
-        self.source.findings.skip(line, error)
+        line, shown = int(self.line[row]), repr(self._text(field, row) if found is None else found)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        words = f"{self.names[field]}: found {shown}; expected {right}"
+        self.source.findings.skip(line, self.missing.get((field, row), words))
         self.unreadable[row] = True
 
 
@@ -276,6 +258,17 @@ def _right_time(text: str, field: str, unit: str) -> str:
         point = DURATIONS[field]
         return f"{right}; a column of points in time is named by {point} (--column {point}=NAME)"
     return right + "; the unit 'datetime' reads dates and times"
+
+
+def _right_stamp(text: str) -> str:
+    hint = "; the units s, ms, us and ns read numbers" if _NUMBER.fullmatch(text) else ""
+    return "a date and time like 2023-11-16 18:15:46.6805900" + hint
+
+
+def exact_whole(text: str) -> int | None:
+    """Return a text as an integer of at most `MAX_TOKENS`, None if it is none."""
+    exact = Decimal(text) if _NUMBER.fullmatch(text) else Decimal("NaN")
+    return int(exact) if exact == exact.to_integral_value() and abs(exact) <= MAX_TOKENS else None
 
 
 def exact_ns(text: str, unit: str) -> int | None:
@@ -294,8 +287,8 @@ def exact_ns(text: str, unit: str) -> int | None:
         Halves are rounded up. None if the text is not a number, or is beyond 146 years.
     """
     if (own := _WITH_UNIT.fullmatch(text)) is not None:
-        text, unit = own[1], _UNIT_WORDS.get(own[2], own[2])
-    if _NUMBER.fullmatch(text) is None:
+        text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
+    if not unit or _NUMBER.fullmatch(text) is None:
         return None
     exact = Decimal(text).scaleb(PLACES[unit])
     return int(exact.quantize(Decimal(1), ROUND_HALF_UP)) if abs(exact) < 2**62 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,13 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.delimited import find_columns, open_bytes, read_delimited
-from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, Fields
+from optsched.workloads.traces.delimited import (
+    find_columns,
+    open_bytes,
+    plain_name,
+    read_delimited,
+)
+from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields
 from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import unit_in_name
@@ -43,13 +48,15 @@ class Layout:
 
     ``layouts.toml`` says what each field is. Here, ``units`` has the unit of all other fields by an
     empty name, and ``json`` is None for a file to look at. With ``open`` the user names the
-    columns, and other columns may say what is not named.
+    columns.
     """
 
     names: Mapping[str, tuple[str, ...]]
     needs: Collection[str] = ("arrival",)
     status: Sequence[str] = ()
     success: Collection[str] = ()
+    silent: bool = False
+    one: Sequence[str] = ()
     units: Mapping[str, str] = field(default_factory=dict)
     json: bool | None = True
     inside: str = ""
@@ -61,8 +68,7 @@ class Layout:
 
     def unit(self, source: Source, name: str) -> str:
         """Return the unit of a field: the user's, or else this format's."""
-        unit = source.unit(name, self.units.get(name) or self.units.get("", "s"))
-        return "s" if unit == "datetime" and name in DURATIONS else unit
+        return source.unit(name, self.units.get(name) or self.units.get("", "s"))
 
 
 class _Table:
@@ -82,14 +88,14 @@ class _Table:
                 self.absent = {
                     name for name in optional if np.isin(rows.columns[name], _EMPTY).all()
                 }
-                self._check(rows)
-            yield self._block(rows)
+                self._check(rows, rows.columns.keys() - self.absent)
+            yield self._block(rows, rows.columns.keys() - self.absent)
         for name, values in self.values.items():
             if len(values) > 1:
                 shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
                 self.source.findings.odd(
-                    f"the column {name} has several values ({shown:.80}), which are read as "
-                    "requests to one server"
+                    f"the column {name} has several values ({shown:.80}), which are all read alike",
+                    harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
                 )
 
     def _optional(self, names: Iterable[str]) -> set[str]:
@@ -107,9 +113,10 @@ class _Table:
             if not (source.drawn and name in TIMES)  # drawn arrivals replace all times
         }
         wanted |= {f"status {name}": (name,) for name in layout.status}
-        taken = {name for names in wanted.values() for name in names}
-        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES) if layout.open else layout.foreign
-        wanted |= {f"? {name}": (name,) for name in others if name not in taken}
+        wanted |= {f"one {name}": (name,) for name in layout.one}
+        taken = {plain_name(name) for names in wanted.values() for name in names}
+        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES, *layout.foreign)
+        wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
         optional = self._optional(wanted)
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
@@ -118,60 +125,52 @@ class _Table:
         else:
             yield from read_delimited(source, wanted, optional)
 
-    def _check(self, rows: Fields) -> None:
+    def _check(self, rows: Fields, have: Set[str]) -> None:
         """Refuse a file whose names or marks say another format or unit than is meant."""
         source, layout = self.source, self.layout
-        have = rows.columns.keys() - (self.absent or set())
-        place = f"{source.path}: line {rows.line[0]}:"
-
+        findings, first = source.findings, int(rows.line[0])
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
-                raise InputError(f"{place} found the field {name} of {words}")
-        if not layout.open:
-            return
+                raise findings.at(first, f"found the field {name} of {words}")
         for point in DURATIONS.values():
             if point in have and "arrival" not in have:
-                raise InputError(f"{place} found {point} without arrival, from which times count")
+                raise findings.at(first, f"found {point} without arrival, from which times count")
 
-        for name in TIMES:
-            if name in have:
-                self._check_unit(place, rows.names[name], name, unit_in_name(rows.names[name]))
+        said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
+        columns = {name: rows.names[name] for name in said}
         for name in UNIT_NAMES:
             values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
-            if len(values) == 1 and "arrival" in have:
-                unit = unit_in_name("_" + values.pop().decode(errors="replace"))
-                self._check_unit(place, name, "arrival", unit)
-
-    def _check_unit(self, place: str, column: str, time: str, said: str | None) -> None:
-        """Compare the unit that a column says with the one in which a time is read."""
-        source, used = self.source, self.layout.unit(self.source, time)
-        if said is None or said == used or used not in PLACES or time in source.units:
-            return
+            if len(values) == 1 and "arrival" in said:
+                said["arrival"] = UNIT_WORDS.get(values.pop().decode(errors="replace").casefold())
+                columns["arrival"] = name
         general = source.units.get("")
-        option = f"{time}={said}" if general else said
-        found = f"the column {column} says {said}, and {time} is read in {used}; --unit {option}"
-        if general in (None, "datetime"):
-            raise InputError(f"{place} {found} says so")
-        source.findings.odd(f"{found} says so")
+        for name, unit in said.items():
+            used = layout.unit(source, name)
+            if unit in (None, used) or used not in PLACES or name in source.units:
+                continue
+            option = unit if not general and {*said.values()} == {unit} else f"{name}={unit}"
+            findings.odd(
+                f"the column {columns[name]} says {unit}, and {name} is read in {used}; "
+                f"--unit {option} says so",
+                first,
+                sure=general in (None, "datetime"),
+            )
 
-    def _block(self, rows: Fields) -> Block:
+    def _block(self, rows: Fields, have: Set[str]) -> Block:
         source, layout = self.source, self.layout
-        have = rows.columns.keys() - (self.absent or set())
         other = np.zeros(len(rows.line), dtype=bool)
         if layout.mixed:
             other = np.isin(rows.columns["prompt_tokens"], _EMPTY)
-            if other.any():
-                words = "objects have no tokens and are no requests"
-                line, count = int(rows.line[np.argmax(other)]), int(other.sum())
-                source.findings.odd(words, line, count, harmless=True)
+            rows.odd("objects have no tokens and are no requests", other, harmless=True)
 
         failed = self._failed(rows, have)
         left = failed | other | rows.unreadable
         prompt = rows.whole_numbers("prompt_tokens", left)
         output = rows.whole_numbers("output_tokens", left)
+        if layout.silent:
+            failed = failed | (output == 0) & ~rows.unreadable
         left |= (prompt <= 0) | (output <= 0) | rows.unreadable
-        if layout.open:
-            self._look(rows, have, left)
+        self._look(rows, have, left)
 
         time, measured = None, {}
         if "arrival" in have:
@@ -185,15 +184,9 @@ class _Table:
             elif point in have and time is not None:
                 points = rows.points(point, layout.unit(source, point), left)
                 measured[name] = np.where(left, 0, points - time) / 1e9
-        return Block(
-            line=rows.line,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            time_ns=time,
-            failed=failed,
-            ttft_s=measured.get("ttft"),
-            latency_s=measured.get("latency"),
-        ).pick(~(other | rows.unreadable))
+        times = (measured.get("ttft"), measured.get("latency"))
+        block = Block(rows.line, prompt, output, time, failed, *times)
+        return block.pick(~(other | rows.unreadable))
 
     def _failed(self, rows: Fields, have: Set[str]) -> NDArray[np.bool_]:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
@@ -201,12 +194,9 @@ class _Table:
         for name in sorted(have):
             if not name.startswith("status "):
                 continue
-            says = served(rows, name, self.source.success.union(self.layout.success))
-            failed |= says.failed
-            if not self.layout.open:
-                failed |= says.unknown
-                continue
-            for i in np.flatnonzero(says.unknown & ~rows.unreadable).tolist():
+            bad, unknown = served(rows, name, self.source.success.union(self.layout.success))
+            failed |= bad if self.layout.open else bad | unknown
+            for i in np.flatnonzero(unknown & self.layout.open).tolist():
                 rows.refuse(
                     name,
                     i,
@@ -217,39 +207,36 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], left: NDArray[np.bool_]) -> None:
         """Tell the findings what columns say that the user did not name."""
-        for name in (*STATUS_NAMES, *IDENTITY_NAMES):
+        same = [f"? {name}" for name in (*IDENTITY_NAMES, *UNIT_NAMES)]
+        for key in have & {*same, *(f"one {name}" for name in self.layout.one)}:
+            values = self.values.setdefault(rows.names[key], set())
+            if len(values) < 10:
+                values.update(np.unique(rows.columns[key][~left]).tolist())
+        for name in STATUS_NAMES if not self.layout.status else ():
             if f"? {name}" not in have:
                 continue
-            column = rows.columns[f"? {name}"]
-            if name in IDENTITY_NAMES:
-                values = self.values.setdefault(name, set())
-                if len(values) < 10:
-                    values.update(np.unique(column[~left]).tolist())
-                continue
-            if self.layout.status:
-                continue
-            says = served(rows, f"? {name}", self.source.success)
-            bad = (says.failed | says.unknown) & ~left & ~np.isin(column, _EMPTY)
+            column, named = rows.columns[f"? {name}"], rows.names[f"? {name}"]
+            failed, unknown = served(rows, f"? {name}", self.source.success)
+            bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
             if bad.any():
-                i = int(np.argmax(bad))
-                word = column[i].decode(errors="replace")
+                word = column[np.argmax(bad)].decode(errors="replace")
                 words = self.failures.setdefault(
                     name,
-                    f"the column {name} does not say success, as with {word!r:.40}: these rows "
-                    f"are kept; status={name} (--column status={name}) leaves out what failed",
+                    f"the column {named} does not say success, as with {word!r:.40}: these rows "
+                    f"are kept; of csv and jsonl, --column status={named} leaves out what failed",
                 )
-                self.source.findings.odd(words, int(rows.line[i]), int(bad.sum()))
+                rows.odd(words, bad)
                 left = left | bad
 
     def _check_whole(self, rows: Fields, time: NDArray[np.int64], unit: str) -> None:
         part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
         if part.any():
             i = int(np.argmax(part))
-            raise InputError(
-                f"{self.source.path}: line {rows.line[i]}: {rows.names['arrival']}: found "
-                f"{rows.columns['arrival'][i].decode()}; expected whole {unit}, as this format "
-                f"has them; unit (--unit) says the unit: --unit s for seconds, --unit {unit} if it "
-                f"is {unit}"
+            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i].decode()}"
+            raise self.source.findings.at(
+                int(rows.line[i]),
+                f"{found}; expected whole {unit}, as this format has them; unit (--unit) says the "
+                f"unit: --unit s for seconds, --unit {unit} if it is {unit}",
             )
 
 
@@ -277,7 +264,7 @@ def _parquet(
         # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
         texts = {name: _texts(batch.column(column)) for name, column in found.items()}
         lines = range(first, first + batch.num_rows)
-        yield Fields.from_texts(source, lines, found, texts)
+        yield Fields(source, lines, found, texts)
 
 
 def _texts(column: Any) -> list[str]:
@@ -313,31 +300,17 @@ def _named(source: Source, json: bool) -> Layout:
     )
 
 
-@trace_format(
-    "csv",
-    "Any CSV or Parquet file with named columns",
-    options=("columns", "unit", "success"),
-    unit="s",
-)
-def read_csv(source: Source) -> Iterator[Block]:
-    """Yield the rows of a file with named columns; a field's own name is the default."""
-    return read_table(source, _named(source, json=False))
+def _read_named(source: Source, json: bool) -> Iterator[Block]:
+    return read_table(source, _named(source, json))
 
 
-@trace_format(
-    "jsonl",
-    "Any JSON lines or JSON list with named fields",
-    options=("columns", "unit", "success"),
-    unit="s",
-)
-def read_jsonl(source: Source) -> Iterator[Block]:
-    """Yield the objects of a file with named fields; ``rows`` is the path to lists of them."""
-    if source.path.is_file() and not is_json(source):
-        raise InputError(
-            f"{source.path}: line 1: found no JSON; expected JSON lines or a JSON list (the format "
-            "csv reads CSV and Parquet)"
-        )
-    return read_table(source, _named(source, json=True))
+for _name, _summary in (
+    ("csv", "Any CSV or Parquet file with named columns"),
+    ("jsonl", "Any JSON lines or JSON list with named fields"),
+):
+    _options = ("columns", "unit", "success")
+    _reader = partial(_read_named, json=_name == "jsonl")
+    trace_format(_name, _summary, options=_options, unit="s")(_reader)
 
 
 def _register(name: str, table: dict[str, Any]) -> None:
@@ -354,13 +327,3 @@ def _register(name: str, table: dict[str, Any]) -> None:
 
 for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read_text()).items():
     _register(_name, _table)
-
-
-@trace_format("burstgpt", "BurstGPT: requests to ChatGPT, GPT-4 (CSV)", options=("unit",), unit="s")
-def read_burstgpt(source: Source) -> Iterator[Block]:
-    """Yield the rows of BurstGPT (Wang et al. 2024). A request without response tokens failed."""
-    names = {"arrival": "Timestamp", "prompt_tokens": "Request tokens"}
-    names["output_tokens"] = "Response tokens"
-    layout = Layout({field: (name,) for field, name in names.items()}, json=False)
-    for block in read_table(source, layout):
-        yield replace(block, failed=block.output_tokens == 0)

@@ -13,8 +13,8 @@ from typing import IO, Any, NoReturn
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
-from optsched.workloads.traces.delimited import open_bytes, without_mark
-from optsched.workloads.traces.fields import PLACES, Fields
+from optsched.workloads.traces.delimited import open_bytes, plain_name, without_mark
+from optsched.workloads.traces.fields import Fields
 
 _READ_BYTES = 1 << 20
 _MAX_CHARS = 1 << 28
@@ -67,15 +67,18 @@ def pick_run(
 
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
-    path, found = source.path, []
+    path, found, broken = source.path, [], None
     for line, value in json_objects(path, floats):
         for entry in _entries(value, runs.split(".")) if runs else [value]:
-            if not isinstance(entry, dict):
-                raise _not_an_object(path, line, entry)
-            found.append((line, entry))
+            if isinstance(entry, dict):
+                found.append((line, entry))
+            else:
+                broken = broken or _not_an_object(path, line, entry)
     wanted = 1 if source.run is None and len(found) < 2 else source.run
     if not found:
-        raise InputError(f"{path}: found no runs; expected a JSON object of a run")
+        raise broken or InputError(f"{path}: found no runs; expected a JSON object of a run")
+    if broken:
+        source.findings.odd(str(broken).removeprefix(f"{path}: ") + "; it is no run")
     if wanted is None:
         raise InputError(
             f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "
@@ -89,18 +92,18 @@ def pick_run(
 def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
     """Yield the entries of lists at a path; ``*`` stands for each list of an object.
 
-    Entries get the name of that list as their field ``*``.
+    Entries get the name of that list as their field ``*``. What has no such path is an entry.
     """
     if isinstance(value, list):
         for one in value:
             yield from _entries(one, path)
-    elif not path or not isinstance(value, dict):
+    elif not path or not isinstance(value, dict) or path[0] not in (*value, "*"):
         yield value
     elif path[0] == "*":
         for name, group in value.items():
             if isinstance(group, list):
                 yield from ({**one, "*": name} if isinstance(one, dict) else one for one in group)
-    elif path[0] in value:
+    else:
         yield from _entries(value[path[0]], path[1:])
 
 
@@ -198,6 +201,8 @@ class _Text:
                     self._more(self._stream.read(max(_READ_BYTES, held)))
                     continue
                 words = error.msg[0].lower() + error.msg[1:]
+                if error.pos == self.at == 0:
+                    words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
                 self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
@@ -253,27 +258,28 @@ def read_objects(
         The file cannot be read.
     """
     names = {field: found[0] for field, found in wanted.items()}
-    other = {field for field in names if field.startswith("? ")}
+    other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
+    known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
     for rows in objects_in_blocks(source, inside=inside, runs=runs):
-        columns: dict[str, list[str]] = {field: [] for field in names}
+        columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
         for k, (line, row) in enumerate(rows):
-            for field, found in wanted.items():
-                if field in other and found[0] not in row:
-                    columns[field].append("null")
-                    continue
+            for field, found in known.items():
                 try:
                     value = member(source.path, line, row, *found, optional=field in optional)
                 except UnreadableError as error:
                     missing[field, k], value = error, ""
-                columns[field].append(_as_text(value))
-        for field in other:
-            if not any(value != "null" for value in columns[field]):
-                del columns[field]
-        yield Fields.from_texts(source, [line for line, _ in rows], names, columns, missing)
+                columns[field].append(as_text(value))
+            for name, value in row.items():
+                if value is not None and (field := other.get(plain_name(name), "")):
+                    columns.setdefault(field, ["null"] * len(rows))[k] = as_text(value)
+                    names[field] = name
+        yield Fields(source, [line for line, _ in rows], names, columns, missing)
 
 
 _MISSING = object()
+_COUNTED = ("", "count", "token", "tokens")
+"""Units of values that are no times."""
 
 
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
@@ -317,7 +323,7 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
         if deeper is _MISSING:
             break
         end = deeper
-    found = ", ".join(end) if isinstance(end, dict) else _as_text(end)
+    found = ", ".join(end) if isinstance(end, dict) else as_text(end)
     raise UnreadableError(
         f"{path}: line {line}: expected the field {names[0]}; found {found[:200] or 'nothing'}"
     )
@@ -351,11 +357,11 @@ def _inside(value: Any, name: str) -> Any:
     return _MISSING
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a value as text for `Fields`. What is no number and no text suits no field."""
     if isinstance(value, dict) and "value" in value and "unit" in value:
         own = str(value["unit"])
-        return _as_text(value["value"]) + (f" {own}" if own in PLACES else "")
+        return as_text(value["value"]) + (f" {own}" if own not in _COUNTED else "")
     if isinstance(value, (dict, list)):
         return ("{...}" if isinstance(value, dict) else "[...]") if value else str(value)
     if value is None or isinstance(value, bool):

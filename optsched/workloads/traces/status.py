@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +10,19 @@ from numpy.typing import NDArray
 from optsched.workloads.traces.fields import Fields
 
 _STATUS = (
-    "status|state|outcome|success|succeeded|ok|error|errors|is_error|has_error|error_message|"
-    "error_msg|error_type|error_code|exception|failed|failure|cancelled|canceled|was_cancelled|"
-    "aborted|timed_out|status_code|http_status|http_status_code|response_code|http_code|"
-    "finish_reason"
+    "status|state|outcome|success|succeeded|successful|is_success|ok|error|errors|is_error|"
+    "has_error|error_message|error_msg|error_type|error_code|exception|failed|failure|cancelled|"
+    "canceled|was_cancelled|aborted|timed_out|status_code|status_message|http_status|"
+    "http_status_code|response_status|response_code|request_status|http_code|finish_reason|level"
 )
 STATUS_NAMES = _STATUS.split("|")
 """Names of columns that say whether a request was served."""
 
-IDENTITY_NAMES = ["model", "model_name", "model_id", "server", "endpoint", "phase", "run_id"]
+_IDENTITY = (
+    "model|model_name|model_id|server|endpoint|phase|run_id|instance|instance_id|replica|"
+    "replica_id|engine|host|hostname|node|device|gpu|hardware"
+)
+IDENTITY_NAMES = _IDENTITY.split("|")
 """Names of columns of which an instance expects one value."""
 
 UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
@@ -27,22 +30,17 @@ UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
 _NOTHING = re.compile(r"|null|none|nan|\[\]|\{\}|no_error|no|false|0|ok")
 _GOOD = re.compile(
     "ok|okay|success|succeeded|successful|complete|completed|finished|done|passed|served|true|yes|"
-    "stop|length|eos|end_turn|max_tokens|tool_calls|status_code_ok|status_code_unset|unset"
+    "stop|length|eos|end_turn|max_tokens|tool_calls|status_code_ok|status_code_unset|unset|"
+    "finished_stopped|finished_length_capped|default|debug|info|warning"
 )
 _BAD = re.compile(
-    "error|errored|err|fail|failed|failure|timeout|timed_out|timedout|cancelled|canceled|abort|"
-    "aborted|rejected|dropped|incomplete|false|no|exception|expired|killed|refused|unserved|"
-    "throttled|rate_limited|status_code_error|unfinished|crashed"
+    r"err(or|$)|fail|time_?d?_?out|cancel|abort|reject|drop|(in|not_|un)(complete|finish|serv)|"
+    r"^(false|no)$|excep|expire|kill|refuse|throttle|rate_limit|crash|ignored"
 )
-_TELLS_FAILURE = re.compile(r"err|fail|exception|cancel|abort|timed_?out|timeout", re.IGNORECASE)
+_TELLS_FAILURE = re.compile(
+    r"err|fail|exception|cancel|abort|timed_?out|timeout|cache_?hit", re.IGNORECASE
+)
 _TELLS_SUCCESS = re.compile(r"succe|(^|[._])(is_?)?(ok|completed?|done|served)$", re.IGNORECASE)
-
-
-class Served(NamedTuple):
-    """Rows that a status calls failed, and rows whose status is no known word."""
-
-    failed: NDArray[np.bool_]
-    unknown: NDArray[np.bool_]
 
 
 def lists_errors(name: str) -> bool:
@@ -50,14 +48,18 @@ def lists_errors(name: str) -> bool:
     return _TELLS_FAILURE.search(name) is not None
 
 
-def served(rows: Fields, field: str, success: frozenset[str]) -> Served:
-    """Return what a column of statuses says. ``success`` has further words of success."""
+def served(
+    rows: Fields, field: str, success: frozenset[str]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the rows that a column of statuses calls failed, and those with no known word.
+
+    ``success`` has further words of success.
+    """
     words, index = np.unique(rows.columns[field], return_inverse=True)
     name = rows.names[field]
     good = [_is_good(word.decode(errors="replace").strip(), name, success) for word in words]
-    failed = np.array([one is False for one in good], dtype=bool)
-    unknown = np.array([one is None for one in good], dtype=bool)
-    return Served(failed[index], unknown[index])
+    failed, unknown = (np.array([one is bad for one in good], dtype=bool) for bad in (False, None))
+    return failed[index], unknown[index]
 
 
 def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
@@ -71,7 +73,7 @@ def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
         return plain == "1"
     if _GOOD.fullmatch(plain):
         return True
-    return False if _BAD.fullmatch(plain) else _http(plain)
+    return False if _BAD.search(plain) else _http(plain)
 
 
 def _http(word: str) -> bool | None:

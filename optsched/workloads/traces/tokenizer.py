@@ -20,7 +20,7 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
         None counts words, as Jaillet et al. 2025 do, and characters of scripts without spaces. A
         function, or one named as ``file.py:NAME``, takes a text and returns its tokens or their
         number. Any other text is a ``tokenizer.json`` or a name on Hugging Face, for the package
-        tokenizers or transformers.
+        tokenizers.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
     Raises
     ------
     InputError
-        The file or name gives no tokenizer, or neither package is installed.
+        The file or name gives no tokenizer, or the package is not installed.
     """
     if tokenizer is None:
         return words
@@ -64,27 +64,13 @@ def _hugging_face(name: str) -> Callable[[str], int]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        return _transformers(name)
+        raise InputError(
+            f"tokenizer {name!r}: needs the package tokenizers; install it (pip install "
+            "tokenizers), give file.py:NAME, or count words without a tokenizer"
+        ) from None
     try:
-        if Path(name).is_file():
-            loaded = Tokenizer.from_file(name)
-        else:
-            loaded = Tokenizer.from_pretrained(name)
+        load = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
+        loaded = load(name)
     except Exception as error:  # the package raises bare exceptions
         raise InputError(f"tokenizer {name!r}: cannot be loaded: {error}") from None
     return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
-
-
-def _transformers(name: str) -> Callable[[str], int]:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise InputError(
-            f"tokenizer {name!r}: needs the package tokenizers or transformers; install one "
-            "(pip install tokenizers), give file.py:NAME, or count words without a tokenizer"
-        ) from None
-    try:
-        loaded = AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        raise InputError(f"tokenizer {name!r}: cannot be loaded: {error}") from None
-    return lambda text: len(loaded.encode(text, add_special_tokens=False))

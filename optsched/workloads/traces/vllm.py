@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import PLACES
-from optsched.workloads.traces.json_objects import pick_run
+from optsched.workloads.traces.fields import PLACES, Fields
+from optsched.workloads.traces.json_objects import as_text, pick_run
 
-_LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 _LATENCIES = ("latencies", "e2els")
 
 
@@ -36,140 +34,102 @@ def read_vllm(source: Source) -> Iterator[Block]:
     the sum of the inter-token latencies. A request with an error or without output failed.
     Results without ``start_times`` have no arrivals, unless all requests were sent at once.
     """
-    _, data = pick_run(source, floats=float)
-    missing = [name for name in _LISTS if name not in data]
-    if len(missing) == len(_LISTS):
-        raise InputError(
-            f"{source.path}: input_lens: found no lists of requests; expected a benchmark run with "
-            "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which writes "
-            "them"
-        )
-    if missing:
-        raise InputError(
-            f"{source.path}: expected the list {missing[0]}; found {', '.join(data)[:200]}"
-        )
-    lists = _Lists(source, data)
-    prompt, output = lists.tokens("input_lens"), lists.tokens("output_lens")
+    _, run = pick_run(source, floats=float)
+    ends = next((name for name in _LATENCIES if name in run), "itls")
+    needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
+    for name in needed:
+        if name not in run:
+            words = f"expected the list {name}; found {', '.join(run)[:200]}"
+            if name == "input_lens":
+                words = (
+                    "input_lens: found no lists of requests; expected a benchmark run with "
+                    "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which "
+                    "writes them"
+                )
+            raise InputError(f"{source.path}: {words}")
+
+    found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
+    lists = {name: _entries(source, run, name) for name in (*needed, *found, ends)}
+    inside = source.window.take(len(lists["input_lens"]))
+    if inside.start == inside.stop:
+        return
+    lists = {name: values[inside] for name, values in lists.items()}
+    rows = Fields(
+        source,
+        range(inside.start + 1, inside.stop + 1),
+        {name: name for name in lists},
+        {name: [as_text(value) for value in values] for name, values in lists.items()},
+    )
+    prompt, output = rows.whole_numbers("input_lens"), rows.whole_numbers("output_lens")
     failed = output <= 0
-    if data.get("errors"):
-        failed = failed | np.array([bool(error) for error in lists.entries("errors")], dtype=bool)
-    failed &= ~lists.unreadable
-    ttft = lists.times("ttfts", "ttft", failed)
-    named = next((name for name in _LATENCIES if name in data), None)
-    if named is not None:
-        latency = lists.times(named, "latency", failed)
+    if "errors" in lists:
+        failed |= np.array([bool(error) for error in lists["errors"]], dtype=bool)
+    failed &= ~rows.unreadable
+    left = failed | rows.unreadable
+
+    ttft, latency, time = None, None, None
+    if "ttfts" in lists:
+        ttft = rows.seconds("ttfts", source.unit("ttft", "s"), left)
+    if ttft is not None and ends == "itls":
+        latency = ttft + _after_first(rows, lists["itls"], ttft, output, left)
     else:
-        latency = lists.latencies(ttft, output, failed)
-
-    time_ns = None
-    if "start_times" in data:
-        starts = lists.times("start_times", "arrival", failed)
-        time_ns = np.rint(starts * 1e9).astype(np.int64)
-    elif str(data.get("request_rate")) in ("inf", "Infinity") and not data.get("max_concurrency"):
-        time_ns = np.zeros(len(prompt), dtype=np.int64)
-    yield Block(
-        line=np.arange(lists.inside.start + 1, lists.inside.stop + 1),
-        prompt_tokens=prompt,
-        output_tokens=output,
-        time_ns=time_ns,
-        failed=failed,
-        ttft_s=ttft,
-        latency_s=latency,
-    ).pick(~lists.unreadable)
+        latency = rows.seconds(ends, source.unit("latency", "s"), left)
+    if "start_times" in lists:
+        time = rows.points("start_times", source.unit("arrival", "s"), left)
+    elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
+        time = np.zeros(len(prompt), dtype=np.int64)
+    yield Block(rows.line, prompt, output, time, failed, ttft, latency).pick(~rows.unreadable)
 
 
-class _Lists:
-    """The lists of a run, with an entry for each request in the window."""
+def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
+    """Return a list of a run, which has an entry for each request."""
+    value = run[name]
+    if not isinstance(value, list):
+        raise InputError(f"{source.path}: {name}: found {str(value)[:40]!r}; expected a list")
+    if len(value) != (n := len(run["input_lens"])):
+        raise InputError(
+            f"{source.path}: {name}: found {len(value)} entries; expected {n}, as many as "
+            "input_lens has"
+        )
+    return value
 
-    def __init__(self, source: Source, data: dict[str, Any]) -> None:
-        self.source, self.data = source, data
-        self.inside = slice(0, None)
-        self.inside = source.window.take(len(self.entries("input_lens")))
-        self.unreadable = np.zeros(self.inside.stop - self.inside.start, dtype=bool)
 
-    def entries(self, name: str) -> list[Any]:
-        value, first = self.data[name], self.data["input_lens"]
-        path = self.source.path
-        if not isinstance(value, list):
-            raise InputError(f"{path}: {name}: found {str(value)[:40]!r}; expected a list")
-        if len(value) != len(first):
-            raise InputError(
-                f"{path}: {name}: found {len(value)} entries; expected {len(first)}, as many as "
-                "input_lens has"
-            )
-        return value[self.inside]
+def _after_first(
+    rows: Fields,
+    itls: list[Any],
+    ttft: NDArray[np.float64],
+    output: NDArray[np.int64],
+    left: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the sums of the steps after the first token, where the first may be among them.
 
-    def tokens(self, name: str) -> NDArray[np.int64]:
-        values = self.entries(name)
-        for row, value in enumerate(values):
-            if type(value) is not int or abs(value) > MAX_TOKENS:
-                right = f"expected an integer of at most {MAX_TOKENS}"
-                self._refuse(name, row, f"found {value!r:.80}; {right}")
-                values[row] = 0
-        return np.array(values, dtype=np.int64)
+    It is, where the first step of every request is its time to the first token.
+    """
+    scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
+    sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
+    sizes = np.zeros(len(ttft), dtype=np.int64)
+    for i in np.flatnonzero(~left).tolist():
+        steps = itls[i]
+        if not isinstance(steps, list) or not all(
+            type(step) in (int, float) and step >= 0 for step in steps
+        ):
+            rows.refuse("itls", i, "a list of times, each 0 or more", steps)
+        elif steps and not rows.unreadable[i]:
+            sums[i], first[i], sizes[i] = sum(steps) * scale, steps[0] * scale, len(steps)
 
-    def times(self, name: str, field: str, failed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return a list of times in seconds, with 0 for requests that failed."""
-        values, scale = self.entries(name), self._scale(field)
-        for row, value in enumerate(values):
-            if failed[row] or not self._is_time(name, row, value, scale):
-                values[row] = 0.0
-        return np.array(values, dtype=np.float64) * scale
-
-    def latencies(
-        self, ttft: NDArray[np.float64], output: NDArray[np.int64], failed: NDArray[np.bool_]
-    ) -> NDArray[np.float64]:
-        """Return times to the first token plus the sums of the steps after it.
-
-        Where the first step of every request is its time to the first token, the steps hold it.
-        """
-        sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
-        sizes, scale = np.zeros(len(ttft), dtype=np.int64), self._scale("latency")
-        for row, steps in enumerate(self.entries("itls")):
-            if failed[row]:
-                continue
-            if not isinstance(steps, list):
-                self._refuse("itls", row, f"found {str(steps)[:40]!r}; expected a list")
-            elif steps and all(self._is_time("itls", row, step, scale) for step in steps):
-                sums[row] = np.array(steps, dtype=np.float64).sum()
-                first[row], sizes[row] = steps[0], len(steps)
-        with_steps = (sizes > 0) & ~self.unreadable
-        same = with_steps & np.isclose(first * scale, ttft, rtol=1e-6, atol=0)
-        if with_steps.any() and 2 * same.sum() > with_steps.sum():
-            self.source.findings.odd(
-                "the inter-token times (itls) begin with the time to the first token, as vLLM's do "
-                "not: it is counted once",
-                self.inside.start + int(np.argmax(same)) + 1,
-                int(same.sum()),
-            )
-            return np.where(same, 0.0, ttft) + sums * scale
-        as_many = with_steps & (sizes == output)
-        if as_many.any() and as_many.sum() == with_steps.sum():
-            self.source.findings.odd(
-                "requests have as many inter-token times (itls) as output tokens, where vLLM "
-                "writes one less: latencies are too long if the first token's is among them",
-                self.inside.start + int(np.argmax(as_many)) + 1,
-                int(as_many.sum()),
-            )
-        return ttft + sums * scale
-
-    def _scale(self, field: str) -> float:
-        """Return the seconds of a field's unit."""
-        unit = self.source.unit(field, "s")
-        if unit not in PLACES:
-            raise InputError(f"unit: found {unit!r}; expected one of {', '.join(PLACES)}")
-        return 1.0 if unit == "s" else float(10.0 ** (PLACES[unit] - PLACES["s"]))
-
-    def _is_time(self, name: str, row: int, value: Any, scale: float) -> bool:
-        if type(value) in (int, float) and 0 <= value * scale < 4e9:
-            return True
-        self._refuse(name, row, f"found {value!r:.80}; expected a time in seconds, 0 or more")
-        return False
-
-    def _refuse(self, name: str, row: int, words: str) -> None:
-        if self.unreadable[row]:
-            return
-        request = self.inside.start + row
-        error = InputError(f"{self.source.path}: {name}: request {request}: {words}")
-        self.source.findings.skip(request + 1, error)
-        self.unreadable[row] = True
+    stepped = sizes > 0
+    same, as_many = np.isclose(first, ttft, rtol=1e-6, atol=0), stepped & (sizes == output)
+    if 2 * same.sum() > stepped.sum():
+        rows.odd(
+            "the inter-token times (itls) begin with the time to the first token, as vLLM's do "
+            "not: it is counted once",
+            same,
+        )
+        return sums - np.where(same, ttft, 0.0)
+    if (as_many == stepped).all():
+        rows.odd(
+            "requests have as many inter-token times (itls) as output tokens, where vLLM "
+            "writes one less: latencies are too long if the first token's is among them",
+            as_many,
+        )
+    return sums
