@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from readable_finish import Readable
+from readable_ramp import Plain
 from sweeps import parts
 from test_certificate import corrupted
 from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
@@ -20,15 +22,14 @@ from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import (
     check_certificate,
-    compiled as checker_compiled,
     enumeration as checker_enumeration,
     groups as checker_groups,
     parts as checker_parts,
-    ramp as checker_ramp,
+    period as checker_period,
 )
 from optsched.bounds.checker.enumeration import larger_kinds
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge, columns_of
-from optsched.bounds.checker.plain import base
+from optsched.bounds.checker.period import Compiled, Limits, Period
 from optsched.bounds.checker.product import (
     ARCS,
     CELLS,
@@ -38,9 +39,9 @@ from optsched.bounds.checker.product import (
     PARTS,
     STATES,
     Graph,
-    label_of,
 )
-from optsched.bounds.checker.ramp import check_ramp
+from optsched.bounds.checker.ramp import check_ramp, compiled
+from optsched.bounds.checker.states import kinds_of
 from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
@@ -407,10 +408,9 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
                 [(p.jobs, p.bound + change, p.denominator, p.clock, p.levels) for p in proofs]
             )
             found = []
-            for few in (0, 10**6):
-                monkeypatch.setattr(checker_ramp, "FEW", few)
+            for replays in (compiled, Plain):
                 try:
-                    found.append(str(check_ramp(columns_of(instance), leaf)))
+                    found.append(str(check_ramp(columns_of(instance), leaf, replays=replays)))
                 except Rejected as error:
                     found.append(str(error))
             assert found[0] == found[1]
@@ -453,7 +453,6 @@ def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops(
 ) -> None:
     # The claims are one too high. A loop that ends early leaves labels undone: had they counted
     # rounded down, the rest of a layer would have been lost, and the claim accepted.
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
     monkeypatch.setattr(refine, "_CLOSE", 1.0)
     monkeypatch.setattr(climb, "_FIRST", 3)
     rng = np.random.default_rng(4)
@@ -501,7 +500,6 @@ def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.Mo
     instance = generate("jaillet-model-2", seed=7, n=8)
     relaxation = ready(instance, 680)
     finish(relaxation, 10**6)
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
     monkeypatch.setattr(checker_enumeration, "_DEEP", 1)
     assert replayed(instance, relaxation) == relaxation.bound
     with monkeypatch.context() as few:
@@ -519,7 +517,7 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
     turns: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Chains that end by enumeration, one change each, in the leaf (sealed again, claiming more)
-    # or in the file as it is. Half are replayed by compiled code. With ten changes per chain the
+    # or in the file as it is. With ten changes per chain the
     # whole sweep has over 10,000 corrupted files and claims, of which none is accepted.
     rejected = chains = 0
     for turn in turns:
@@ -533,7 +531,6 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
         if not any(p.levels and p.levels[-1].multipliers is None for p in proofs):
             continue
         chains += 1
-        monkeypatch.setattr(checker_ramp, "FEW", 0 if turn % 2 else 10**6)
         optimum = sum(p.value for p in proofs)
         good = make_certificate(instance, leaf, value=optimum)
         assert check_certificate(instance, good) == optimum == brute_force_tel(instance)[0]
@@ -562,9 +559,7 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
 @pytest.mark.parametrize(
     "turns", [range(60, 80), pytest.param(range(4000), marks=pytest.mark.slow)], ids=str
 )
-def test_deletion_leaves_one_of_the_best_schedules(
-    turns: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_leaves_one_of_the_best_schedules(turns: range) -> None:
     # Coarse graphs with any multipliers, so that schedules share nodes and labels delete others.
     # Both twins find one of the optimal schedules below optimum + 1, and none below the optimum.
     # In turn 69 the readable one finds none if a shorter output may delete a longer one.
@@ -579,15 +574,13 @@ def test_deletion_leaves_one_of_the_best_schedules(
             floors = jobs.first_kv + rng.integers(0, 5)
             levels = [Level(floors, [], pi), Level(None, [], None)]
             clock = int(rng.integers(relaxation.clock > 0, relaxation.clock + 1))
-            for few in (0, 10**6):
-                monkeypatch.setattr(checker_ramp, "FEW", few)
-                for value in (optimum, optimum + 1):
-                    leaf = ramp_leaf([(jobs, value, relaxation.scale, clock, levels)])
-                    if value == optimum:
-                        assert check_ramp(columns_of(part), leaf) == optimum, instance.to_dict()
-                    else:
-                        with pytest.raises(Rejected, match="found a schedule below"):
-                            check_ramp(columns_of(part), leaf)
+            for replays in (compiled, Plain):
+                leaf = ramp_leaf([(jobs, optimum, relaxation.scale, clock, levels)])
+                found = check_ramp(columns_of(part), leaf, replays=replays)
+                assert found == optimum, instance.to_dict()
+                leaf = ramp_leaf([(jobs, optimum + 1, relaxation.scale, clock, levels)])
+                with pytest.raises(Rejected, match="found a schedule below"):
+                    check_ramp(columns_of(part), leaf, replays=replays)
 
 
 def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> None:
@@ -603,14 +596,14 @@ def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> N
 def graphs_met(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """Return a list to which the compiled checker adds the columns of each graph that it makes."""
     graphs: list[list[list[int]]] = []
-    refine_ = checker_compiled.Compiled.refine
+    refine_ = Period.refine
 
     def refined(self: Any, *args: Any) -> bool:
         found = refine_(self, *args)
         graphs.append([column.tolist() for column in self.graph])
         return found
 
-    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
+    monkeypatch.setattr(Period, "refine", refined)
     return graphs
 
 
@@ -629,13 +622,11 @@ def test_a_level_with_more_nodes_than_arrays_hold_at_first_is_checked_up_to_the_
     assert check_ramp(columns_of(instance), leaf) == 49 * 128
     into, _, label, _ = graphs[0]
     assert len(into) - 1 > 90_000
-    for name, size in (("MAX_NODES", len(into) - 1), ("MAX_ARCS", len(label))):
-        with monkeypatch.context() as limit:
-            limit.setattr(checker_compiled, name, size)
-            assert check_ramp(columns_of(instance), leaf) == 49 * 128
-            limit.setattr(checker_compiled, name, size - 1)
-            with pytest.raises(TooLarge, match=f"a level of more than {size - 1} "):
-                check_ramp(columns_of(instance), leaf)
+    for name, size in (("nodes", len(into) - 1), ("arcs", len(label))):
+        enough, less = (partial(Compiled, limits=Limits(**{name: x})) for x in (size, size - 1))
+        assert check_ramp(columns_of(instance), leaf, replays=enough) == 49 * 128
+        with pytest.raises(TooLarge, match=f"a level of more than {size - 1} "):
+            check_ramp(columns_of(instance), leaf, replays=less)
 
 
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
@@ -654,51 +645,56 @@ def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
             assert check_ramp(columns_of(instance), leaf) <= 13
 
 
-def narrowed(seed: int) -> tuple[Any, ...]:
+def narrowed(seed: int, shared: bool) -> tuple[Any, ...]:
     """Return what is left of a small graph of any arcs and labels below any cutoff."""
-    rng, kinds = np.random.default_rng(seed), [(0, peak, 1) for peak in range(2, 8)]
-    graph, ones = base(kinds, [1] * 6, 30, 0, Budget()), [1] * 6
-    engine = checker_compiled.Compiled(graph, kinds, ones, 30, 0, Budget())
+    rng, six = np.random.default_rng(seed), [(0, peak, 1) for peak in range(2, 8)]
+    kinds = kinds_of(six, [1] * 6, 30)
+    period = Period(kinds, np.zeros(1, int), Budget(), Limits())
     into, source, label = [0], [], []
     for v in range(12):
         for u in sorted(rng.choice(v, min(v, int(rng.integers(0, 6))), replace=False).tolist()):
-            mask = np.uint64(rng.integers(1, 64))
             source.append(u)
-            cost = np.zeros(6, np.int64)
-            label.append(label_of(mask, np.uint64(0), engine.labels, cost, engine.count))
+            label.append(period._label_of(np.flatnonzero(rng.integers(1, 64) >> np.arange(6) & 1)))
         into.append(len(source))
-    engine.graph = Graph(
-        np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1)
+    period.graph = Graph(
+        np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1, "i4")
     )
-    pi = rng.integers(0, 9, 6).tolist()
-    least = engine.bound(pi, 1)
-    left = least is not None and engine._thin(pi, 1, least + int(rng.integers(0, 12)))
-    masks = engine.labels.mask[engine.graph.label]
-    return left, *(x.tolist() for x in (*engine.graph[:2], masks, engine.rest))
+    pi = rng.integers(0, 9, 6)
+    lowest = period.bound(pi, 1)
+    before = [x.copy() for x in (*period.graph, period.rest)]
+    given = (*period.graph, period.rest)
+    is_left = lowest is not None and period.thin(
+        pi, 1, lowest + int(rng.integers(0, 12)), shared=shared
+    )
+    if shared:
+        assert all((x == y).all() for x, y in zip(given, before, strict=True))
+    masks = period.labels.mask[period.graph.label]
+    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.rest))
 
 
 def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What is kept is written over the arcs of before. So no arc may be read again.
-    thin = checker_compiled.thin
-    roomy = [narrowed(seed) for seed in range(200)]
+    thin = checker_period.thin
+    roomy = [narrowed(seed, False) for seed in range(200)]
     assert sum(graph[0] for graph in roomy) > 100
+    assert [narrowed(seed, True) for seed in range(200)] == roomy
 
     def one_label_at_a_time(*args: Any) -> int:
         *others, count, _ = args
         return int(thin(*others, count, int(count[LABELS])))
 
-    monkeypatch.setattr(checker_compiled, "thin", one_label_at_a_time)
-    assert [narrowed(seed) for seed in range(200)] == roomy
+    monkeypatch.setattr(checker_period, "thin", one_label_at_a_time)
+    for shared in (False, True):
+        assert [narrowed(seed, shared) for seed in range(200)] == roomy
 
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
-    product, graphs = checker_compiled.product, graphs_met(monkeypatch)
+    product, graphs = checker_period.product, graphs_met(monkeypatch)
     rng, stops = np.random.default_rng(8), Counter()
 
     def short(
@@ -708,7 +704,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
         while v < len(graph.loop):
             tried, few = v, room.copy()
             which = (NODES, ARCS, LABELS, PARTS, CELLS, STATES)[int(rng.integers(6))]
-            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.count]
+            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.made]
             few[which] = min(room[which], used[which] + int(rng.integers(0, 60)))
             v = product(v, graph, labels, p, t, f, count, few)
             stops[which] += v == tried
@@ -721,7 +717,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
         proofs = prove_all(instance, seed=seed)
         graphs.clear()
         for way in (product, short):
-            monkeypatch.setattr(checker_compiled, "product", way)
+            monkeypatch.setattr(checker_period, "product", way)
             assert certified(instance, proofs) == sum(p.bound for p in proofs)
         half = len(graphs) // 2
         assert graphs[:half] == graphs[half:]

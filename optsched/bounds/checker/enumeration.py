@@ -1,12 +1,37 @@
-"""Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker.labels`.
+"""Enumeration at the end of a ramp leaf: is there a schedule below a value? Compiled.
 
-Numbers stay below 2**62 (`optsched.bounds.checker.compiled.fits`). Labels that have placed the same
-form a set, and the labels of a set lie next to each other, in order of cost. So each is compared
-with those before it, and what belongs to a set is looked up once for all its labels. A layer is
-made in three passes: find the placements, keep what no label of the same set deletes, and delete by
-swaps. Of the kinds that are larger than one, only the nearest that is left is tried instead of it,
-and only the `_LOOKS` cheapest labels of a set. So some labels stay that the twin deletes. Tables
-are of groups of kinds (`optsched.bounds.checker.groups`), where the twin's are of single kinds.
+A label is a graph node together with the requests placed on a way there and the tokens of the live
+ones, in this and each earlier round. Labels are made layer by layer, one for each number of
+placements. Those of the last layer are schedules.
+
+**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
+has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
+arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
+tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
+(`_deletes`).
+
+*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
+the schedule. A waits and then does the same, with j where B places i, which B has left to place.
+Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
+p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
+completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
+without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
+for the same reasons. So A has a completion that costs no more than B's.
+
+*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
+one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
+end at a label that stays, and it has a completion of at most B's cost.
+
+*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
+lost paths that cost more. So the label that the completion passes next is made.
+
+Numbers stay below 2**62 (`optsched.bounds.checker.period.expect_fitting`). Labels that have placed
+the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
+compared with those before it, and what belongs to a set is looked up once for all its labels. A
+layer is made in three passes: find the placements, keep what no label of the same set deletes, and
+delete by swaps. Of the kinds that are larger than one, only the nearest that is left is tried
+instead of it, and only the `_LOOKS` cheapest labels of a set. So some labels stay that others could
+delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
 """
 
 from __future__ import annotations
@@ -16,13 +41,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
-from optsched.bounds.checker.parts import Budget, TooLarge
+from optsched.bounds.checker.parts import Budget, Ints, TooLarge
+from optsched.bounds.checker.product import LABELS
 from optsched.bounds.checker.states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
 MAX_LABELS = 8_000_000
 """Max labels of a layer before any is deleted, if they take at most `MAX_BYTES`."""
 MAX_BYTES = 3 * 2**30
+MAX_OUTPUT = 2**24
+"""Max rounds of a run: a label has its tokens for each."""
 _LOOKS = 16  # labels of another set that may delete one
 _FEW = 4000  # placements and sets that a layer has room for at first
 _DEEP, _DEEPEST = 64, 2**20  # ways to join the clock that a label has at first, and at most
@@ -338,9 +366,10 @@ def _swap(m: int, sets: Sets, labels: Labels, of: Of, most: int) -> Any:
     return steps
 
 
-def _sets(rows: int, kinds: int, like: Sets | None = None) -> Sets:
+def _sets(rows: int, copies: Ints, like: Sets | None = None) -> Sets:
     """Return room for so many sets, with those of another one if given."""
-    left, key = np.empty((0, kinds), np.uint8), np.empty(0, np.uint64)
+    number = np.uint8 if copies.max() < 256 else np.int32
+    left, key = np.empty((0, len(copies)), number), np.empty(0, np.uint64)
     count = np.zeros(1, np.int64)
     if like is not None:
         left, key, count = like.left, like.key, like.count
@@ -376,7 +405,7 @@ class _Layers:
         self._found = np.empty((min(_FEW, self._most), _COLUMNS), np.int64)
         self._few, self._after = np.empty(len(paths.columns), np.int64), np.empty(kinds, np.int64)
         self._stack = np.empty((_DEEP, 4), np.int64)
-        self.sets, self.labels = _sets(1, kinds), _room(1, self._width, of.capacity)
+        self.sets, self.labels = _sets(1, of.copies), _room(1, self._width, of.capacity)
         self.sets.left[0], self.sets.key[0], self.sets.count[0] = of.copies, 0, 1
         self.sets.first[:] = 0, 1
         self.labels.about[0], self.labels.tokens[0] = (0, 0, -1, of.clock, 0, 0), 0
@@ -384,8 +413,8 @@ class _Layers:
 
     def place(self, m: int) -> None:
         """Make the labels with one more request placed than m."""
-        number, kinds = np.zeros(3, np.int64), len(self._of.copies)
-        new, short = _sets(len(self._found), kinds), -1
+        number, copies = np.zeros(3, np.int64), self._of.copies
+        new, short = _sets(len(self._found), copies), -1
         while short != _DONE:
             short = _find(
                 m, self.sets, self.labels, new, self._found, self._paths, self._of, self._few,
@@ -403,7 +432,7 @@ class _Layers:
                 if len(self._found) >= self._most:
                     raise TooLarge(f"found more than {self._most} labels; too large to check")
                 rows = min(self._most, 4 * len(self._found))
-                self._found, new = wider(self._found, rows), _sets(rows, kinds, new)
+                self._found, new = wider(self._found, rows), _sets(rows, copies, new)
         found = self._found[: number[_FOUND]]
         order = np.lexsort((found[:, _TOKENS], found[:, _SPENT], found[:, _SET]))
         labels = _room(len(found) + 1, self._width, self._of.capacity)
@@ -431,13 +460,13 @@ def larger_kinds(arrival: Any, peak: Any, output: Any) -> Any:
 
 
 def none_left(
-    engine: Any, outward: Any, price: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
+    period: Any, outward: Any, price: Any, pi: Any, unit: int, cutoff: int, budget: Budget
 ) -> bool:
     """Return whether no schedule costs at most the cutoff.
 
     Parameters
     ----------
-    engine : optsched.bounds.checker.compiled.Compiled
+    period : optsched.bounds.checker.period.Period
         With the last graph and each node's cost to the end.
     outward : tuple of ndarray
         The arcs by the node that they leave: the first of each node, the nodes that they reach,
@@ -453,34 +482,36 @@ def none_left(
     TooLarge
         The labels are too many.
     """
-    graph, labels, count = engine.graph, engine.labels, int(engine.count[2])
-    cost = -np.array(pi, dtype=np.int64)
-    step = max(0, cutoff - int(engine.rest[0])) // TOP + 1
+    graph, labels, rest, kinds = period.graph, period.labels, period.rest, period.kinds
+    count, cost = int(period.count[LABELS]), -pi
+    step = max(0, cutoff - int(rest[0])) // TOP + 1
     first, targets, numbers = outward
-    arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
-    output, copies = peak - floor + 1, np.array(engine.copies)
+    ready, peak, floor, copies = kinds[:4]
+    output = peak - floor + 1
+    if output.max() > MAX_OUTPUT:
+        raise TooLarge(f"found more than {MAX_OUTPUT} tokens of output; too large to check")
     row = rows_of(first, targets, price[numbers, 1])
     group = groups(peak, copies, int(row[-1]) + 1)
     move = moves(labels.mask[:count], price, cost, group)
-    table = tables(engine.rest, row, first, targets, numbers, move, group, step)
+    table = tables(rest, row, first, targets, numbers, move, group, step)
     paths = Paths(
         first, targets, numbers, graph.loop, labels.what[:count],
-        engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, row, table,
+        rest[targets] + price[numbers, 0], move.begin, move.kinds, rest, row, table,
         group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
     )  # fmt: skip
     of = Of(
         copies, peak, output, output * (peak + floor) // 2,
-        arrival + output if arrival.any() else np.zeros_like(peak),
-        larger_kinds(arrival, peak, output),
+        ready if (ready > output).any() else np.zeros_like(peak),
+        larger_kinds(ready - output, peak, output),
         np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
-        engine.capacity, engine.clock,
+        kinds.capacity, period.clock,
     )  # fmt: skip
     layers = _Layers(paths, of, budget)
-    for m in range(engine.n):
+    for m in range(period.n):
         layers.place(m)
     sets, (about, tokens, there) = layers.sets, layers.labels
     some = slice(int(sets.first[sets.count[0]]))
     clock, need = about[some, _CLOCK], about[some, _NEED]
     since = np.where(clock < 0, np.maximum(need, (tokens[some] > 0).sum(axis=1)), clock)
-    total = (about[some, _COST] + engine.n * since) * unit + int((copies * cost).sum())
+    total = (about[some, _COST] + period.n * since) * unit + int((copies * cost).sum())
     return not bool((total[there[some]] <= cutoff).any())

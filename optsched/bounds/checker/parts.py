@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Cells = NDArray[np.int32]
+Masks = NDArray[np.uint64]
 MAX_BITS = 1024
 """Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
@@ -54,6 +60,15 @@ class Budget:
         that ended early has left undone is never taken for a result.
         """
         self.spend(-(-steps // COMPILED))
+
+
+class Requests(NamedTuple):
+    """What a period's replay needs of its requests: the different ones, and how many are alike."""
+
+    kinds: list[tuple[int, int, int]]  # arrival, peak, floor
+    copies: list[int]
+    capacity: int
+    clock: int  # the last round with one, 0 for none
 
 
 @dataclass(frozen=True)
