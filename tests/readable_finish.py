@@ -45,16 +45,16 @@ class Readable:
 
     def arcs(self, u: int) -> list[tuple[int, int, str, list[int]]]:
         """Return target, fixed rounds, what it is, and kinds of the arcs of a node."""
-        graph, labels = self.r.graph, self.r.labels
-        out = []
-        for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
-            label, v = int(graph.arc_label[a]), int(graph.arc_target[a])
+        (start, targets, numbers), period = self.r.arcs, self.r.period
+        labels, out = period.labels, []
+        for a in range(start[u], start[u + 1]):
+            label, v = int(numbers[a]), int(targets[a])
             mask = sum(int(word) << 64 * at for at, word in enumerate(labels.mask[label]))
             kinds = [k for k in self.kinds if mask >> k & 1]
-            what = "place" if label >= labels.first_mask else "end"
-            what = "join" if label == labels.join else "round" if label < labels.join else what
+            what = "place" if label >= period.fixed else "end"
+            what = "join" if label == period.join else "round" if label < period.join else what
             if self.r.backward[v] < INFINITE:
-                out.append((v, int(labels.fixed[label]) * self.r.scale, what, kinds))
+                out.append((v, int(labels.rounds[label]) * self.r.scale, what, kinds))
         return out
 
     def split(self, size: int) -> list[list[int]]:

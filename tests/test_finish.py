@@ -22,14 +22,12 @@ from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import (
     check_certificate,
-    enumeration as checker_enumeration,
-    groups as checker_groups,
     parts as checker_parts,
     period as checker_period,
 )
 from optsched.bounds.checker.enumeration import larger_kinds
-from optsched.bounds.checker.parts import Budget, Rejected, TooLarge, columns_of
-from optsched.bounds.checker.period import Compiled, Limits, Period
+from optsched.bounds.checker.parts import Budget, Limits, Rejected, TooLarge, columns_of
+from optsched.bounds.checker.period import Compiled, Period
 from optsched.bounds.checker.product import (
     ARCS,
     CELLS,
@@ -389,13 +387,13 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
 
 
-@pytest.mark.parametrize("memory", [checker_groups.MAX_BYTES, 0])
+@pytest.mark.parametrize("memory", [Limits().table_bytes, 0])
 def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The claimed value is right, one too high or one too low; half of the chains enumerate.
     # Without memory for tables no group is made.
-    monkeypatch.setattr(checker_groups, "MAX_BYTES", memory)
+    limited = partial(Compiled, limits=Limits(table_bytes=memory))
     rng = np.random.default_rng(4)
     refusals = 0
     for turn in range(40):
@@ -408,7 +406,7 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
                 [(p.jobs, p.bound + change, p.denominator, p.clock, p.levels) for p in proofs]
             )
             found = []
-            for replays in (compiled, Plain):
+            for replays in (limited, Plain):
                 try:
                     found.append(str(check_ramp(columns_of(instance), leaf, replays=replays)))
                 except Rejected as error:
@@ -495,21 +493,25 @@ def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch
         check_ramp(columns_of(instance), leaf)
 
 
-def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:
     # A short stack of ways into the clock is made longer. A layer of too many labels is refused.
     instance = generate("jaillet-model-2", seed=7, n=8)
     relaxation = ready(instance, 680)
     finish(relaxation, 10**6)
-    monkeypatch.setattr(checker_enumeration, "_DEEP", 1)
-    assert replayed(instance, relaxation) == relaxation.bound
-    with monkeypatch.context() as few:
-        few.setattr(checker_enumeration, "_DEEPEST", 1)
-        with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
-            replayed(instance, relaxation)
-    monkeypatch.setattr(checker_enumeration, "MAX_LABELS", 100)
+    r = relaxation
+    leaf = ramp_leaf([(r.jobs, r.bound, r.scale, r.clock, r.levels)])
+
+    def checked(ways: tuple[int, int]) -> int:
+        replays = partial(Compiled, limits=Limits(ways=ways))
+        return check_ramp(columns_of(instance), leaf, replays=replays)
+
+    assert checked((1, 1000)) == relaxation.bound
+    with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
+        checked((1, 1))
     equal, leaf = forged(13, 6, 40)
+    few = partial(Compiled, limits=Limits(layer=100))
     with pytest.raises(TooLarge, match="more than 100 labels"):
-        check_ramp(columns_of(equal), leaf)
+        check_ramp(columns_of(equal), leaf, replays=few)
 
 
 @pytest.mark.parametrize("turns", parts(25, 1000))

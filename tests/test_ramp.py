@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from typing import Any
 
@@ -11,23 +12,21 @@ import pytest
 from brute_force import brute_force_tel
 from readable_ramp import Plain
 
-from optsched.bounds.checker import check_certificate
-from optsched.bounds.checker.parts import columns_of
+from optsched.bounds.checker import check_certificate, states as checker_states
+from optsched.bounds.checker.parts import TooLarge, columns_of
 from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
     climb,
-    graph as ramp_graph,
     kinds as ramp_kinds,
-    product as ramp_product,
     prove,
     refine,
     relaxation as ramp,
     second_thread,
-    tracker as ramp_tracker,
 )
 from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.floors import Ladder, count_multisets
+from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
@@ -392,7 +391,7 @@ def test_an_error_in_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch
         prove_all(generate("jaillet-model-2", seed=5, n=60), threads=2, time_limit_s=600)
 
 
-def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
     class Stop:
         """A flag that another thread sets just before it is read for the k-th time."""
 
@@ -404,27 +403,27 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
             return int(self.left < 0)
 
     jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
-    relaxation = Relaxation(jobs, 10**6)
-    step = ramp_product.state_after
 
-    def live(*arguments: Any) -> int:
-        assert relaxation.stop.left >= 0
-        return step(*arguments)
-
-    walk = ("_walk", "_follow", "_follow_loop", "_add_lighter")
-    for name in (*walk, "reversed_arcs", "by_source"):
-        monkeypatch.setattr(ramp_product, name, getattr(ramp_product, name).py_func)
-    monkeypatch.setattr(ramp_graph, "by_source", ramp_graph.by_source.py_func)
-    monkeypatch.setattr(ramp_product, "state_after", live)
-    relaxation.stop = Stop(10**9)
-    relaxation.use_floors(relaxation.floor)
-    reads = 10**9 - relaxation.stop.left
-    assert reads > 100
-    for k in np.linspace(0, reads - 1, 40).astype(int).tolist():
+    def watched(reads: int) -> Relaxation:
         relaxation = Relaxation(jobs, 10**6)
-        relaxation.stop = Stop(k)
-        with pytest.raises(ramp_graph.Interrupted):
+        relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
+        relaxation.stop = Stop(reads)  # type: ignore[assignment]
+        relaxation.period.limits = replace(relaxation.period.limits, rest=1)
+        return relaxation
+
+    whole = watched(10**9)
+    whole.use_floors(whole.floor)
+    reads = 10**9 - whole.stop.left  # type: ignore[attr-defined]
+    assert reads > 10
+    for k in range(reads):
+        relaxation = watched(k)
+        before = relaxation.graph
+        with pytest.raises(Interrupted):
             relaxation.use_floors(relaxation.floor)
+        assert relaxation.graph is relaxation.period.graph is before
+        relaxation.stop = np.zeros(1, dtype=np.int8)
+        relaxation.use_floors(relaxation.floor)
+        assert all((x == y).all() for x, y in zip(relaxation.graph, whole.graph, strict=True))
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
@@ -702,10 +701,11 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
     for jobs in (small, large):
         one = np.ones_like(jobs.peak)
         counts.append(count_multisets(jobs.peak, jobs.first_kv, one, jobs.capacity))
-        tracker = ramp_tracker.multiset_tracker(
-            jobs.peak, jobs.first_kv, one, jobs.capacity, np.arange(8), jobs.peak
+        kinds = checker_states.Kinds(
+            jobs.output, jobs.peak, jobs.first_kv, one, jobs.capacity, jobs.peak
         )
-        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.table, tracker.slots)
+        tracker = checker_states.multisets(kinds, jobs.first_kv)
+        columns = (tracker.heavy, tracker.items, tracker.rows, tracker.slots)
         assert sum(column.nbytes for column in columns) < 10**6
     assert 0.5 * counts[0] < counts[1] < 2 * counts[0]
 
@@ -723,7 +723,7 @@ def test_an_instance_is_solved_as_fast_at_any_capacity() -> None:
 def test_counting_ends_when_it_is_told_to() -> None:
     jobs = periods(of_capacity(10**5))[0]
     stop = np.ones(1, dtype=np.int8)
-    with pytest.raises(ramp_graph.Interrupted):
+    with pytest.raises(Interrupted):
         count_multisets(jobs.peak, jobs.first_kv, np.ones_like(jobs.peak), 10**5, stop)
 
 
@@ -733,5 +733,5 @@ def test_counters_that_memory_does_not_hold_are_refused_before_they_are_made() -
     prompt = np.repeat([2, 3, 4], n // 3)
     jobs = periods(Instance(np.zeros(n, int), prompt, np.ones(n, int), kv_capacity=9))[0]
     relaxation = Relaxation(jobs, 10**9)
-    with pytest.raises(ramp_graph.TooLargeError):
+    with pytest.raises(TooLarge):
         relaxation.count([0, 1, 2])

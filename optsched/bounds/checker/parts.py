@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Cells = NDArray[np.int32]
 Masks = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 MAX_BITS = 1024
 """Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
@@ -60,6 +61,39 @@ class Budget:
         that ended early has left undone is never taken for a result.
         """
         self.spend(-(-steps // COMPILED))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large what is made of a period of a ramp leaf may become.
+
+    Parameters
+    ----------
+    nodes, arcs : int
+        Of a level.
+    cells : int
+        Of 4 bytes each, for the states of its tracker.
+    labels : int
+        Different sets of kinds on the arcs of the levels so far.
+    rest : int
+        Arcs that are made until `Period.refine` looks whether to go on.
+    layer, layer_bytes : int
+        Labels of a layer of an enumeration before any is deleted, and what they take.
+    table_bytes : int
+        What the tables of an enumeration take.
+    ways : (int, int)
+        Ways to join the clock that an enumeration's label has at first, and at most.
+    """
+
+    nodes: int = 60_000_000
+    arcs: int = 240_000_000
+    cells: int = 600_000_000
+    labels: int = 1_000_000
+    rest: int = 1_000_000
+    layer: int = 8_000_000
+    layer_bytes: int = 3 * 2**30
+    table_bytes: int = 3 * 2**30
+    ways: tuple[int, int] = (64, 2**20)
 
 
 class Requests(NamedTuple):

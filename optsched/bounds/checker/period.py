@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Requests, TooLarge
+from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits, Requests, TooLarge
 from optsched.bounds.checker.product import (
     ARCS,
     KEPT,
@@ -29,6 +28,7 @@ from optsched.bounds.checker.product import (
     NEVER,
     NODES,
     PARTS,
+    Arcs,
     Fine,
     Graph,
     Labels,
@@ -61,28 +61,6 @@ from optsched.problem.kernel import njit
 _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How large a level may become.
-
-    Parameters
-    ----------
-    nodes, arcs : int
-    cells : int
-        Of 4 bytes each, for the states of its tracker.
-    labels : int
-        Different sets of kinds on the arcs of the levels so far.
-    rest : int
-        Arcs that are made until `Period.refine` looks whether to go on.
-    """
-
-    nodes: int = 60_000_000
-    arcs: int = 240_000_000
-    cells: int = 600_000_000
-    labels: int = 1_000_000
-    rest: int = 1_000_000
-
-
 @njit(allocates=False, nogil=True)
 def _place(end: Any, one: Any, two: Any, first: Any, other: Any, label: Any) -> None:
     """Put two properties of arcs in order of an end; ``first`` has zeros, two more than nodes."""
@@ -105,10 +83,10 @@ def sorted_by(end: Cells, nodes: int, one: Cells, two: Cells) -> tuple[Ints, Cel
     return first[:-1], other, label
 
 
-def outward(graph: Graph) -> tuple[Ints, Cells, Cells]:
-    """Return where the arcs that leave each node begin, and their targets and labels."""
+def outward(graph: Graph) -> Arcs:
+    """Return the arcs of a graph by the node that they leave."""
     target = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.into))
-    return sorted_by(graph.source, graph.nodes, target, graph.label)
+    return Arcs(*sorted_by(graph.source, graph.nodes, target, graph.label))
 
 
 @njit(allocates=False, nogil=True)
@@ -197,7 +175,7 @@ class Period:
 
     def __init__(self, kinds: Kinds, completed: Ints, budget: Budget, limits: Limits) -> None:
         self.kinds, self.limits = kinds, limits
-        self.n, self.clock, self._budget = len(kinds.peaks), len(completed) - 1, budget
+        self.n, self.clock, self.budget = len(kinds.peaks), len(completed) - 1, budget
         self.rest = None
         self._margin = MARGIN + 4 * len(kinds.copies)
         rounds = [(ROUND, m) for m in range(self.n + 1)]
@@ -298,7 +276,7 @@ class Period:
             return self.thin(pi, unit, cutoff)
         graph, limits = self.graph, self.limits
         if floors is None:
-            tracker = counters(self.kinds, groups, self._budget, limits.cells)
+            tracker = counters(self.kinds, groups, self.budget, limits.cells)
         else:
             tracker = multisets(self.kinds, floors)
         prices = self._learn(pi, unit, cutoff)
@@ -318,7 +296,7 @@ class Period:
             v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
         self._limit_level(tracker)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
-        self._budget.spend_compiled(nodes + arcs)
+        self.budget.spend_compiled(nodes + arcs)
         if fine.first[-1] == fine.first[-2]:
             return False
         loop = loops(graph.loop, fine, tracker)
@@ -360,7 +338,7 @@ class Period:
             room = len(self.labels.what) - self._margin
             v = thin(v, graph, out, self.labels, prices, self.count, room)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
-        self._budget.spend_compiled(nodes + arcs)
+        self.budget.spend_compiled(nodes + arcs)
         self.graph = Graph(
             out.into[: nodes + 1], out.source[:arcs], out.label[:arcs], out.loop[:nodes]
         )
@@ -422,13 +400,15 @@ class Period:
 
     def none_left(self, pi: Ints, unit: int, cutoff: int) -> bool:
         """Return whether no schedule costs at most the cutoff."""
-        from optsched.bounds.checker.enumeration import none_left
+        from optsched.bounds.checker.enumeration import Enumeration
 
         if not self.thin(pi, unit, cutoff):
             return True
-        return none_left(
-            self, outward(self.graph), self.prices(pi, unit), pi, unit, cutoff, self._budget
-        )  # fmt: skip
+        enumeration = Enumeration(self, outward(self.graph), pi, unit, cutoff)
+        for m in range(self.n):
+            enumeration.place(m)
+        totals = enumeration.totals() * unit - int((self.kinds.copies * pi).sum())
+        return not bool((totals <= cutoff).any())
 
 
 class Compiled:
@@ -455,7 +435,7 @@ class Compiled:
         unit: int,
         multipliers: list[list[int]],
         budget: Budget,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
     ) -> None:
         numbers = [x for level in multipliers for x in level]
         expect_fitting(requests, numbers, unit)
@@ -464,7 +444,7 @@ class Compiled:
         completed = most_completed(
             kinds.ready, volume, kinds.copies, kinds.capacity, requests.clock
         )  # fmt: skip
-        self._period, self._unit = Period(kinds, completed, budget, limits), unit
+        self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
         self._beyond = int(kinds.peak.max()) + 1
 
     def refine(

@@ -59,6 +59,14 @@ class Graph(NamedTuple):
         return len(self.label)
 
 
+class Arcs(NamedTuple):
+    """The arcs of a graph by the node that they leave: where those of each node begin."""
+
+    first: Ints
+    target: Cells
+    label: Cells
+
+
 class Labels(NamedTuple):
     """What arcs do: pass rounds, join the clock, end, or place a request of a set of kinds."""
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import most_completed
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 
@@ -137,7 +137,7 @@ class Climb:
 
         Raises
         ------
-        Interrupted, TooLargeError
+        Interrupted, TooLarge
             The rung was not reached. The graph is as it was.
         """
         r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
@@ -154,7 +154,7 @@ class Climb:
             else:
                 order = np.argsort(-r.violation, kind="stable").tolist()
                 r.count([k for k in order if k not in r.counted][: to - rung], most)
-        except TooLargeError:
+        except TooLarge:
             seen.learn(most / before, expected, part)
             seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
             raise

@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.graph import INFINITE, Paths, label_costs, places
+from optsched.bounds.checker.product import places
+from optsched.optimize.ramp.graph import INFINITE, Paths
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.problem.kernel import njit
 
@@ -84,9 +85,9 @@ def costs_of(relaxation: Relaxation) -> Costs:
     ----------
     relaxation : Relaxation
     """
-    r, count = relaxation, int(relaxation.labels.count[0])
-    mask = r.labels.mask[:count]
-    value, kind = label_costs(mask, r.labels.fixed, count, r.labels.first_mask, -r.pi, r.scale)
+    r = relaxation
+    value, kind = r.values(r.pi)
+    mask = r.period.labels.mask[: len(value)]
     start, kinds = kinds_by_label(mask)
     return Costs(value, kind, start, kinds, -r.pi)
 

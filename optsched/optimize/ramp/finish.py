@@ -136,10 +136,10 @@ def paths_of(relaxation: Relaxation) -> Paths:
     ----------
     relaxation : Relaxation
     """
-    r, graph, labels = relaxation, relaxation.graph, relaxation.labels
+    r, period = relaxation, relaxation.period
     return Paths(
-        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, r.backward, labels.mask,
-        labels.join, labels.first_mask, r.scale, r.cutoff,
+        *r.arcs, period.graph.loop, r.backward, period.labels.mask, period.join, period.fixed,
+        r.scale, r.cutoff,
     )  # fmt: skip
 
 

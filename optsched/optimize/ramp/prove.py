@@ -20,9 +20,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
-from optsched.optimize.ramp.graph import Interrupted, TooLargeError
+from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
@@ -190,7 +191,7 @@ def _prove(
             ).run()
         except Interrupted:
             proof.note = "stopped"
-        except TooLargeError:
+        except TooLarge:
             proof.note = TOO_LARGE
         update(relaxation)
         if over():
@@ -224,7 +225,7 @@ def _clock(
     while clock and not over():
         try:
             coarse.use_floors(floors)
-        except TooLargeError:
+        except TooLarge:
             break
         coarse.ascend()
         if coarse.graph_bound < least:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.climb import Climb
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
@@ -198,7 +198,7 @@ class Refinement:
             try:
                 most = int(2 * room) if growth.factor else MAX_NODES
                 self.climb.take(to, most, self.annealing.value)
-            except TooLargeError:
+            except TooLarge:
                 if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
                     break
                 continue
