@@ -23,8 +23,8 @@ from optsched.bounds.checker import (
     schedule_value,
 )
 from optsched.bounds.checker.parts import Limits as LevelLimits, Rejected, TooLarge, columns_of
-from optsched.bounds.checker.period import Compiled
 from optsched.bounds.checker.ramp import check_ramp
+from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app

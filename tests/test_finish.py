@@ -26,8 +26,9 @@ from optsched.bounds.checker import (
     period as checker_period,
 )
 from optsched.bounds.checker.enumeration import larger_kinds
+from optsched.bounds.checker.groups import groups, rows_of
 from optsched.bounds.checker.parts import Budget, Limits, Rejected, TooLarge, columns_of
-from optsched.bounds.checker.period import Compiled, Period
+from optsched.bounds.checker.period import Period
 from optsched.bounds.checker.product import (
     ARCS,
     CELLS,
@@ -36,11 +37,13 @@ from optsched.bounds.checker.product import (
     NODES,
     PARTS,
     STATES,
+    Arcs,
     Graph,
 )
 from optsched.bounds.checker.ramp import check_ramp, compiled
+from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.checker.states import kinds_of
-from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
+from optsched.optimize.ramp import climb, finish as ramp_finish, refine, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
@@ -53,11 +56,11 @@ from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
 
-def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 16) -> Counter[str]:
-    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin.
-
-    Groups of kinds have at most ``size`` counters.
-    """
+def check_enumeration(
+    seed: int, count: int, most: int, every: int, table_bytes: int = 2**30
+) -> Counter[str]:
+    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin."""
+    size = 16 if table_bytes else 1  # the max entries of a group: without memory there is none
     rng = np.random.default_rng(seed)
     seen: Counter[str] = Counter()
     for turn in range(count):
@@ -74,6 +77,8 @@ def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 
             horizon = int(rng.integers(0, needed_clock(jobs) + 1)) if turn % 3 == 0 else None
             target = max(1, optimum + int(rng.integers(-4, 6)))
             relaxation = Relaxation(jobs, target, horizon=horizon)
+            period = relaxation.period
+            period.limits = replace(period.limits, table_bytes=table_bytes)
             for floors in coarse_to_fine(relaxation)[: int(rng.integers(1, 4))]:
                 if relaxation.graph is None or relaxation.closed:
                     break
@@ -102,7 +107,6 @@ def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 
             assert replayed(part, relaxation) == shown.bound
             seen["found" if upper > optimum else "proved"] += 1
             seen["short clocks"] += relaxation.clock < needed_clock(jobs)
-            seen["not told apart"] += relaxation.copies.max() >= size
     return seen
 
 
@@ -112,52 +116,36 @@ def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() 
     assert seen["short clocks"] > 5
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_optimum_or_the_target_is_proved_with_small_groups(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # That two (three) equal requests are left has no counter of its own.
-    monkeypatch.setattr(counters, "_SIZES", (size,))
-    seen = check_enumeration(7 + size, 120, 5, 2, size)
+def test_the_optimum_or_the_target_is_proved_without_memory_for_tables() -> None:
+    seen = check_enumeration(7, 120, 5, 2, table_bytes=0)
     assert seen["as the twin"] > 10
-    assert seen["not told apart"] > 0
 
 
-def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Peaks 4, 4, 7, 8, 11: two requests and three others. 3 x 2 x 2 entries, then 2 are left.
-    instance = Instance([0] * 5, [2, 2, 4, 3, 1], [2, 2, 3, 5, 10], kv_capacity=20)
-    relaxation = Relaxation(periods(instance)[0], 100)
-    relaxation.use_floors(coarse_to_fine(relaxation)[0])
-
-    def groups() -> tuple[list[int], int]:
-        split = counters.groups_of(relaxation, relaxation.graph.nodes)
-        order = np.argsort(relaxation.peak)
-        return split.group[order].tolist(), int(split.first[-1])
-
-    assert groups() == ([0, 0, 0, 1], 14)
-    bytes_ = relaxation.graph.nodes * 14
-    for most, expected in (
-        (bytes_, ([0, 0, 0, 1], 14)),
-        (bytes_ - 1, ([0, 0, 1, 1], 10)),  # at most 8 entries: 3 x 2, then 2 x 2
-        (0, ([0, 1, 1, 2], 9)),  # at most 4: 3, 2 x 2, 2
+def test_groups_are_as_large_as_memory_allows() -> None:
+    # Peaks 4, 7, 8, 11; two requests of the first. 3 x 2 x 2 entries, then 2 are left.
+    peak, copies = np.array([4, 7, 8, 11]), np.array([2, 1, 1, 1])
+    for max_bytes, of, entries in (
+        (1400, [0, 0, 0, 1], 14),
+        (1399, [0, 0, 1, 1], 10),  # at most 8 entries: 3 x 2, then 2 x 2
+        (999, [0, 1, 1, 2], 9),  # at most 4: 3, 2 x 2, 2
+        (899, [-1, 0, 1, 2], 6),  # at most 2: two equal requests are in none
+        (599, [-1, -1, -1, -1], 0),
     ):
-        monkeypatch.setattr(counters, "_BYTES", most)
-        assert groups() == expected
+        found = groups(peak, copies, 100, max_bytes)
+        assert (found.of.tolist(), int(found.first[-1])) == (of, entries)
 
 
-def test_nodes_that_place_nothing_share_a_row_and_none_has_the_first() -> None:
-    # The last placement of the kind of the first group reads a window that begins before the row of
-    # the last node.
+def test_nodes_with_one_arc_that_places_nothing_share_a_row() -> None:
     relaxation = Relaxation(periods(Instance([0] * 2, [2, 3], [2, 1], kv_capacity=9))[0], 100)
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
     relaxation.ascend()
-    graph, costs = ramp_finish.paths_of(relaxation), counters.costs_of(relaxation)
-    row, rows = counters.rows_of(graph, costs.kind)
+    arcs, kind = Arcs(*relaxation.arcs), relaxation.values(relaxation.pi)[1]
+    row = rows_of(arcs, kind)
     last = len(row) - 1
     alike = [u for u in range(last) if row[u] == row[last]]
     assert alike
-    assert all(graph.arc_target[graph.arc_start[u]] >= last - len(alike) for u in alike)
-    assert sorted(set(row.tolist())) == list(range(1, rows))
+    assert all(arcs.target[arcs.first[u]] >= last - len(alike) for u in alike)
+    assert sorted(set(row.tolist())) == list(range(row[last] + 1))
 
 
 @pytest.mark.slow

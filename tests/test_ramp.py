@@ -27,7 +27,7 @@ from optsched.optimize.ramp import (
 from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
@@ -340,7 +340,7 @@ def test_a_ladder_falls_from_alike_floors_to_exact_ones_and_graphs_have_no_more_
     states = [ladder.states(k) for k in range(9)]
     assert states == sorted(states)
     assert [ladder.finest(0, x) for x in (0, states[3], states[4] - 1, 10**12)] == [0, 3, 3, 8]
-    pairs = int((most_completed(jobs, 20) + 1).sum())
+    pairs = int((max_completed_by(jobs, 20) + 1).sum())
     for k in (0, 4, 6):
         relaxation.use_floors(ladder.steps[k])
         assert relaxation.graph.nodes <= (jobs.n + 1 + pairs) * states[k] + 1
@@ -480,7 +480,7 @@ def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:
     # but 24 token-rounds hold the three short ones (15) only.
     instance = Instance([0, 0, 2, 0], [1] * 4, [2, 2, 2, 4], kv_capacity=6)
     jobs = periods(instance)[0]
-    assert most_completed(jobs, 4).tolist() == [0, 0, 2, 2, 3]
+    assert max_completed_by(jobs, 4).tolist() == [0, 0, 2, 2, 3]
     assert needed_clock(jobs) == 4
 
 

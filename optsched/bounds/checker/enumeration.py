@@ -25,7 +25,7 @@ end at a label that stays, and it has a completion of at most B's cost.
 *The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
 lost paths that cost more. So the label that the completion passes next is made.
 
-Numbers stay below 2**62 (`optsched.bounds.checker.period.expect_fitting`). Labels that have placed
+Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
 compared with those before it, and what belongs to a set is looked up once for all its labels. A
 layer is made in three passes: find the placements, keep what no label of the same set deletes, and
@@ -37,19 +37,17 @@ delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
 from optsched.bounds.checker.parts import Bytes, Cells, Ints, Masks, TooLarge
+from optsched.bounds.checker.period import Period
 from optsched.bounds.checker.product import LABELS, Arcs
 from optsched.bounds.checker.states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
-
-if TYPE_CHECKING:
-    from optsched.bounds.checker.period import Period
 
 MAX_OUTPUT = 2**24
 """Max rounds of a run: a label has its tokens for each."""
@@ -473,11 +471,11 @@ class Enumeration:
             kinds.capacity, period.clock,
         )  # fmt: skip
         limits, width = period.limits, int(output.max())
-        self._max_rows = min(
+        self.max_placements = min(
             limits.layer, limits.layer_bytes // (216 + 2 * len(cost) + 8 * width)
         )  # fmt: skip
         self._scratch = Scratch(
-            np.empty((min(_ROWS, self._max_rows), _COLUMNS), np.int64),
+            np.empty((min(_ROWS, self.max_placements), _COLUMNS), np.int64),
             np.empty(len(group.first) - 1, np.int64), np.empty(len(cost), np.int64),
             np.empty((limits.ways[0], 4), np.int64), np.zeros(6, np.int64),
         )  # fmt: skip
@@ -581,9 +579,9 @@ class Enumeration:
 
     def _more_rows(self, new: Layer) -> Layer:
         found = self._scratch.found
-        if len(found) >= self._max_rows:
-            raise TooLarge(f"found more than {self._max_rows} labels; too large to check")
-        rows = min(self._max_rows, 4 * len(found))
+        if len(found) >= self.max_placements:
+            raise TooLarge(f"found more than {self.max_placements} labels; too large to check")
+        rows = min(self.max_placements, 4 * len(found))
         self._scratch = self._scratch._replace(found=wider(found, rows))
         return _new_layer(rows, 0, self._of, new)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,3 +167,18 @@ def integers(values: Any, place: str) -> list[int]:
     """Return a list after checking that it holds such integers."""
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
     return [integer(v, place) for v in values]
+
+
+def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
+    """Return by round, up to the last one, how many requests can have completed by then at most.
+
+    They are ready, and the tokens that they hold in all of their rounds fit into so many rounds.
+    """
+    order = np.argsort(volume, kind="stable")
+    ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
+    out = np.zeros(last + 1, np.int64)
+    marks = np.unique(ready[ready <= last])
+    for begin, end in pairwise([*marks.tolist(), last + 1]):
+        used = np.cumsum(volume[ready <= begin])
+        out[begin:end] = np.searchsorted(used, capacity * np.arange(begin, end), side="right")
+    return out

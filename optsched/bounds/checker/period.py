@@ -3,10 +3,7 @@
 The checker replays certificates with it, and the prover (`optsched.optimize.ramp`) makes them: it
 chooses floors, multipliers and targets. Tests hold a plain replay of Python integers against it.
 
-`expect_fitting` shows first that no cost can overflow. A path places each of the n requests that a
-graph's last node counts, and passes rounds: up to the largest peak before each placement, since by
-then nothing is live that any tracker remembers, and those of the clock. The costs of so many steps
-stay below 2**60. Arrays grow as they are filled. The nodes, arcs, states and labels of a level are
+Arrays grow as they are filled. The nodes, arcs, states and labels of a level are
 limited, to about 10 GiB in all, and what an enumeration adds to 3 GiB each of tables and of labels.
 Products are in `product`, trackers in `states`, and the enumeration in `enumeration` and `groups`.
 """
@@ -15,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits, Requests, TooLarge
+from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits, TooLarge
 from optsched.bounds.checker.product import (
     ARCS,
     KEPT,
@@ -50,7 +46,6 @@ from optsched.bounds.checker.states import (
     Kinds,
     States,
     counters,
-    kinds_of,
     masks_of,
     multisets,
     wider,
@@ -127,37 +122,6 @@ def _roomy(array: Any, rows: int, margin: int) -> Any:
     return array if len(array) >= rows + 2 * margin else wider(array, 4 * (rows + margin))
 
 
-def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> None:
-    """Reject numbers that the integers of arrays may not hold.
-
-    Raises
-    ------
-    TooLarge
-    """
-    n, pairs = sum(requests.copies), list(zip(requests.kinds, requests.copies, strict=True))
-    largest = max(requests.capacity, *(peak for _, peak, _ in requests.kinds), 0)
-    ends = sum(c * (arrival + peak - floor + 1) for (arrival, peak, floor), c in pairs)
-    rounds = (n + 1) * (largest + 1) + requests.clock + ends
-    highest = max(map(abs, multipliers), default=0)
-    if 2 * n * (rounds * unit + highest) >= 2**60 or n * (largest + 1) >= 2**31:
-        raise TooLarge("found numbers of too many digits; too large to check")
-
-
-def most_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
-    """Return by round, up to the last one, how many requests can have completed by then at most.
-
-    They are ready, and the tokens that they hold in all of their rounds fit into so many rounds.
-    """
-    order = np.argsort(volume, kind="stable")
-    ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
-    out = np.zeros(last + 1, np.int64)
-    marks = np.unique(ready[ready <= last])
-    for begin, end in pairwise([*marks.tolist(), last + 1]):
-        used = np.cumsum(volume[ready <= begin])
-        out[begin:end] = np.searchsorted(used, capacity * np.arange(begin, end), side="right")
-    return out
-
-
 class Period:
     """The graph of a period, refined level by level.
 
@@ -165,7 +129,7 @@ class Period:
     ----------
     kinds : Kinds
     completed : ndarray of int64, shape (clock + 1,)
-        How many requests can have completed by each round (`most_completed`).
+        How many requests can have completed by each round, at most (`parts.max_completed`).
     budget : Budget
     limits : Limits
     """
@@ -397,68 +361,3 @@ class Period:
             labels.mask[:count], labels.rounds[:count] * unit, self.fixed, cost, order
         )
         return found
-
-    def none_left(self, pi: Ints, unit: int, cutoff: int) -> bool:
-        """Return whether no schedule costs at most the cutoff."""
-        from optsched.bounds.checker.enumeration import Enumeration
-
-        if not self.thin(pi, unit, cutoff):
-            return True
-        enumeration = Enumeration(self, outward(self.graph), pi, unit, cutoff)
-        for m in range(self.n):
-            enumeration.place(m)
-        totals = enumeration.totals() * unit - int((self.kinds.copies * pi).sum())
-        return not bool((totals <= cutoff).any())
-
-
-class Compiled:
-    """Replays a period that a certificate is about (`optsched.bounds.checker.ramp.Replay`).
-
-    Parameters
-    ----------
-    requests : Requests
-    unit : int
-    multipliers : list of list of int
-        Those of all levels, over the denominator ``unit``.
-    budget : Budget
-    limits : Limits
-
-    Raises
-    ------
-    TooLarge
-        Arrays of 64 bits may not hold the numbers.
-    """
-
-    def __init__(
-        self,
-        requests: Requests,
-        unit: int,
-        multipliers: list[list[int]],
-        budget: Budget,
-        limits: Limits | None = None,
-    ) -> None:
-        numbers = [x for level in multipliers for x in level]
-        expect_fitting(requests, numbers, unit)
-        kinds = kinds_of(requests.kinds, requests.copies, requests.capacity)
-        volume = (kinds.peak - kinds.floor + 1) * (kinds.peak + kinds.floor) // 2
-        completed = most_completed(
-            kinds.ready, volume, kinds.copies, kinds.capacity, requests.clock
-        )  # fmt: skip
-        self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
-        self._beyond = int(kinds.peak.max()) + 1
-
-    def refine(
-        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
-    ) -> bool:
-        """Take a level by the multipliers of the one before; return whether a path is left."""
-        # Nothing is ever live above all peaks, so that all such floors are alike.
-        up = None if floors is None else np.array([min(f, self._beyond) for f in floors], np.int64)
-        return self._period.refine(up, groups, np.array(pi, np.int64), self._unit, cutoff)
-
-    def bound(self, pi: list[int]) -> int | None:
-        """Return the min cost of a path in units, or None if there is none."""
-        return self._period.bound(np.array(pi, np.int64), self._unit)
-
-    def none_left(self, pi: list[int], cutoff: int) -> bool:
-        """Return whether no schedule costs at most the cutoff."""
-        return self._period.none_left(np.array(pi, np.int64), self._unit, cutoff)

@@ -6,7 +6,7 @@ tracker. It drops the paths that by the previous multipliers cost a period's ``v
 period proves the min of its ``value`` and the bound of its last level. A last level without
 multipliers proves ``value`` if no schedule below it can be enumerated. The leaf proves their sum.
 
-Compiled code replays a period (`optsched.bounds.checker.period`). The work of a check is limited in
+Compiled code replays a period (`optsched.bounds.checker.replay`). The work of a check is limited in
 advance: the levels, the rounds with a clock, the nodes, arcs and cells of one level, and all steps
 together.
 """
@@ -242,6 +242,6 @@ def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget
     TooLarge
         Arrays of 64 bits may not hold the numbers.
     """
-    from optsched.bounds.checker.period import Compiled
+    from optsched.bounds.checker.replay import Compiled
 
     return Compiled(requests, unit, multipliers, budget)

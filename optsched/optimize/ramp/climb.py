@@ -12,7 +12,7 @@ import numpy as np
 
 from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.jobs import most_completed
+from optsched.optimize.ramp.jobs import max_completed_by
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 
 _COUNTERS = 3
@@ -132,8 +132,8 @@ class Climb:
                     break
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
-    def take(self, to: int, most: int, value: int) -> None:
-        """Go to a rung, with at most ``most`` nodes. ``value`` is that of the known schedule.
+    def take(self, to: int, max_nodes: int, value: int) -> None:
+        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is that of the known schedule.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Climb:
         """
         r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
         if rung < 0:
-            r.use_floors(self.ladder.steps[to], most)
+            r.use_floors(self.ladder.steps[to], max_nodes)
             self.rung = to
             return
         before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
@@ -150,12 +150,12 @@ class Climb:
         part = Growth(expected, value).part(r.upper, r.graph_bound)
         try:
             if rung < last:
-                r.use_floors(self.ladder.steps[to], most)
+                r.use_floors(self.ladder.steps[to], max_nodes)
             else:
                 order = np.argsort(-r.violation, kind="stable").tolist()
-                r.count([k for k in order if k not in r.counted][: to - rung], most)
+                r.count([k for k in order if k not in r.counted][: to - rung], max_nodes)
         except TooLarge:
-            seen.learn(most / before, expected, part)
+            seen.learn(max_nodes / before, expected, part)
             seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
             raise
         seen.learn(r.made / before, expected, part)
@@ -181,5 +181,5 @@ class Climb:
 def _first_nodes(relaxation: Relaxation) -> float:
     """Return roughly the number of nodes per state."""
     r = relaxation
-    pairs = int((most_completed(r.jobs, r.clock) + 1).sum()) if r.clock else 0
+    pairs = int((max_completed_by(r.jobs, r.clock) + 1).sum()) if r.clock else 0
     return r.jobs.n + CLOCKED_SHARE * pairs

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Cells, Ints, Masks
 from optsched.bounds.checker.product import places
 from optsched.problem.kernel import njit
 
@@ -26,21 +25,6 @@ ROUND, JOIN, END = -1, -2, -3
 
 class Interrupted(Exception):
     """The stop flag was set while a kernel ran."""
-
-
-class Paths(NamedTuple):
-    """A graph with its labels, what paths cost, and the cost above which they do not matter."""
-
-    arc_start: Ints
-    arc_target: Cells
-    arc_label: Cells
-    loop: Cells
-    backward: Cells
-    mask: Masks
-    join: int
-    first_mask: int
-    scale: int
-    cutoff: int
 
 
 @njit(nogil=True)

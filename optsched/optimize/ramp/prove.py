@@ -24,7 +24,7 @@ from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
@@ -213,7 +213,7 @@ def _clock(
     """
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
-    pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
+    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)
     nodes = CLOCKED_SHARE * pairs * states
     clock = int(((pairs <= _WHOLE_CLOCK) | (nodes <= _CLOCK_PART * room)).sum()) - 1
     if pairs[clock] <= _WHOLE_CLOCK or nodes[clock] <= _FEW_NODES:

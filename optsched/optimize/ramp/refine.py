@@ -196,8 +196,8 @@ class Refinement:
                 continue
             self.start = time.perf_counter()
             try:
-                most = int(2 * room) if growth.factor else MAX_NODES
-                self.climb.take(to, most, self.annealing.value)
+                max_nodes = int(2 * room) if growth.factor else MAX_NODES
+                self.climb.take(to, max_nodes, self.annealing.value)
             except TooLarge:
                 if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
                     break
@@ -295,8 +295,8 @@ class Refinement:
             room = min(self.budget, MAX_NODES)
             growth = self._growth(self.climb.plan(room, self.annealing.value)[1])
             at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
-        few = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
-        finish(relaxation, few, self.over, at_end)
+        labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
+        finish(relaxation, labels, self.over, at_end)
         self.update(relaxation)
         if self.helper is not None and self._whole and not (relaxation.counted or self.over()):
             self.helper.post(relaxation)  # it goes on to the end

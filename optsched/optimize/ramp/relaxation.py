@@ -72,9 +72,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints
+from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits
 from optsched.optimize.ramp.chain import Level
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
 
 try:
@@ -85,8 +85,8 @@ MAX_NODES = min(128_000_000, _MEMORY // 250)
 """The max number of nodes of a graph. A node takes about 120 bytes while a level is built, and
 graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
-_ARCS_PER_LOOK = 500_000
-"""So many arcs are made between two looks at the stop flag."""
+_LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
+"""Of levels and enumerations. Nodes, arcs and cells are limited level by level."""
 _PATHS = 150
 _LARGE, _PARTS = 2_000_000, 8
 """With more nodes, multipliers are improved on one part in so many of them first."""
@@ -202,7 +202,7 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.bounds.checker.period import Limits, Period
+        from optsched.bounds.checker.period import Period
         from optsched.bounds.checker.states import Kinds
         from optsched.optimize.ramp import graph as ramp_graph
 
@@ -218,8 +218,8 @@ class Relaxation:
         kinds = Kinds(
             self.ready, self.peak, self.floor, self.copies, jobs.capacity, jobs.peak[order]
         )  # fmt: skip
-        completed = most_completed(jobs, self.clock)
-        self.period = Period(kinds, completed, _Unlimited(), Limits(rest=_ARCS_PER_LOOK))
+        completed = max_completed_by(jobs, self.clock)
+        self.period = Period(kinds, completed, _Unlimited(), _LIMITS)
         self.graph: Any = self.period.graph  # None without a path
         self._leaving: Any = None
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
@@ -242,8 +242,8 @@ class Relaxation:
         self.bound = max(self.bound, int(jobs.output.sum()))
 
     def _clipped(self, pi: NDArray[Any]) -> Ints:
-        most = BEYOND // (4 * self.jobs.n)
-        return np.clip(np.rint(pi), -most, most).astype(np.int64)
+        largest = BEYOND // (4 * self.jobs.n)
+        return np.clip(np.rint(pi), -largest, largest).astype(np.int64)
 
     @property
     def closed(self) -> bool:
@@ -422,7 +422,7 @@ class Relaxation:
         period.limits = replace(
             period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=_STATE_BYTES // 4
         )  # fmt: skip
-        period.rest = self._rest() if self._chain else None
+        period.rest = self.rest() if self._chain else None
         is_left = period.refine(floors, groups, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
         self._chain.append(level)
@@ -437,7 +437,7 @@ class Relaxation:
         else:
             self._paths.append(path)
 
-    def _rest(self) -> Ints:
+    def rest(self) -> Ints:
         """Return the cost to the end of each node, as the period has it."""
         from optsched.bounds.checker.product import NEVER
 
@@ -634,7 +634,7 @@ class Relaxation:
             self._prove(self.upper)
             return
         before, period = self.graph, self.period
-        period.rest = self._rest()
+        period.rest = self.rest()
         period.thin(self.pi, self.scale, cutoff, shared=True)
         self.graph, self.backward = period.graph, period.rest.astype(np.int32)
         self._leaving = None
