@@ -43,7 +43,7 @@ from optsched.bounds.checker.product import (
 from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.checker.states import kinds_of
-from optsched.optimize.ramp import climb, finish as ramp_finish, refine, second_thread
+from optsched.optimize.ramp import finish as ramp_finish, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
@@ -51,9 +51,13 @@ from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.ramp.tuning import Tuning
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
+
+ENUMERATING = Tuning(close_gap=1.0, first_nodes=3)
+"""With coarse first graphs and a wide limit, most tiny proofs end by enumeration."""
 
 
 def check_enumeration(
@@ -153,16 +157,13 @@ def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_reques
     check_enumeration(2, 5000, 6, 20)
 
 
-def test_proofs_end_by_enumeration_at_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    # With coarse first graphs and a wide limit, most tiny proofs end by enumeration.
-    monkeypatch.setattr(refine, "_CLOSE", 1.0)
-    monkeypatch.setattr(climb, "_FIRST", 3)
+def test_proofs_end_by_enumeration_at_the_same_optimum() -> None:
     rng = np.random.default_rng(9)
     enumerated = 0
     for turn in range(80):
         instance = tiny_instance(rng, turn)
         optimum, _ = brute_force_tel(instance)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
         enumerated += sum(len(p.levels) > 0 and p.levels[-1].multipliers is None for p in proofs)
     assert enumerated > 10
@@ -376,9 +377,7 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
 
 
 @pytest.mark.parametrize("memory", [Limits().table_bytes, 0])
-def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
-    memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(memory: int) -> None:
     # The claimed value is right, one too high or one too low; half of the chains enumerate.
     # Without memory for tables no group is made.
     limited = partial(Compiled, limits=Limits(table_bytes=memory))
@@ -386,9 +385,9 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
     refusals = 0
     for turn in range(40):
         instance = tiny_instance(rng, turn, 5)
-        monkeypatch.setattr(refine, "_CLOSE", float(turn % 2))
-        monkeypatch.setattr(climb, "_FIRST", 3)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(
+            instance, seed=turn, tuning=Tuning(close_gap=float(turn % 2), first_nodes=3)
+        )
         for change in (0, 1, -1):
             leaf = ramp_leaf(
                 [(p.jobs, p.bound + change, p.denominator, p.clock, p.levels) for p in proofs]
@@ -434,18 +433,14 @@ def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]
     return instance, {"relaxation": "ramp", "periods": [period]}
 
 
-def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
     # The claims are one too high. A loop that ends early leaves labels undone: had they counted
     # rounded down, the rest of a layer would have been lost, and the claim accepted.
-    monkeypatch.setattr(refine, "_CLOSE", 1.0)
-    monkeypatch.setattr(climb, "_FIRST", 3)
     rng = np.random.default_rng(4)
     stopped = ended = 0
     for turn in range(200):
         instance = tiny_instance(rng, turn, 6)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         leaf = ramp_leaf([(p.jobs, p.bound + 1, p.denominator, p.clock, p.levels) for p in proofs])
         if not all(p.levels and p.levels[-1].multipliers is None for p in proofs):
             continue  # without an enumeration, such a claim only proves less
@@ -503,9 +498,7 @@ def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:
 
 
 @pytest.mark.parametrize("turns", parts(25, 1000))
-def test_corrupted_enumerations_never_prove_more_than_the_optimum(
-    turns: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corrupted_enumerations_never_prove_more_than_the_optimum(turns: range) -> None:
     # Chains that end by enumeration, one change each, in the leaf (sealed again, claiming more)
     # or in the file as it is. With ten changes per chain the
     # whole sweep has over 10,000 corrupted files and claims, of which none is accepted.
@@ -513,10 +506,7 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
     for turn in turns:
         rng = np.random.default_rng([5, turn])
         instance = tiny_instance(rng, turn, 5)
-        with monkeypatch.context() as patch:  # tiny proofs end by enumeration, too
-            patch.setattr(refine, "_CLOSE", 1.0)
-            patch.setattr(climb, "_FIRST", 3)
-            proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
         if not any(p.levels and p.levels[-1].multipliers is None for p in proofs):
             continue
@@ -651,8 +641,7 @@ def narrowed(seed: int, shared: bool) -> tuple[Any, ...]:
     )
     pi = rng.integers(0, 9, 6)
     lowest = period.bound(pi, 1)
-    before = [x.copy() for x in (*period.graph, period.rest)]
-    given = (*period.graph, period.rest)
+    given, before = period.graph, [x.copy() for x in period.graph]
     is_left = lowest is not None and period.thin(
         pi, 1, lowest + int(rng.integers(0, 12)), shared=shared
     )

@@ -14,14 +14,12 @@ from readable_ramp import Plain
 
 from optsched.bounds.checker import check_certificate, states as checker_states
 from optsched.bounds.checker.parts import TooLarge, columns_of
-from optsched.bounds.checker.ramp import check_ramp, compiled
+from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
-    climb,
     kinds as ramp_kinds,
     prove,
     refine,
-    relaxation as ramp,
     second_thread,
 )
 from optsched.optimize.ramp.chain import ramp_leaf
@@ -32,6 +30,7 @@ from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import SolveOptions
@@ -56,9 +55,9 @@ def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instanc
     )
 
 
-def certified(instance: Instance, proofs: list[Proof]) -> int:
+def certified(instance: Instance, proofs: list[Proof], replays: Replays = compiled) -> int:
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    return check_ramp(columns_of(instance), leaf)
+    return check_ramp(columns_of(instance), leaf, replays=replays)
 
 
 def replayed(instance: Instance, relaxation: Relaxation) -> int:
@@ -68,12 +67,12 @@ def replayed(instance: Instance, relaxation: Relaxation) -> int:
     return check_ramp(columns_of(instance), leaf)
 
 
-def check_against_brute_force(seed: int, count: int, most: int) -> None:
+def check_against_brute_force(seed: int, count: int, most: int, tuning: Tuning = MEASURED) -> None:
     rng = np.random.default_rng(seed)
     for turn in range(count):
         instance = tiny_instance(rng, turn, most)
         optimum, _ = brute_force_tel(instance)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=tuning)
         assert sum(p.bound for p in proofs) == optimum, instance.to_dict()
         assert sum(p.value for p in proofs) == optimum, instance.to_dict()
         assert all(p.jobs.feasible(p.starts) for p in proofs)
@@ -84,31 +83,28 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
     check_against_brute_force(1, 400, 4)
 
 
-def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "_LARGE", 0)
-    monkeypatch.setattr(climb, "_FIRST", 10)
-    check_against_brute_force(3, 150, 4)
+def test_deletion_before_the_ascent_is_certified_too() -> None:
+    tuning = Tuning(large_nodes=0, first_nodes=10)
+    check_against_brute_force(3, 150, 4, tuning)
     instance = generate("jaillet-model-2", seed=2, n=7)
-    (proof,) = prove_all(instance)
+    (proof,) = prove_all(instance, tuning=tuning)
     assert any(level.floors is None and not level.counters for level in proof.levels)
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
-def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    relaxation = Relaxation(periods(generate("jaillet-model-1", seed=1, n=14))[0], 900)
+def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound() -> None:
+    tuning = Tuning(divided_nodes=0, large_nodes=0, first_nodes=10)
+    jobs = periods(generate("jaillet-model-1", seed=1, n=14))[0]
+    relaxation = Relaxation(jobs, 900, tuning=tuning)
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
     before, other = relaxation.graph_bound, relaxation.fork()
+    other.tuning = MEASURED
     other.ascend()
-    monkeypatch.setattr(ramp, "_LARGE", 0)
     relaxation.ascend()
     # Both end within a hundredth of the gap of the best multipliers, whatever they begin with.
     assert before < other.graph_bound
     assert abs(relaxation.graph_bound - other.graph_bound) <= 0.02 * (900 - other.graph_bound) + 1
-    monkeypatch.setattr(refine, "_LARGE", 0)
-    monkeypatch.setattr(climb, "_FIRST", 10)
-    check_against_brute_force(4, 100, 4)
+    check_against_brute_force(4, 100, 4, tuning)
 
 
 def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
@@ -124,14 +120,12 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
         return found
 
     monkeypatch.setattr(Relaxation, "target", target)
-    monkeypatch.setattr(refine, "_BUDGET", 8)
     for first, large in ((10, 4_000_000), (3, 0)):
-        monkeypatch.setattr(climb, "_FIRST", first)
-        monkeypatch.setattr(refine, "_LARGE", large)
-        check_against_brute_force(31 + first, 100, 4)
+        tuning = Tuning(budget=8, first_nodes=first, large_nodes=large)
+        check_against_brute_force(31 + first, 100, 4, tuning)
     assert sum(found < upper for found, upper in targets) > 30
     instance = generate("jaillet-model-2", seed=2, n=7)
-    (proof,) = prove_all(instance)
+    (proof,) = prove_all(instance, tuning=tuning)
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
@@ -263,10 +257,8 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
         return clocks[-1][0]
 
     monkeypatch.setattr(prove, "_clock", clock)
-    monkeypatch.setattr(prove, "_WHOLE_CLOCK", 0)
-    monkeypatch.setattr(prove, "_FEW_NODES", 0)
-    monkeypatch.setattr(prove, "_LOST", 1.0)  # so that clocks are shortened down to nothing
-    check_against_brute_force(5, 150, 4)
+    # Clocks are shortened down to nothing.
+    check_against_brute_force(5, 150, 4, Tuning(whole_clock=0, clocked_nodes=0, lost=1.0))
     assert sum(short == 0 < needed for short, needed in clocks) > 30
 
 

@@ -283,7 +283,7 @@ class Period:
     def thin(self, pi: Ints, unit: int, cutoff: int, *, shared: bool = False) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left.
 
-        If others share the arrays, they stay as they are.
+        If others share the arrays of the graph, they stay as they are.
         """
         graph, prices = self.graph, self._learn(pi, unit, cutoff)
         nodes, arcs = graph.nodes, graph.arcs
@@ -291,7 +291,6 @@ class Period:
         here[0] = 0
         out = Thin(*graph, here, place)
         if shared:
-            prices = prices._replace(rest=prices.rest.copy())
             into, loop = np.zeros(nodes + 1, np.int64), np.empty(nodes, np.int32)
             out = Thin(
                 into, np.empty(arcs, np.int32), np.empty(arcs, np.int32), loop, here, place

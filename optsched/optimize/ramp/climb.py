@@ -19,8 +19,6 @@ _COUNTERS = 3
 """The number of kinds that get counters at a time."""
 _GROWTH = 8.0
 """The factor by which the nodes should grow from one step of the ladder to the next."""
-_FIRST = 1_000_000
-"""The max nodes of a graph that is built without smaller graphs before it."""
 _CAUTION = 1.5
 """The factor by which graphs of a higher target may grow more at the same step."""
 _FEWEST = 0.4
@@ -116,13 +114,13 @@ class Climb:
         ``value`` is that of the known schedule.
         """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
-        last = len(ladder.steps) - 1
+        last, first = len(ladder.steps) - 1, r.tuning.first_nodes
         if rung < 0:
-            states = min(_FIRST, room / 4) / _first_nodes(r)
+            states = min(first, room / 4) / _first_nodes(r)
             return min(last, ladder.finest(0, states)), Growth(0.0, value)
         if rung < last:
             per_state = self.share * self.nodes / ladder.states(rung)
-            states = min(room, max(_FIRST, _GROWTH * self.nodes)) / per_state
+            states = min(room, max(first, _GROWTH * self.nodes)) / per_state
             to = ladder.finest(rung + 1, states)
         else:
             to = rung + 1

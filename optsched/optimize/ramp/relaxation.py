@@ -76,6 +76,7 @@ from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
 try:
     _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -88,8 +89,8 @@ _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
 """Of levels and enumerations. Nodes, arcs and cells are limited level by level."""
 _PATHS = 150
-_LARGE, _PARTS = 2_000_000, 8
-"""With more nodes, multipliers are improved on one part in so many of them first."""
+_PARTS = 8
+"""On a divided graph, multipliers are improved on one part in so many of its nodes first."""
 
 
 class _Unlimited(Budget):
@@ -171,6 +172,7 @@ class Relaxation:
         The max number of rounds that get a clock. Default: all that need one.
     improved : callable, optional
         Called with the relaxation when `bound` or the chain that proves it is new.
+    tuning : Tuning
 
     Attributes
     ----------
@@ -197,6 +199,7 @@ class Relaxation:
     bound: int = 0
     horizon: int | None = None
     improved: Callable[[Relaxation], None] | None = None
+    tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
         reason = unsupported(self.jobs)
@@ -563,7 +566,7 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
-        if self.graph.nodes > _LARGE and not self.stop[0]:
+        if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
         kernels, period, arcs = self._kernels, self.period, self.arcs
         bundle = Bundle(self.pi / self.scale, self._step)
