@@ -704,7 +704,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
 
 
 def test_more_equal_requests_than_a_group_tells_apart_are_enumerated() -> None:
-    for n in (15, 16, 20):
+    for n in (15, 16, 20, 260):  # 260 are more than a byte counts
         instance, leaf = forged(n, 2, 6)
         optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each
         leaf["periods"][0]["value"] = optimum

@@ -63,7 +63,7 @@ least clock at which it may join, its tokens now, and in all, and the placement 
 TO, SET, FROM, KIND, PASSED, SPENT, WHEN, TOKENS, LOWEST, _COLUMNS = range(10)
 """Columns of a placement: the node, the set, the label of the layer before, the kind, the rounds
 passed since, then cost, clock and tokens in all of the label, and the min cost of its schedules."""
-_NEXT, _FOUND, _STEPS, _PLACED, _UNTIL, _SPENT = range(6)
+_NEXT, _FOUND, _STEPS, _PLACED, _UNTIL, _ALLOWED = range(6)
 """Places of counts: the set to go on with, placements, steps, the cost of what the set has placed,
 the steps after which to rest, and the steps that are allowed in all."""
 
@@ -223,7 +223,7 @@ def _follow(
         clock, total = stack[depth, 2], stack[depth, 3]
         while node >= 0:
             number[_STEPS] += 1
-            if number[_STEPS] > number[_SPENT]:
+            if number[_STEPS] > number[_ALLOWED]:
                 return _REST
             here, spent = np.uint64(node), about[e, COST] + m * passed
             spare = cutoff - spent * unit - placed
@@ -446,7 +446,8 @@ class Enumeration:
         between: Callable[[], None] | None = None,
     ) -> None:
         kinds, rest, count = period.kinds, period.rest, int(period.count[LABELS])
-        assert rest is not None
+        if rest is None:
+            raise ValueError("found no multipliers; expected those of the last graph")
         ready, peak, floor, copies = kinds[:4]
         cost, output = -pi, peak - floor + 1
         if output.max() > MAX_OUTPUT:
@@ -564,7 +565,7 @@ class Enumeration:
         if self._between is not None:
             self._between()
         number, allowed = self._scratch.number, self._budget.compiled
-        number[_SPENT] = allowed
+        number[_ALLOWED] = allowed
         number[_UNTIL] = min(_PAUSE, allowed)
 
     def _count_steps(self) -> None:

@@ -259,6 +259,7 @@ def _follow(
         if v == 0:
             here[_node(0, 0, 0, rows, state, here)] = 0
             count[NODES] = 1
+
         for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
             u, label = np.uint64(before[into]), np.uint64(by[into])
             for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
@@ -277,6 +278,7 @@ def _follow(
                     _split(np.int64(whole), labels, p.cost, t, count)
                     if _short(0, states, count, room):
                         return v, True
+
                 s = np.int64(state[x])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
@@ -294,6 +296,7 @@ def _follow(
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
         count[ARCS] += np.int64(a)
+
         nodes = count[NODES]
         for w in range(a):  # the states that arcs reach become nodes
             y = _node(target[w], begin, nodes, rows, state, here)

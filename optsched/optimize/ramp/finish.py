@@ -45,8 +45,7 @@ the labels that are allowed will reach.
 
 **A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and counters. While a layer is made, a limit on this cost
-falls, so that labels which would not be kept are not written.
+at the least cost, by the graph and counters. Of the placements only some times as many are tried.
 
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
 to wait to join the clock. In all other cases they are not followed: without them the schedule is

@@ -486,7 +486,17 @@ class Relaxation:
         return leaving
 
     def values(self, pi: Ints) -> Any:
-        """Return the cost of each label, and the kind of min cost."""
+        """Return the cost of each label, and the kind of min cost.
+
+        Parameters
+        ----------
+        pi : ndarray of int64, shape (kinds,)
+
+        Returns
+        -------
+        tuple of ndarray of int32, shape (labels,)
+            A kind is -1 where the label places none.
+        """
         price = self.period.prices(pi, self.scale)
         value = np.minimum(price[:, 0], self._kernels.INFINITE)
         return value.astype(np.int32), price[:, 1].astype(np.int32)
